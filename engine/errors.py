@@ -1,0 +1,62 @@
+"""Everything `engine` raises on purpose.
+
+    EngineError
+      ModelError            the model cannot be served; said once, at start
+        ModelNotFound         no such folder, or the hub does not know or cannot be reached
+        UnsupportedModel      an architecture, activation or module this engine does not run
+        BrokenModel           files missing, truncated, or contradicting each other
+      InputError            one request's input is not acceptable; names the field, the limit and the value
+      EncoderError          a forward failed; the message says where
+        EncoderLost           ... and the encoder cannot be used again (its process must be replaced)
+"""
+
+__all__ = [
+    "BrokenModel",
+    "EncoderError",
+    "EncoderLost",
+    "EngineError",
+    "InputError",
+    "ModelError",
+    "ModelNotFound",
+    "UnsupportedModel",
+]
+
+
+class EngineError(Exception):
+    """Base of all errors raised on purpose by `engine`."""
+
+
+class ModelError(EngineError):
+    """The model cannot be served."""
+
+
+class ModelNotFound(ModelError):
+    """No such folder, or the hub does not know it or cannot be reached."""
+
+
+class UnsupportedModel(ModelError):
+    """The model asks for something this engine does not run."""
+
+
+class BrokenModel(ModelError):
+    """Files are missing, truncated, or contradict each other."""
+
+
+class InputError(EngineError):
+    """A text or token list that cannot be encoded.
+
+    `param` names the request field, `kind` is `"tokenizer"` or `"validation"`. The message never holds the text itself.
+    """
+
+    def __init__(self, message: str, *, param: str, kind: str = "validation") -> None:
+        super().__init__(message)
+        self.param = param
+        self.kind = kind
+
+
+class EncoderError(EngineError):
+    """A forward failed; the same encoder may be used again."""
+
+
+class EncoderLost(EncoderError):
+    """A forward failed and the encoder cannot be used again."""
