@@ -1,0 +1,35 @@
+# Each target is one script of the same name; CI calls the same ones.
+.DEFAULT_GOAL := help
+.PHONY: help install serve test lint check format build bench clean
+ARGS ?=
+
+help: ## what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: ## install embert into .venv (leaves .venv/bin/embert)
+	@scripts/install
+
+serve: ## install, then serve the default model on :8080 (ARGS="MODEL --port 9000" for others)
+	@scripts/serve $(ARGS)
+
+test: ## install, then every check and test (ARGS="tests/engine -x" for some)
+	@scripts/test $(ARGS)
+
+lint: ## style and types only
+	@scripts/install dev
+	@scripts/lint
+
+check: ## style, types, scripts, dependencies; runs no tests
+	@scripts/check
+
+format: ## rewrite the sources into our style
+	@scripts/format
+
+build: ## build the CUDA encoder for one architecture (ARGS=90a-real)
+	@scripts/build $(ARGS)
+
+bench: ## run the benchmarks (ARGS="server --quick" for one)
+	@scripts/bench $(ARGS)
+
+clean: ## remove .venv and everything built
+	@scripts/clean

@@ -1,0 +1,92 @@
+"""The installed distribution: its command, its version, its typing marker, and that its two generic import names are its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import metadata, resources
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted([*(ROOT / "scripts").iterdir(), ROOT / ".ci" / "run"])
+IMPORT_NAMES = {"engine", "server"}
+
+
+def project() -> dict[str, object]:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert isinstance(table, dict)
+    return table
+
+
+def top_level_names(distribution: metadata.Distribution) -> set[str]:
+    return {Path(file.parts[0]).name.removesuffix(".py") for file in distribution.files or [] if file.parts[0] != ".."}
+
+
+def test_no_dependency_ships_our_import_names() -> None:
+    thieves = [
+        f"{distribution.name} ships {name}"
+        for distribution in metadata.distributions()
+        for name in IMPORT_NAMES & top_level_names(distribution)
+        if distribution.name != "embert"
+    ]
+    assert thieves == []
+
+
+def test_version_is_the_same_everywhere() -> None:
+    version = project()["version"]
+    assert metadata.version("embert") == version
+    command = subprocess.run([command_path(), "--version"], capture_output=True, text=True, check=True)
+    assert command.stdout.split()[-1] == version
+
+
+def command_path() -> Path:
+    return Path(sys.executable).with_name("embert")
+
+
+def test_command_lies_beside_the_interpreter() -> None:
+    assert os.access(command_path(), os.X_OK)
+    (entry,) = metadata.entry_points(group="console_scripts", name="embert")
+    assert callable(entry.load())
+
+
+@pytest.mark.parametrize("package", sorted(IMPORT_NAMES))
+def test_packages_carry_their_typing_marker(package: str) -> None:
+    assert resources.files(package).joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_run_in_strict_mode(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    lines = script.read_text().splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    commands = [line for line in lines if line and not line.startswith("#")]
+    assert commands[0] == "set -euo pipefail"
+
+
+def test_make_has_a_script_for_every_target() -> None:
+    (phony,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY:")]
+    targets = set(phony.split()[1:]) - {"help"}
+    assert targets <= {script.name for script in SCRIPTS}
+
+
+def test_constraints_pin_every_dependency() -> None:
+    """A dependency without a pin would make tomorrow's CI a different one; torch unpinned would also fetch gigabytes."""
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    requirements = [*project()["dependencies"], *(name for extra in extras.values() for name in extra)]  # type: ignore[misc]
+    names = {name for requirement in requirements if not (name := requirement_name(requirement)).startswith("embert")}
+    assert names - pinned == set()
+
+
+def requirement_name(requirement: str) -> str:
+    end = next((i for i, c in enumerate(requirement) if not (c.isalnum() or c in "-_.")), len(requirement))
+    return requirement[:end].lower().replace("_", "-")
