@@ -59,6 +59,7 @@ class Encoder(Protocol):
     width: int  # columns of an EMBED answer
     hidden_size: int  # columns of a TOKENS answer
     max_batch_tokens: int  # the largest T that submit takes
+    choice: str  # why load_encoder chose this one, for the start-up log; set by load_encoder
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Any:
         """Start a forward and return a ticket for `wait`; the arrays may be reused as soon as it returns."""

@@ -1,0 +1,109 @@
+"""A model's weights by their names, from one safetensors file or several; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.config import EncoderConfig
+from engine.errors import BrokenModel
+from engine.json_files import read_object
+from engine.model import Model
+from engine.safetensors_file import FLOATS, SafetensorsFile, Tensor
+
+__all__ = ["Checkpoint", "encoder_tensors"]
+
+# Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
+OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+
+def encoder_tensors(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors that the encoder needs, by BERT's names without a prefix, and their shapes. [out, in] for weights."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (config.vocab_size, hidden),
+        "embeddings.position_embeddings.weight": (config.max_positions, hidden),
+        "embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
+        "embeddings.LayerNorm.weight": (hidden,),
+        "embeddings.LayerNorm.bias": (hidden,),
+    }
+    linear = {
+        "attention.self.query": (hidden, hidden),
+        "attention.self.key": (hidden, hidden),
+        "attention.self.value": (hidden, hidden),
+        "attention.output.dense": (hidden, hidden),
+        "intermediate.dense": (inner, hidden),
+        "output.dense": (hidden, inner),
+    }
+    for layer in range(config.layers):
+        prefix = f"encoder.layer.{layer}."
+        for name, shape in linear.items():
+            shapes[f"{prefix}{name}.weight"] = shape
+            shapes[f"{prefix}{name}.bias"] = shape[:1]
+        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+            shapes[f"{prefix}{name}.weight"] = shapes[f"{prefix}{name}.bias"] = (hidden,)
+    return shapes
+
+
+class Checkpoint:
+    """The encoder's tensors, checked by name, shape and dtype, under BERT's names without a prefix."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        self._tensors = tensors
+        self.path = path  # the file or the index, for messages
+
+    @classmethod
+    def open(cls, model: Model) -> Checkpoint:
+        """Map a model's weights and check them. Raises BrokenModel naming the file, the tensor and what is wrong."""
+        path, stored = _stored(model.transformer_folder)
+        tensors: dict[str, Tensor] = {}
+        for name, expected in encoder_tensors(model.config).items():
+            tensor = next((stored[n].tensor(n) for n in _spellings(name) if n in stored), None)
+            if tensor is None:
+                raise BrokenModel(f"{path} has no tensor {name}")
+            if tensor.shape != expected:
+                raise BrokenModel(
+                    f"{path}: {name} has shape {list(tensor.shape)}, config.json implies {list(expected)}"
+                )
+            if tensor.dtype not in FLOATS:
+                raise BrokenModel(f"{path}: {name} has dtype {tensor.dtype}, expected one of {', '.join(FLOATS)}")
+            tensors[name] = tensor
+        return cls(tensors, path)
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor as it is stored, and its dtype tag."""
+        return self._tensors[name]
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor in float32: a view of the mapped file when it is stored so, else a converted copy."""
+        return self._tensors[name].float32()
+
+
+def _spellings(name: str) -> list[str]:
+    """The names under which checkpoints store a tensor: as it is, with BERT's prefix, with TensorFlow's LayerNorm."""
+    names = [name, *(name.replace(new, old) for new, old in OLD_NAMES.items() if name.endswith(new))]
+    return [*names, *(f"bert.{n}" for n in names)]
+
+
+def _stored(folder: Path) -> tuple[Path, dict[str, SafetensorsFile]]:
+    """Every stored tensor name and the file that holds it."""
+    path = folder / "model.safetensors"
+    if path.is_file():
+        file = SafetensorsFile(path)
+        return path, dict.fromkeys(file.names, file)
+    path = folder / "model.safetensors.index.json"
+    shards = read_object(path).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise BrokenModel(f"{path} has no weight_map from tensor names to files")
+    files = {}
+    for shard in sorted(set(shards.values())):
+        if Path(shard).name != shard:
+            raise BrokenModel(f"{path} names the file {shard}, which is not in its folder")
+        files[shard] = SafetensorsFile(folder / shard)
+    for name, shard in shards.items():
+        if name not in files[shard]:
+            raise BrokenModel(f"{folder / shard} has no tensor {name}, which {path.name} says it has")
+    return path, {name: files[shard] for name, shard in shards.items()}

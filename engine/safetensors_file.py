@@ -1,0 +1,130 @@
+"""Reading a safetensors file: a length, a JSON header, then raw tensors.
+
+The `safetensors` package is not used because its numpy side cannot deliver bfloat16, and its torch side would bring torch
+into the CUDA engine. Tensors are views of the mapped file: nothing is copied until it is converted, and processes that
+serve the same model share the pages.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import BrokenModel
+
+__all__ = ["SafetensorsFile", "Tensor"]
+
+# numpy has no bfloat16: its bits are delivered as uint16 and the tag tells.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor as it is stored."""
+
+    array: npt.NDArray[Any]  # a view of the mapped file; uint16 for bfloat16
+    dtype: str  # the format's tag: "F32", "F16", "BF16", …
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self.array.shape
+
+    def float32(self) -> npt.NDArray[np.float32]:
+        """The values in float32: the mapped view itself when they are stored so, else a copy."""
+        if self.dtype == "BF16":
+            # bfloat16 is the upper half of a float32.
+            return (self.array.astype(np.uint32) << 16).view(np.float32)
+        return self.array.astype(np.float32, copy=False)
+
+
+class SafetensorsFile:
+    """The tensors of one file, by name."""
+
+    def __init__(self, path: Path) -> None:
+        """Map the file and check its header against its size. Raises BrokenModel naming the file and the reason."""
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                # A private copy-on-write mapping: writable for torch, which warns about read-only memory, though nothing
+                # writes to it; unwritten pages stay shared.
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise BrokenModel(f"{path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:  # mmap of an empty file
+            raise self._broken("the file is empty") from error
+        self._header, self._data = self._read_header()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._header
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors."""
+        return list(self._header)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the file; KeyError when there is none of this name."""
+        entry = self._header[name]
+        dtype = DTYPES[entry["dtype"]]
+        start, stop = entry["data_offsets"]
+        flat = np.frombuffer(self._bytes, dtype, (stop - start) // dtype.itemsize, self._data + start)
+        return Tensor(flat.reshape(entry["shape"]), entry["dtype"])
+
+    def _read_header(self) -> tuple[dict[str, Any], int]:
+        size = len(self._bytes)
+        if size < 8:
+            raise self._broken(f"it has {size} bytes, too few for a header")
+        length = int.from_bytes(self._bytes[:8], "little")
+        if length > MAX_HEADER_BYTES or 8 + length > size:
+            raise self._broken(f"its header claims {length} bytes, the file has {size}")
+        try:
+            header = json.loads(self._bytes[8 : 8 + length])
+        except ValueError as error:
+            raise self._broken(f"its header is not JSON: {error}") from error
+        if not isinstance(header, dict):
+            raise self._broken("its header is not a JSON object")
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            self._check(name, entry, size - 8 - length)
+        return header, 8 + length
+
+    def _check(self, name: str, entry: Any, size: int) -> None:
+        """Check that a tensor lies inside the `size` bytes of data and is as long as its shape says."""
+        try:
+            dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            valid = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+        except (TypeError, KeyError, ValueError):
+            valid = False
+        if not valid:
+            raise self._broken(f"its header has no valid entry for {name}")
+        if dtype not in DTYPES:
+            raise self._broken(f"{name} has the dtype {dtype}, which is not known here")
+        if stop > size:
+            raise self._broken(f"{name} ends at byte {stop} of {size}: the file is truncated")
+        if stop - start != math.prod(shape) * DTYPES[dtype].itemsize:
+            raise self._broken(f"{name} has {stop - start} bytes, which its shape {shape} and dtype {dtype} contradict")
+
+    def _broken(self, reason: str) -> BrokenModel:
+        return BrokenModel(f"{self.path} is not a valid safetensors file: {reason}")

@@ -1,0 +1,80 @@
+"""Token ids of ASCII texts from the ids of their words, exactly as the tokenizer gives them.
+
+BERT's normalizer and pre-tokenizer treat every whitespace-separated chunk of an ASCII text by itself, so a text's ids
+are its chunks' ids laid end to end. Real texts repeat their words: looking them up costs about a tenth of WordPiece.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["WordCache"]
+
+# What str.split would take for whitespace but BERT's normalizer removes as control characters: with one of these in it,
+# a text's chunks are not the tokenizer's. All other ASCII control characters stay inside their chunk under both.
+SPLIT_BY_PYTHON_ONLY = re.compile(r"[\x0b\x0c\x1c-\x1f]")
+
+MAX_CHUNKS = 65_536  # about 12 MB
+MAX_CHUNK_CHARACTERS = 64  # longer ones do not repeat
+
+Ids = bytes  # int32, native order: joining bytes is ten times faster than joining lists of ints
+EncodeChunks = Callable[[Sequence[str]], Sequence[Ids]]
+
+
+class WordCache:
+    """Chunk → ids, filled on demand and bounded. Safe to use from several threads."""
+
+    def __init__(self, encode: EncodeChunks) -> None:
+        """`encode` gives the tokenizer's own ids of each text, without special tokens."""
+        self._encode = encode
+        self._ids: dict[str, Ids] = {}
+
+    @staticmethod
+    def supports(tokenizer: dict[str, Any]) -> bool:
+        """Whether a parsed tokenizer.json is of the kind described above."""
+
+        def kind(part: str) -> Any:
+            return (tokenizer.get(part) or {}).get("type")
+
+        if (kind("normalizer"), kind("pre_tokenizer"), kind("model")) != (
+            "BertNormalizer",
+            "BertPreTokenizer",
+            "WordPiece",
+        ):
+            return False
+        # Added tokens are found before all else. One without whitespace lies within a chunk, so it changes nothing; one
+        # that looks at its neighbours or at the normalized text is left to the library.
+        return all(
+            len(token["content"].split()) == 1
+            and token["content"] == token["content"].strip()
+            and not any(token.get(flag) for flag in ("single_word", "lstrip", "rstrip", "normalized"))
+            for token in tokenizer.get("added_tokens") or ()
+        )
+
+    def chunks(self, text: str) -> list[str] | None:
+        """The chunks whose ids make up the text's, or None when the whole text must go to the tokenizer."""
+        if not text.isascii() or (not text.isprintable() and SPLIT_BY_PYTHON_ONLY.search(text)):
+            return None
+        return text.split()
+
+    def lookup(self, texts: Sequence[Sequence[str]]) -> list[Ids]:
+        """The ids of texts that `chunks` has split."""
+        known = self._ids  # never emptied, only replaced: what is in here stays in here
+        try:
+            return [b"".join(map(known.__getitem__, chunks)) for chunks in texts]
+        except KeyError:
+            unknown = list({chunk for chunks in texts for chunk in chunks if chunk not in known})
+        found = dict(zip(unknown, self._encode(unknown), strict=True))
+        joined = [b"".join([found.get(chunk) or known[chunk] for chunk in chunks]) for chunks in texts]
+        self._learn(found)
+        return joined
+
+    def _learn(self, found: dict[str, Ids]) -> None:
+        learned = {chunk: ids for chunk, ids in found.items() if len(chunk) <= MAX_CHUNK_CHARACTERS}
+        if len(self._ids) + len(learned) > MAX_CHUNKS:
+            # Starting afresh is cheaper than keeping an order of use, and what is common is back after a few texts.
+            self._ids = {}
+            learned = dict(list(learned.items())[:MAX_CHUNKS])
+        self._ids.update(learned)
