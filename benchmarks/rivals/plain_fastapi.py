@@ -1,0 +1,40 @@
+"""The rival most people write first: FastAPI around sentence-transformers, nothing tuned and nothing spoiled.
+
+    MODEL=/path/to/model uvicorn benchmarks.rivals.plain_fastapi:app
+"""
+
+from __future__ import annotations
+
+import os
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from sentence_transformers import SentenceTransformer
+
+app = FastAPI()
+model = SentenceTransformer(os.environ["MODEL"])
+
+
+class EmbedRequest(BaseModel):
+    """Texts in."""
+
+    inputs: list[str]
+
+
+class EmbedResponse(BaseModel):
+    """Vectors out."""
+
+    embeddings: list[list[float]]
+
+
+@app.get("/health")
+def health() -> dict[str, str]:
+    """Answer once the model is loaded."""
+    return {"status": "ok"}
+
+
+@app.post("/embed")
+def embed(request: EmbedRequest) -> EmbedResponse:
+    """Encode on one of the threads that FastAPI keeps for plain functions."""
+    vectors = model.encode(request.inputs, normalize_embeddings=True)
+    return EmbedResponse(embeddings=vectors.tolist())
