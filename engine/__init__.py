@@ -3,7 +3,7 @@
     engine = Engine.load("path/or/hub-id")
     vectors = engine.embed(["a text", "another"])  # float32 [2, width]
 
-Importing this package imports neither torch, transformers nor huggingface_hub; each is imported when it is first needed.
+Importing this package imports neither torch, transformers nor huggingface_hub; each is imported when first needed.
 """
 
 from engine import errors

@@ -108,7 +108,7 @@ class Engine:
         return vectors
 
     def embed_iter(self, texts: Iterable[str], *, window: int = WINDOW_TEXTS, **options: object) -> Iterator[Vectors]:
-        """As `embed` for any number of texts: yields float32 [≤ window, …] blocks in order, holding one window at once."""
+        """As `embed` for any number of texts: yields blocks of at most `window` rows, in order, holding one at once."""
         source = iter(texts)
         while block := list(islice(source, window)):
             yield self.embed(block, **options)  # type: ignore[arg-type]  # the options are embed's own

@@ -1,4 +1,4 @@
-"""What follows pooling: the model's dense layers, the Matryoshka cut, L2 normalisation. For encoders that do not fuse it."""
+"""What follows pooling, for encoders that do not fuse it: dense layers, the Matryoshka cut, L2 normalisation."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Heads:
     ) -> Floats:
         """float32 [B, hidden] → float32 [B, width]; may change `pooled`.
 
-        `dimensions` [B] cuts row i to its first dimensions[i] columns (0: all) and zeroes the rest. `normalize` [B] says
-        which rows are then divided by their L2 norm, all when None. A zero row stays zero.
+        `dimensions` [B] cuts row i to its first dimensions[i] columns (0: all) and zeroes the rest. `normalize` [B]
+        says which rows are then divided by their L2 norm, all when None. A zero row stays zero.
         """
         vectors = pooled
         for layer in self._dense:

@@ -74,11 +74,11 @@ def _download(model: str, revision: str | None, progress: bool) -> Location:
     """Bring a hub model's files into the hub's cache, or find them there."""
     # Imported here: it costs 0.2 s and most starts do not need it.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
     def snapshot(*, local_files_only: bool) -> Path:
         return Path(

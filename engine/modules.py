@@ -69,7 +69,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     dense: list[Dense] = []
     previous = ""
     for module in listed:
-        # Version 5 writes sentence_transformers.models.Pooling, version 6 …sentence_transformer.modules.pooling.Pooling.
+        # sentence_transformers.models.Pooling up to version 5, sentence_transformers.….pooling.Pooling since.
         kind = module["type"].rpartition(".")[2]
         if not module["type"].startswith("sentence_transformers.") or previous not in FOLLOWS.get(kind, ()):
             raise UnsupportedModel(

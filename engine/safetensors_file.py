@@ -1,8 +1,8 @@
 """Reading a safetensors file: a length, a JSON header, then raw tensors.
 
-The `safetensors` package is not used because its numpy side cannot deliver bfloat16, and its torch side would bring torch
-into the CUDA engine. Tensors are views of the mapped file: nothing is copied until it is converted, and processes that
-serve the same model share the pages.
+The `safetensors` package is not used because its numpy side cannot deliver bfloat16, and its torch side would bring
+torch into the CUDA engine. Tensors are views of the mapped file: nothing is copied until it is converted, and processes
+that serve the same model share the pages.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class SafetensorsFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                # A private copy-on-write mapping: writable for torch, which warns about read-only memory, though nothing
-                # writes to it; unwritten pages stay shared.
+                # A private copy-on-write mapping: writable for torch, which warns about read-only memory, though
+                # nothing writes to it; unwritten pages stay shared.
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise BrokenModel(f"{path} cannot be read: {error.strerror or error}") from error

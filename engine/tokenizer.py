@@ -77,7 +77,7 @@ class Tokenizer:
         self.max_input_length = model.max_input_length  # tokens, special tokens included
         if self._backend.get_vocab_size() > self.vocab_size:
             raise BrokenModel(
-                f"{path} has {self._backend.get_vocab_size()} tokens, but the model has embeddings for {self.vocab_size}"
+                f"{path} has {self._backend.get_vocab_size()} tokens, the model has embeddings for {self.vocab_size}"
             )
         if model.lowercase:
             self._lowercase()

@@ -66,7 +66,7 @@ class Encoder(Protocol):
         ...
 
     def wait(self, ticket: Any) -> npt.NDArray[np.float32]:
-        """Return the answer: float32 [B, width] for EMBED (columns past `dimensions` are 0), [T, hidden_size] for TOKENS.
+        """Return float32 [B, width] for EMBED (columns past `dimensions` are 0), [T, hidden_size] for TOKENS.
 
         Raises EncoderError when this forward failed, EncoderLost when no later one can work either.
         """

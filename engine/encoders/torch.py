@@ -1,0 +1,194 @@
+"""The CPU encoder: packed, in float32 or bfloat16. Also the reference that others are compared with."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.checkpoint import Checkpoint
+from engine.encoders.base import PackedBatch, Task
+from engine.encoders.torch_bert import Bert, Group
+from engine.errors import EncoderError, UnsupportedModel
+from engine.heads import Heads
+from engine.model import Model
+from engine.packing import cumulative
+
+__all__ = ["TorchEncoder"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# A larger batch gives no more tokens a second on a CPU, only a longer wait.
+MAX_BATCH_TOKENS = 2048
+
+# Tokens that go through the layers together: enough for full speed of the matrix products, few enough that what lies
+# between two of them stays in the last-level cache.
+MICRO_BATCH_TOKENS = 512
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """A submitted batch, copied: sequences sorted by length, tokens in that order."""
+
+    task: Task
+    order: Ints  # [B] sequence numbers, shortest first
+    lengths: Ints  # [B] in that order
+    tokens: Ints  # [T] where each token came from
+    ids: Ints  # [T]
+    positions: Ints  # [T]
+    token_types: Ints | None  # [T]
+    dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
+    normalize: npt.NDArray[np.bool_] | None  # [B] likewise
+
+
+class TorchEncoder:
+    """See engine.encoders.base.Encoder. `submit` only sorts and copies; the work is done by `wait`."""
+
+    name = "torch"
+    device = "cpu"
+    choice = ""
+
+    def __init__(
+        self, model: Model, *, device: str = "cpu", dtype: str = "auto", max_batch_tokens: int | None = None
+    ) -> None:
+        """Read the model's weights. Raises UnsupportedModel for another device or dtype, BrokenModel."""
+        if device != "cpu":
+            raise UnsupportedModel(f"the torch encoder runs on device cpu, not {device}")
+        self.dtype = "float32" if dtype == "auto" else dtype
+        if self.dtype not in DTYPES:
+            raise UnsupportedModel(
+                f"dtype {dtype} is not supported on a CPU, which has no fast {dtype} products; "
+                f"supported: {', '.join(DTYPES)}"
+            )
+        self.device_name = _cpu_name()
+        self.width = model.width
+        self.hidden_size = model.config.hidden_size
+        self.max_batch_tokens = max_batch_tokens or max(MAX_BATCH_TOKENS, model.max_input_length)
+        self._pooling = model.pooling
+        _keep_freed_memory()
+        # Never more threads than this process may use CPUs; torch's own default heeds OMP_NUM_THREADS.
+        torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+        checkpoint = Checkpoint.open(model)
+        with torch.inference_mode():
+            self._bert = Bert(model.config, checkpoint, DTYPES[self.dtype])
+        self._heads = Heads(model)
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> _Ticket:
+        """Take a batch; its arrays may be reused. Raises ValueError when it has more than max_batch_tokens tokens."""
+        if batch.tokens > self.max_batch_tokens:
+            raise ValueError(
+                f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
+            )
+        starts = batch.cu_seqlens[:-1].astype(np.int64)
+        lengths = np.diff(batch.cu_seqlens).astype(np.int64)
+        order = np.argsort(lengths, kind="stable")
+        lengths = lengths[order]
+        sorted_starts = np.cumsum(lengths) - lengths
+        positions = np.arange(batch.tokens) - np.repeat(sorted_starts, lengths)
+        tokens = np.repeat(starts[order], lengths) + positions
+        return _Ticket(
+            task=task,
+            order=order,
+            lengths=lengths,
+            tokens=tokens,
+            ids=batch.ids[tokens].astype(np.int64),
+            positions=positions,
+            token_types=None if batch.token_types is None else batch.token_types[tokens].astype(np.int64),
+            dimensions=None if batch.dimensions is None else batch.dimensions.copy(),
+            normalize=None if batch.normalize is None else batch.normalize.copy(),
+        )
+
+    def wait(self, ticket: _Ticket) -> npt.NDArray[np.float32]:
+        """Run the forward; see Encoder.wait."""
+        try:
+            with torch.inference_mode():
+                return self._forward(ticket)
+        except Exception as error:
+            longest = int(ticket.lengths.max(initial=0))
+            raise EncoderError(
+                f"the forward of {len(ticket.lengths)} sequences, {len(ticket.ids)} tokens, longest {longest}, "
+                f"{self.dtype}, failed: {error}"
+            ) from error
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        """Submit and wait."""
+        return self.wait(self.submit(batch, task))
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        del self._bert, self._heads
+
+    def _forward(self, ticket: _Ticket) -> npt.NDArray[np.float32]:
+        embed = ticket.task is Task.EMBED
+        answer = np.empty((len(ticket.order if embed else ticket.ids), self.hidden_size), np.float32)
+        first_sequence = 0
+        for tokens, groups in _micro_batches(ticket.lengths):
+            hidden = self._bert(
+                torch.from_numpy(ticket.ids[tokens]),
+                torch.from_numpy(ticket.positions[tokens]),
+                None if ticket.token_types is None else torch.from_numpy(ticket.token_types[tokens]),
+                groups,
+            )
+            if embed:
+                pooled = torch.cat([self._pool(hidden, group) for group in groups]).numpy()
+                answer[ticket.order[first_sequence : first_sequence + len(pooled)]] = pooled
+                first_sequence += len(pooled)
+            else:
+                answer[ticket.tokens[tokens]] = hidden.float().numpy()
+        return self._heads(answer, ticket.dimensions, ticket.normalize) if embed else answer
+
+    def _pool(self, hidden: torch.Tensor, group: Group) -> torch.Tensor:
+        """[T, hidden] → float32 [n, hidden] for a group of n sequences."""
+        start, n, length = group
+        rows = hidden[start : start + n * length].view(n, length, -1)
+        if self._pooling == "mean":
+            return rows.mean(1, dtype=torch.float32)
+        if self._pooling == "max":
+            return rows.amax(1).float()
+        return rows[:, 0 if self._pooling == "cls" else -1].float()
+
+
+def _micro_batches(lengths: Ints) -> Iterator[tuple[slice, list[Group]]]:
+    """Cut sorted sequences into runs of about MICRO_BATCH_TOKENS: the run's tokens, and groups within it."""
+    ends = np.cumsum(lengths)
+    first, spent = 0, 0
+    while first < len(lengths):
+        last = max(first + 1, int(np.searchsorted(ends, spent + MICRO_BATCH_TOKENS, side="right")))
+        sizes, counts = np.unique(lengths[first:last], return_counts=True)
+        starts = cumulative((sizes * counts).astype(np.int32))
+        yield (
+            slice(spent, int(ends[last - 1])),
+            list(zip(starts[:-1].tolist(), counts.tolist(), sizes.tolist(), strict=True)),
+        )
+        first, spent = last, int(ends[last - 1])
+
+
+def _keep_freed_memory() -> None:
+    """Ask glibc to keep freed buffers instead of handing them back to the system.
+
+    A forward frees and takes the same few megabytes again and again; with glibc's defaults each time costs their page
+    faults, which made attention up to three times slower. Other C libraries lack the call or ignore it.
+    """
+    trim_threshold, mmap_threshold, keep_bytes = -1, -3, 256 << 20
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(trim_threshold, keep_bytes)
+        mallopt(mmap_threshold, keep_bytes)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
