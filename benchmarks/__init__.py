@@ -1,1 +1,1 @@
-"""Measurements: the encoder against its rivals, the server against its rivals. Each prints a table and writes a JSON of it."""
+"""Measurements of the encoder and of the server, rivals in the same run; each prints a table and writes its JSON."""

@@ -76,7 +76,17 @@ def _words(tokenizer: str) -> list[tuple[str, int]]:
 
 def _docstrings() -> Iterator[str]:
     library = Path(sysconfig.get_path("stdlib"))
-    for name in ("argparse", "datetime", "decimal", "difflib", "email", "logging", "statistics", "subprocess", "typing"):
+    for name in (
+        "argparse",
+        "datetime",
+        "decimal",
+        "difflib",
+        "email",
+        "logging",
+        "statistics",
+        "subprocess",
+        "typing",
+    ):
         place = library / name
         for source in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:
             for node in ast.walk(ast.parse(source.read_text())):

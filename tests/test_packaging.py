@@ -1,4 +1,4 @@
-"""The installed distribution: its command, its version, its typing marker, and that its two generic import names are its own."""
+"""The installed distribution: its command, its version, its typing marker, its two import names, and the scripts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_make_has_a_script_for_every_target() -> None:
 
 
 def test_constraints_pin_every_dependency() -> None:
-    """A dependency without a pin would make tomorrow's CI a different one; torch unpinned would also fetch gigabytes."""
+    """A dependency without a pin would make tomorrow's CI a different one; torch unpinned fetches gigabytes."""
     pinned = {
         line.split("==")[0].lower().replace("_", "-")
         for line in (ROOT / "constraints.txt").read_text().splitlines()

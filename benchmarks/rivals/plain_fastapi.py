@@ -1,6 +1,6 @@
 """The rival most people write first: FastAPI around sentence-transformers, nothing tuned and nothing spoiled.
 
-    MODEL=/path/to/model uvicorn benchmarks.rivals.plain_fastapi:app
+MODEL=/path/to/model uvicorn benchmarks.rivals.plain_fastapi:app
 """
 
 from __future__ import annotations
