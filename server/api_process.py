@@ -1,0 +1,166 @@
+"""The API process: HTTP in, engines behind. Never imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from server.control import Drain, EngineState, Failed, Line, Ready, StartApi
+from server.logs import configure_logging
+from server.metrics import exposition, use_folder
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from server.config import ServeConfig
+    from server.engine_client import EngineClient
+
+__all__ = ["main"]
+
+DRAIN_NOTICE_S = 0.25  # at least this long `/readyz` says that we are draining, before the port closes
+
+
+def main() -> None:
+    """`python -m server.api_process FD`: one HTTP process, told what to do over the inherited socket FD."""
+    line = Line.from_fd(int(sys.argv[1]))
+    start = line.receive()
+    if not isinstance(start, StartApi):
+        raise SystemExit("server.api_process is started by `embert serve`")
+    configure_logging(f"api-{start.worker}", start.config.log_format, start.config.log_level)
+    use_folder(Path(start.runtime_folder, "metrics"))
+    sys.setswitchinterval(0.001)  # tokenising threads must not hold up the loop for long
+    try:
+        uvloop.run(_serve(start, line))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+async def _serve(start: StartApi, line: Line) -> None:
+    # Not at the top: prometheus_client must find its folder when it is imported.
+    from engine import Tokenizer, load_model
+    from engine.errors import EngineError
+    from server.app import METRIC_ROUTES, create_app
+    from server.config import ConfigError
+    from server.engine_client import EngineClient
+    from server.gate import Keys
+    from server.metrics import ApiMetrics
+    from server.service import Service
+
+    config = start.config
+    try:
+        model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
+        service = Service(
+            config,
+            model,
+            Tokenizer(model),
+            EngineClient(start.reply_endpoint, config),
+            ApiMetrics(METRIC_ROUTES, config.latency_buckets),
+        )
+        app = create_app(service, Keys(config))
+    except (EngineError, ConfigError) as error:
+        line.send(Failed(str(error)))
+        raise SystemExit(1) from None
+    for state in start.engines:
+        service.client.engine_changed(state)
+    servers = [_Server(_uvicorn_config(config, app))]
+    jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
+    if start.metrics_fd is not None:
+        servers.append(_Server(_uvicorn_config(config, metrics_app, tls=False)))
+        jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
+    following = asyncio.create_task(_follow(line, service.client, servers, start))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
+    line.send(Ready())
+    await asyncio.gather(*jobs)
+    following.cancel()
+    service.close()
+    await service.client.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with signals left to us: it would close its socket on SIGTERM before anybody saw us draining."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(config: ServeConfig, app: ASGIApp, *, tls: bool = True) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        interface="asgi3",
+        lifespan="off",
+        access_log=False,  # 40 µs a request; the metrics tell more
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
+        ssl_keyfile=config.ssl_keyfile if tls else None,
+        ssl_certfile=config.ssl_certfile if tls else None,
+    )
+
+
+async def _follow(line: Line, client: EngineClient, servers: list[_Server], start: StartApi) -> None:
+    """Obey the supervisor; end with it."""
+    loop = asyncio.get_running_loop()
+    line.socket.setblocking(False)
+    readable = asyncio.Event()
+    loop.add_reader(line.socket, readable.set)
+    while True:
+        await readable.wait()
+        readable.clear()
+        for message in line.drain():
+            if message is None:
+                shutil.rmtree(start.runtime_folder, ignore_errors=True)
+                os._exit(1)
+            if isinstance(message, EngineState):
+                client.engine_changed(message)
+            elif isinstance(message, Drain):
+                _drain_soon(client, servers, start.config)
+
+
+_draining: list[asyncio.Task[None]] = []
+
+
+def _drain_soon(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
+    if not client.draining:
+        client.draining = True
+        _draining.append(asyncio.get_running_loop().create_task(_drain(client, servers, config)))
+
+
+async def _drain(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
+    """Readiness has flipped; wait for what is in flight, then close the port."""
+    until = time.monotonic() + config.drain_timeout
+    await asyncio.sleep(DRAIN_NOTICE_S)
+    while time.monotonic() < until and (client.pending or servers[0].server_state.tasks):
+        await asyncio.sleep(0.02)
+    for server in servers:
+        server.should_exit = True
+
+
+async def metrics_app(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - an ASGI app
+    """What answers on --metrics-port."""
+    if scope["type"] != "http":
+        return
+    found = scope["path"] == "/metrics" and scope["method"] == "GET"
+    body, content_type = exposition() if found else (b"only GET /metrics is here\n", "text/plain")
+    headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+if __name__ == "__main__":
+    main()

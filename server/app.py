@@ -1,0 +1,96 @@
+"""The ASGI app of one API process: FastAPI for operations, plain routes for the work, the gate around both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from server import __version__
+from server.embeddings import HOT_ROUTES, hot_routes
+from server.errors import Invalid, NotFound, ServerError, error_body
+from server.gate import Gate, Keys, speaks_openai
+from server.openapi import add_hot_routes
+from server.operations import operations
+from server.service import Service
+
+__all__ = ["METRIC_ROUTES", "create_app"]
+
+# The values of the label `route`, all of them: what clients send must not make labels.
+METRIC_ROUTES = (
+    *HOT_ROUTES,
+    "/health", "/ping", "/livez", "/readyz", "/info", "/v1/models", "/v1/models/{id}",
+    "/metrics", "/docs", "/openapi.json", "other",
+)  # fmt: skip
+
+_DESCRIPTION = "Embeddings from BERT-family encoders, in two dialects: OpenAI's and text-embeddings-inference's."
+
+
+def create_app(service: Service, keys: Keys) -> ASGIApp:
+    """Everything that answers HTTP."""
+    app = FastAPIOffline(
+        docs_url="/docs",
+        redoc_url=None,
+        title="embert",
+        version=__version__,
+        description=_DESCRIPTION,
+        swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
+    )
+    app.router.routes[:0] = hot_routes(service)
+    app.include_router(operations(service))
+    app.add_exception_handler(ServerError, _on_server_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    _complete_openapi(app)
+    wrapped: ASGIApp = Gate(app, frozenset(METRIC_ROUTES), keys, service.metrics)
+    if service.config.cors_allow_origin:
+        wrapped = CORSMiddleware(
+            wrapped,
+            allow_origins=list(service.config.cors_allow_origin),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # `authorization` among them, so that browsers can send a key
+            expose_headers=["*"],
+        )
+    return wrapped
+
+
+def _complete_openapi(app: FastAPI) -> None:
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            add_hot_routes(original())
+        return original()
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _respond(request: Request, error: ServerError, headers: dict[str, str] | None = None) -> Response:
+    body = error_body(error, openai=speaks_openai(request.url.path))
+    return Response(body, error.status, headers, media_type="application/json")
+
+
+async def _on_server_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServerError)  # noqa: S101 - what it is registered for
+    return _respond(request, error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405, in our dialects."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
+    if error.status_code == 405:
+        answer = NotFound(f"this route does not take {request.method}")
+        answer.status = 405
+    else:
+        answer = NotFound("no such route; /docs lists them")
+        answer.status = error.status_code
+    return _respond(request, answer, dict(error.headers or {}))
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - its signature
+    return _respond(request, Invalid("a parameter of this request is not valid"))

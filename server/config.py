@@ -1,0 +1,116 @@
+"""Every option of `embert serve`, once: the command line, the environment and the documentation are made from this."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["LATENCY_BUCKETS_S", "ConfigError", "ServeConfig", "environment_name", "option_name"]
+
+LATENCY_BUCKETS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+
+
+class ConfigError(Exception):
+    """An option's value cannot be used; the message names option, value and what is allowed."""
+
+
+def _option(default: Any, help: str, **extra: Any) -> Any:  # noqa: A002 - argparse's word
+    return field(default=default, metadata={"help": help, **extra})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """What `embert serve` was asked for, checked, and the same in every process. Tuples are repeatable options."""
+
+    model: str | None = _option(
+        None, "a local folder or a hub id; without it, the packaged all-MiniLM-L6-v2", positional=True
+    )
+    revision: str | None = _option(None, "branch, tag or commit of the hub id")
+    served_model_name: str | None = _option(None, "the name clients use for the model; default: the model id")
+    host: str = _option("0.0.0.0", "address to listen on")  # noqa: S104 - a server in a container
+    port: int = _option(8080, "port to listen on; 0 takes a free one", low=0, high=65535)
+    device: str = _option("auto", "auto, cpu, cuda, cuda:0, or cuda:0,1")
+    dtype: str = _option("auto", "what the encoder computes in", choices=("auto", "float32", "float16", "bfloat16"))
+    encoder: str = _option("auto", "auto, cuda, torch, or package.module:factory for one of your own")
+    pooling: str | None = _option(None, "override the model's own", choices=("cls", "mean", "max", "last-token"))
+    default_prompt_name: str | None = _option(None, "the prompt of the model put before every text that names none")
+    default_prompt: str | None = _option(None, "a prompt text put before every text that names none")
+    max_batch_tokens: int | None = _option(None, "token budget of one batch; default: the encoder's own", low=1)
+    max_batch_requests: int | None = _option(None, "most texts in one batch; default: no limit but the tokens", low=1)
+    max_queue_tokens: int | None = _option(
+        None, "tokens admitted and not yet answered before 429; default: 64 batches", low=1
+    )
+    max_client_batch_size: int = _option(2048, "most texts in one request before 413", low=1)
+    payload_limit: int = _option(10_000_000, "largest request body in bytes before 413", low=1)
+    auto_truncate: bool = _option(True, "cut texts longer than the model reads when the request does not say")
+    request_timeout: float = _option(60.0, "seconds a request may take before 503", low=0.001)
+    drain_timeout: float = _option(30.0, "seconds that requests in flight get after SIGTERM", low=0.0)
+    workers: int = _option(
+        0, "HTTP processes; 0 means one for every four cores, at least 1, at most 4", low=0, high=256
+    )
+    tokenization_workers: int = _option(0, "tokenising threads of an HTTP process; 0 means two", low=0, high=256)
+    api_key: tuple[str, ...] = _option((), "a key that clients must send as `Authorization: Bearer KEY`", secret=True)
+    api_key_file: str | None = _option(None, "a file of such keys, one a line")
+    cors_allow_origin: tuple[str, ...] = _option((), "an origin allowed to call from a browser; * for all")
+    metrics_port: int | None = _option(None, "also serve /metrics on this port, without a key", low=0, high=65535)
+    latency_buckets: tuple[float, ...] = _option(
+        LATENCY_BUCKETS_S, "bucket bounds in seconds of the latency histograms"
+    )
+    log_format: str = _option("text", "how log lines are written", choices=("text", "json"))
+    log_level: str = _option("info", "least severe level written", choices=("debug", "info", "warning", "error"))
+    ssl_keyfile: str | None = _option(None, "TLS private key")
+    ssl_certfile: str | None = _option(None, "TLS certificate chain")
+
+    def __post_init__(self) -> None:
+        for option in dataclasses.fields(self):
+            for value in _each(getattr(self, option.name)):
+                _check(option, value)
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ConfigError("--ssl-keyfile and --ssl-certfile go together; only one of them was given")
+        if self.default_prompt is not None and self.default_prompt_name is not None:
+            raise ConfigError("--default-prompt and --default-prompt-name exclude each other; both were given")
+        if list(self.latency_buckets) != sorted(set(self.latency_buckets)):
+            raise ConfigError(f"--latency-buckets must rise, but they are {list(self.latency_buckets)}")
+
+    @property
+    def http_processes(self) -> int:
+        """`workers`, with 0 resolved on this machine."""
+        return self.workers or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
+
+    @property
+    def tokenization_threads(self) -> int:
+        """`tokenization_workers`, with 0 resolved."""
+        return self.tokenization_workers or 2
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _check(option: dataclasses.Field[Any], value: Any) -> None:
+    limits: Mapping[str, Any] = option.metadata
+    name = option_name(option.name)
+    if "choices" in limits and value not in limits["choices"]:
+        raise ConfigError(f"{name} must be one of {', '.join(limits['choices'])}; it is {value!r}")
+    if "low" in limits and not limits["low"] <= value <= limits.get("high", float("inf")):
+        bounds = f"{limits['low']} to {limits['high']}" if "high" in limits else f"at least {limits['low']}"
+        raise ConfigError(f"{name} must be {bounds}; it is {value}")
+    if limits.get("secret") and not value:
+        raise ConfigError(f"{name} must not be empty")
+
+
+def option_name(name: str) -> str:
+    """`max_batch_tokens` → `--max-batch-tokens`."""
+    return "--" + name.replace("_", "-")
+
+
+def environment_name(name: str) -> str:
+    """`max_batch_tokens` → `EMBERT_MAX_BATCH_TOKENS`."""
+    return "EMBERT_" + name.upper()

@@ -1,0 +1,378 @@
+"""The API process's side of the engines: admits requests, sends them, collects their vectors.
+
+All of a loop tick's requests leave in one message. Answers to a large request come in parts, batch by batch. When an
+engine is lost, what it still owed is sent once more, to whichever engine is ready; what is lost twice, and what waits
+too long, is answered 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from engine import Encoded
+from server.config import ServeConfig
+from server.control import EngineState
+from server.errors import InferenceFailed, Overloaded, ServerError, Unavailable
+from server.messages import EMBED, TOKENS, EncodeRequest, Part, Status, Submit, decode_results, encode
+
+__all__ = ["Answer", "EngineClient", "Receive"]
+
+log = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[Any]]  # ASGI's
+SWEEP_INTERVAL_S = 0.05
+QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches
+HEALTH_MAX_AGE_S = 15.0  # an engine that has not finished a forward for this long is not healthy
+_RETRY_AFTER_MAX_S = 60
+
+
+@dataclass(slots=True)
+class Answer:
+    """Vectors of one request, float32 [n, d] or for token vectors [T, hidden_size], and how long they took."""
+
+    vectors: npt.NDArray[np.float32]
+    queue_s: float
+    inference_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    id: int
+    message: EncodeRequest
+    encoded: Encoded
+    future: asyncio.Future[Answer]
+    receive: Receive
+    engine: int = -1
+    vectors: npt.NDArray[np.float32] | None = None
+    texts_left: int = 0
+    queue_s: float = math.inf
+    inference_s: float = 0.0
+    sent_before: bool = False
+    watcher: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    index: int
+    state: EngineState
+    socket: zmq.Socket[bytes] | None = None
+    status: Status | None = None
+    unsent: list[EncodeRequest] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    tokens: int = 0  # sent by this process and not yet answered
+
+    @property
+    def ready(self) -> bool:
+        return self.state.state == "ready"
+
+
+class EngineClient:
+    """Lives on the event loop of one API process; not thread-safe."""
+
+    def __init__(self, reply_endpoint: str, config: ServeConfig) -> None:
+        self.draining = False
+        self.max_queue_tokens = config.max_queue_tokens or 0  # of the whole server; 0 until an engine tells its batch
+        self._config = config
+        self._reply_endpoint = reply_endpoint
+        self._timeout_s = config.request_timeout
+        self._engines: dict[int, _Engine] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._unwatched: deque[_Pending] = deque()
+        self._ids = itertools.count(1)
+        self._tokens = 0
+        self._flush_scheduled = False
+        self._context = zmq.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.set_hwm(0)
+        self._inbox.bind(reply_endpoint)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._inbox.getsockopt(zmq.FD), self._read)
+        self._sweeper = self._loop.create_task(self._sweep())
+
+    # --- what the routes use ---
+
+    @property
+    def pending(self) -> int:
+        """Requests not yet answered."""
+        return len(self._pending)
+
+    @property
+    def engines(self) -> list[EngineState]:
+        """The engines' states, by index."""
+        return [self._engines[index].state for index in sorted(self._engines)]
+
+    @property
+    def ready(self) -> bool:
+        """Whether any engine can work."""
+        return any(engine.ready for engine in self._engines.values())
+
+    @property
+    def _queue_share(self) -> int:
+        """This process's part of the admission budget."""
+        return max(1, self.max_queue_tokens // self._config.http_processes)
+
+    def unready_reason(self) -> str:
+        """Why requests cannot be taken, as a sentence for clients."""
+        if self.draining:
+            return "the server is shutting down"
+        details = [f"{state.state}: {state.detail}" if state.detail else state.state for state in self.engines]
+        return f"the engine is not ready ({'; '.join(details) or 'starting'})"
+
+    def health(self) -> tuple[bool, float | None]:
+        """Whether inference works, and the age in seconds of the last forward that did (None: none yet)."""
+        newest = max(
+            (engine.status.last_success for engine in self._engines.values() if engine.ready and engine.status),
+            default=None,
+        )
+        if newest is None:
+            return self.ready, None
+        age = time.monotonic() - newest
+        return age <= HEALTH_MAX_AGE_S, age
+
+    def check_ready(self) -> None:
+        """Raise 503 when no request can be taken now."""
+        if self.draining:
+            raise Unavailable(self.unready_reason(), retry_after_s=1, reason="draining")
+        if not self.ready:
+            raise Unavailable(self.unready_reason(), retry_after_s=2, reason="loading")
+
+    async def encode(
+        self, encoded: Encoded, receive: Receive, *, tokens: bool = False, dimensions: int = 0, normalize: bool = True
+    ) -> Answer:
+        """Admit the texts, run them, return their vectors.
+
+        Raises Overloaded over the budget, Unavailable when no engine is ready or time runs out, InferenceFailed when
+        the encoder failed on them, CancelledError when the client has left.
+        """
+        self.check_ready()
+        cost = encoded.tokens
+        if self._tokens and self._tokens + cost > self._queue_share:
+            raise self._overloaded(cost)
+        now = time.monotonic()
+        message = EncodeRequest(
+            next(self._ids),
+            TOKENS if tokens else EMBED,
+            encoded.ids.tobytes(),
+            encoded.lengths.tobytes(),
+            dimensions,
+            normalize,
+            now + self._timeout_s,
+            now,
+        )
+        pending = _Pending(message.id, message, encoded, self._loop.create_future(), receive)
+        self._pending[message.id] = pending
+        self._unwatched.append(pending)
+        self._tokens += cost
+        self._send(pending)
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            self._cancel(pending)
+            raise
+        finally:
+            self._tokens -= cost
+            self._pending.pop(message.id, None)
+            if pending.watcher is not None:
+                pending.watcher.cancel()
+
+    # --- engines come and go ---
+
+    def engine_changed(self, state: EngineState) -> None:
+        """The supervisor's word on an engine; each start of it has an endpoint of its own."""
+        engine = self._engines.setdefault(state.index, _Engine(state.index, state))
+        lost = engine.socket is not None and (state.state != "ready" or state.endpoint != engine.state.endpoint)
+        engine.state = state
+        if state.info is not None and not self.max_queue_tokens:
+            self.max_queue_tokens = QUEUE_BATCHES * state.info.max_batch_tokens
+        if lost and engine.socket is not None:
+            engine.socket.close(linger=0)
+            engine.socket, engine.status, engine.tokens = None, None, 0
+            engine.unsent.clear()
+            engine.cancelled.clear()
+        if engine.ready and engine.socket is None:
+            engine.socket = self._context.socket(zmq.PUSH)
+            engine.socket.set_hwm(0)
+            engine.socket.connect(state.endpoint)
+            self._schedule_flush()  # an empty message: it makes the engine send us its status
+        if lost:
+            self._owed_by(state.index)
+        if engine.ready:
+            for pending in [pending for pending in self._pending.values() if pending.engine < 0]:
+                self._send(pending)
+
+    def _owed_by(self, index: int) -> None:
+        """Send again what the lost engine owed; give up on what was lost before."""
+        for pending in [pending for pending in self._pending.values() if pending.engine == index]:
+            pending.engine = -1
+            if pending.sent_before:
+                self._fail(pending, Unavailable("the engine was lost twice while it had this request", retry_after_s=5))
+                continue
+            pending.sent_before = True
+            pending.vectors, pending.texts_left = None, 0
+            self._send(pending)
+
+    # --- sending ---
+
+    def _send(self, pending: _Pending) -> None:
+        engine = min(
+            (engine for engine in self._engines.values() if engine.ready),
+            key=lambda engine: engine.tokens,
+            default=None,
+        )
+        if engine is None:
+            return  # it stays pending, for the engine that comes back
+        pending.engine = engine.index
+        engine.tokens += pending.encoded.tokens
+        engine.unsent.append(pending.message)
+        self._schedule_flush()
+
+    def _cancel(self, pending: _Pending) -> None:
+        engine = self._engines.get(pending.engine)
+        if engine is None or engine.socket is None:
+            return
+        engine.tokens -= pending.encoded.tokens
+        engine.cancelled.append(pending.id)
+        self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        for engine in self._engines.values():
+            if engine.socket is not None and (engine.unsent or engine.cancelled or engine.status is None):
+                engine.socket.send(encode(Submit(self._reply_endpoint, engine.unsent, engine.cancelled)))
+                engine.unsent, engine.cancelled = [], []
+
+    # --- receiving ---
+
+    def _read(self) -> None:
+        while not self._inbox.closed:
+            try:
+                data = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            results = decode_results(data)
+            engine = self._engines.get(results.status.index)
+            if engine is not None:
+                engine.status = results.status
+            for part in results.parts:
+                pending = self._pending.get(part.id)
+                if pending is not None and not pending.future.done():
+                    self._take(pending, part)
+
+    def _take(self, pending: _Pending, part: Part) -> None:
+        if part.error == "deadline":
+            self._fail(pending, self._too_late())
+            return
+        if part.error:
+            self._fail(pending, InferenceFailed(f"inference failed: {part.message}"))
+            return
+        pending.queue_s = min(pending.queue_s, part.queue_s)
+        pending.inference_s += part.inference_s
+        vectors = np.frombuffer(part.vectors, np.float32)
+        lengths = pending.encoded.lengths
+        if pending.message.task == TOKENS:
+            rows = int(lengths[part.first_text : part.first_text + part.texts].sum())
+            first = int(lengths[: part.first_text].sum())
+            total = pending.encoded.tokens
+        else:
+            rows, first, total = part.texts, part.first_text, len(lengths)
+        vectors = vectors.reshape(rows, -1)
+        if part.texts == len(lengths):
+            self._done(pending, vectors)
+            return
+        if pending.vectors is None:
+            pending.vectors = np.empty((total, vectors.shape[1]), np.float32)
+            pending.texts_left = len(lengths)
+        pending.vectors[first : first + rows] = vectors
+        pending.texts_left -= part.texts
+        if not pending.texts_left:
+            self._done(pending, pending.vectors)
+
+    def _done(self, pending: _Pending, vectors: npt.NDArray[np.float32]) -> None:
+        self._engines[pending.engine].tokens -= pending.encoded.tokens
+        pending.future.set_result(Answer(vectors, pending.queue_s, pending.inference_s))
+
+    def _fail(self, pending: _Pending, error: ServerError) -> None:
+        if pending.engine >= 0:
+            self._engines[pending.engine].tokens -= pending.encoded.tokens
+        if not pending.future.done():
+            pending.future.set_exception(error)
+
+    # --- time and clients ---
+
+    async def _sweep(self) -> None:
+        """Requests older than a moment get a watcher for a client that leaves; late ones their 503, engine or not.
+
+        Most requests are answered before this looks at them, and pay nothing.
+        """
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            now = time.monotonic()
+            while self._unwatched and self._unwatched[0].message.admitted < now - SWEEP_INTERVAL_S:
+                pending = self._unwatched.popleft()
+                if not pending.future.done():
+                    pending.watcher = self._loop.create_task(self._watch(pending))
+            for pending in self._pending.values():
+                if pending.message.deadline + 2 * SWEEP_INTERVAL_S >= now:
+                    break  # in order of admission, and all have the same patience
+                self._cancel_late(pending)
+
+    def _cancel_late(self, pending: _Pending) -> None:
+        if pending.future.done():
+            return
+        self._cancel(pending)
+        pending.engine = -1
+        self._fail(pending, self._too_late())
+
+    async def _watch(self, pending: _Pending) -> None:
+        while (await pending.receive())["type"] != "http.disconnect":
+            pass
+        if not pending.future.done():
+            pending.future.cancel()
+
+    # --- errors with numbers in them ---
+
+    def _too_late(self) -> Unavailable:
+        message = f"the request was not answered within {self._timeout_s:g} s (--request-timeout)"
+        return Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")
+
+    def _overloaded(self, tokens: int) -> Overloaded:
+        return Overloaded(
+            f"the queue holds {self._tokens} tokens and this request has {tokens}; the limit is {self._queue_share} "
+            "(--max-queue-tokens, divided by the HTTP processes)",
+            retry_after_s=self._retry_after_s(),
+        )
+
+    def _retry_after_s(self) -> int:
+        """Whole seconds until the queue is empty, at the rate the engines last worked at."""
+        rate = sum(engine.status.tokens_per_s for engine in self._engines.values() if engine.ready and engine.status)
+        waiting = max(
+            self._tokens, sum(engine.status.queue_tokens for engine in self._engines.values() if engine.status)
+        )
+        return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(waiting / rate))) if rate else 1
+
+    async def close(self) -> None:
+        """Stop; nothing may be pending."""
+        self._sweeper.cancel()
+        self._loop.remove_reader(self._inbox.getsockopt(zmq.FD))
+        self._inbox.close(linger=0)
+        for engine in self._engines.values():
+            if engine.socket is not None:
+                engine.socket.close(linger=200)
+        self._context.term()

@@ -1,0 +1,469 @@
+"""The engine process: requests in over ZeroMQ, batches through the encoder, vectors out.
+
+Three threads, because a forward must never wait for a socket and a socket never for a forward:
+
+    receive   ZeroMQ → scheduler
+    main      scheduler → pack → encoder → answers            (the only one that touches the encoder)
+    send      answers → ZeroMQ, one message per batch and API process; a status every second
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from engine import Encoder, Model, PackedBatch, Task, load_encoder, load_model
+from engine.errors import EncoderError, EncoderLost, EngineError
+from server.control import ApiGone, Drain, EngineInfo, Failed, Line, Ready, StartEngine
+from server.logs import configure_logging
+from server.messages import TOKENS, EncodeRequest, Part, Results, Status, decode_submit, encode
+from server.metrics import EngineMetrics, use_folder
+from server.scheduler import Batch, Request, Scheduler, Slice
+
+__all__ = ["EngineProcess", "main"]
+
+log = logging.getLogger(__name__)
+
+PROBE_INTERVAL_S = 5.0  # an idle engine proves itself this often
+STATUS_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class _Payload:
+    """What the scheduler carries along for us."""
+
+    reply_endpoint: str
+    id: int
+    ids: npt.NDArray[np.int32]
+    dimensions: int
+    normalize: bool
+    admitted: float
+
+
+Key = tuple[str, int]  # reply endpoint, request id
+
+
+@dataclass(slots=True)
+class _Load:
+    """How busy the encoder was lately."""
+
+    tokens_per_s: float = 0.0
+    _spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=4096))
+
+    def add(self, started: float, ended: float, tokens: int) -> None:
+        self._spans.append((started, ended))
+        rate = tokens / max(ended - started, 1e-6)
+        self.tokens_per_s = rate if not self.tokens_per_s else 0.9 * self.tokens_per_s + 0.1 * rate
+
+    def busy_ratio(self, now: float, window_s: float = 5.0) -> float:
+        since = now - window_s
+        return sum(max(0.0, end - max(start, since)) for start, end in list(self._spans)) / window_s
+
+
+class EngineProcess:
+    """The three threads and what they share. `run` is the main thread's."""
+
+    def __init__(
+        self, start: StartEngine, model: Model, encoder: Encoder, exit_process: Callable[[int], Any] = os._exit
+    ) -> None:
+        config = start.config
+        self._index = start.index
+        self._encoder = encoder
+        self._exit = exit_process
+        self._scheduler = Scheduler(encoder.max_batch_tokens, config.max_batch_requests)
+        self._lock = threading.Condition()  # guards the scheduler and the two fields below
+        self._running: set[Key] = set()
+        self._gone: set[Key] = set()  # running requests whose client has left
+        self._draining = False
+        self._outbox: SimpleQueue[tuple[str, list[Part]] | str | None] = SimpleQueue()
+        self._load = _Load()
+        self._last_success = 0.0
+        self._probe = PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32))
+        self._endpoint = start.endpoint
+        facts = {"model": model.model_id, "dtype": encoder.dtype, "backend": encoder.name, "device": encoder.device}
+        self._metrics = EngineMetrics(start.index, config.latency_buckets, facts)
+        self._context = zmq.Context()
+
+    # --- main thread ---
+
+    def warm_up(self) -> None:
+        """Two forwards: the smallest, and a full one, so that no client pays for first-time allocations."""
+        lengths = [min(64, self._encoder.max_batch_tokens)] * max(1, self._encoder.max_batch_tokens // 64)
+        full = PackedBatch(np.zeros(sum(lengths), np.int32), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        for batch in (full, self._probe):
+            self._encoder.encode(batch)
+        self._last_success = time.monotonic()
+
+    def listen(self) -> None:
+        """Bind the endpoint and start the receiving and sending threads."""
+        inbox = self._context.socket(zmq.PULL)
+        inbox.set_hwm(0)
+        inbox.bind(self._endpoint)
+        threading.Thread(target=self._receive, args=(inbox,), name="receive", daemon=True).start()
+        self._sender = threading.Thread(target=self._send, name="send", daemon=True)
+        self._sender.start()
+
+    def run(self) -> None:
+        """Run batches until drained. A free encoder takes what waits; a busy one is only ever handed a full batch."""
+        flying: tuple[Batch, Any, float] | None = None
+        while True:
+            if flying is None:
+                batch = self._wait_for_batch()
+                if batch is None:
+                    return
+                flying = self._submit(batch)
+                continue
+            with self._lock:
+                ahead = self._scheduler.next_batch() if self._scheduler.full() else None
+                self._note_running(ahead)
+            following = self._submit(ahead) if ahead is not None else None
+            self._finish(*flying)
+            flying = following
+
+    def _wait_for_batch(self) -> Batch | None:
+        with self._lock:
+            while True:
+                self._answer_late(self._scheduler.expire(time.monotonic()))
+                batch = self._scheduler.next_batch()
+                if batch is not None:
+                    self._note_running(batch)
+                    return batch
+                if self._draining:
+                    return None
+                if not self._lock.wait(PROBE_INTERVAL_S):
+                    self._prove_life()
+
+    def _prove_life(self) -> None:
+        started = time.monotonic()
+        if started - self._last_success < PROBE_INTERVAL_S:
+            return
+        self._lock.release()
+        try:
+            self._encoder.encode(self._probe)
+            self._succeeded()
+        except EncoderLost as error:
+            self._give_up(error)
+        except EncoderError:
+            log.exception("the idle probe failed")
+        finally:
+            self._lock.acquire()
+
+    def _note_running(self, batch: Batch | None) -> None:
+        if batch is not None:
+            self._running.update(piece.request.key for piece in batch.slices)  # type: ignore[misc]
+        self._metrics.queue_texts.set(self._scheduler.queue_texts)
+        self._metrics.queue_tokens.set(self._scheduler.queue_tokens)
+
+    def _submit(self, batch: Batch) -> tuple[Batch, Any, float]:
+        started = time.monotonic()
+        try:
+            ticket: Any = self._encoder.submit(_pack(batch.slices), batch.task)  # type: ignore[arg-type]
+        except EncoderError as error:
+            ticket = error
+        return batch, ticket, started
+
+    def _finish(self, batch: Batch, ticket: Any, started: float) -> None:
+        try:
+            if isinstance(ticket, EncoderError):
+                raise ticket
+            vectors = self._encoder.wait(ticket)
+        except EncoderLost as error:
+            self._fail(batch.slices, error)
+            self._give_up(error)
+            return
+        except EncoderError as error:
+            self._isolate(batch, error)
+        else:
+            ended = time.monotonic()
+            self._succeeded()
+            self._load.add(started, ended, batch.tokens)
+            self._observe(batch, started, ended)
+            self._answer(batch.slices, batch.task, vectors, started, ended)
+        with self._lock:
+            self._running.difference_update(piece.request.key for piece in batch.slices)  # type: ignore[arg-type]
+
+    def _isolate(self, batch: Batch, error: EncoderError) -> None:
+        """A batch failed: halve it until only the requests that fail by themselves get the error."""
+        if len(batch.slices) == 1:
+            self._fail(batch.slices, error)
+            return
+        log.warning("a batch of %d texts failed, running it again in halves: %s", batch.texts, error)
+        middle = len(batch.slices) // 2
+        for half in (batch.slices[:middle], batch.slices[middle:]):
+            tokens = sum(piece.tokens for piece in half)
+            self._finish(
+                *self._submit(Batch(batch.task, half, tokens, sum(piece.stop - piece.start for piece in half)))
+            )
+
+    def _answer(
+        self, slices: list[Slice], task: Any, vectors: npt.NDArray[np.float32], started: float, ended: float
+    ) -> None:
+        """Rows back to the requests they belong to; a row that is not finite fails its request, and no other."""
+        sizes = [piece.tokens if task is Task.TOKENS else piece.stop - piece.start for piece in slices]
+        all_finite = bool(np.isfinite(vectors.sum(dtype=np.float64)))
+        outgoing: dict[str, list[Part]] = {}
+        row = 0
+        for piece, size in zip(slices, sizes, strict=True):
+            payload: _Payload = piece.request.payload
+            rows = slice(row, row + size)
+            row += size
+            if not all_finite and not np.isfinite(vectors[rows]).all():
+                self._fail([piece], EncoderError("the encoder returned a vector that is not finite"))
+                continue
+            answer = vectors[rows]
+            if task is Task.EMBED and payload.dimensions:
+                answer = answer[:, : payload.dimensions]
+            part = Part(
+                payload.id,
+                piece.start,
+                piece.stop - piece.start,
+                answer.tobytes(),
+                started - payload.admitted,
+                ended - started,
+            )
+            outgoing.setdefault(payload.reply_endpoint, []).append(part)
+        for endpoint, parts in outgoing.items():
+            self._outbox.put((endpoint, parts))
+
+    def _fail(self, slices: list[Slice], error: Exception) -> None:
+        log.error("%d request(s) failed: %s", len(slices), error)
+        for piece in slices:
+            payload: _Payload = piece.request.payload
+            with self._lock:
+                self._scheduler.cancel(piece.request.key)  # its other texts need not run
+            part = Part(payload.id, piece.start, piece.stop - piece.start, b"", 0.0, 0.0, "backend", str(error))
+            self._outbox.put((payload.reply_endpoint, [part]))
+
+    def _answer_late(self, late: list[Request]) -> None:
+        for request in late:
+            payload: _Payload = request.payload
+            self._outbox.put((payload.reply_endpoint, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")]))
+
+    def _observe(self, batch: Batch, started: float, ended: float) -> None:
+        metrics = self._metrics
+        metrics.batches.inc()
+        metrics.batch_texts.observe(batch.texts)
+        metrics.batch_tokens.observe(batch.tokens)
+        metrics.fill_ratio.observe(batch.tokens / self._encoder.max_batch_tokens)
+        metrics.inference_duration.observe(ended - started)
+        for piece in batch.slices:
+            metrics.queue_duration.observe(max(0.0, started - piece.request.payload.admitted))
+        with self._lock:
+            gone = [piece for piece in batch.slices if piece.request.key in self._gone]
+            self._gone.difference_update(piece.request.key for piece in gone)  # type: ignore[arg-type]
+        if gone:
+            metrics.cancelled_texts["batched"].inc(sum(piece.stop - piece.start for piece in gone))
+
+    def _succeeded(self) -> None:
+        self._last_success = time.monotonic()
+        self._metrics.last_success.set(time.time())
+
+    def _give_up(self, error: Exception) -> None:
+        """The encoder is lost: say so, let the answers out, and end; the supervisor starts another process."""
+        log.critical("the encoder is lost, this process ends: %s", error)
+        self._flush()
+        self._exit(70)
+
+    def _flush(self) -> None:
+        """Wait until everything is sent, and the sockets are closed."""
+        self._outbox.put(None)
+        self._sender.join(timeout=5.0)
+
+    # --- receiving thread ---
+
+    def _receive(self, inbox: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                submit = decode_submit(inbox.recv())
+            except zmq.ContextTerminated:
+                inbox.close(linger=0)
+                return
+            self._outbox.put(submit.reply_endpoint)
+            with self._lock:
+                for request in submit.requests:
+                    self._accept(submit.reply_endpoint, request)
+                for id_ in submit.cancelled:
+                    self._cancel((submit.reply_endpoint, id_))
+                self._note_running(None)
+                self._lock.notify()
+
+    def _accept(self, endpoint: str, request: EncodeRequest) -> None:
+        payload = _Payload(
+            endpoint,
+            request.id,
+            np.frombuffer(request.ids, np.int32),
+            request.dimensions,
+            request.normalize,
+            request.admitted,
+        )
+        lengths = np.frombuffer(request.lengths, np.int32).tolist()
+        task = Task.TOKENS if request.task == TOKENS else Task.EMBED
+        try:
+            self._scheduler.add(Request((endpoint, request.id), lengths, task, request.deadline, payload))
+        except ValueError as error:
+            self._outbox.put((endpoint, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))]))
+
+    def _cancel(self, key: Key) -> None:
+        dropped = self._scheduler.cancel(key)
+        if dropped:
+            self._metrics.cancelled_texts["queued"].inc(dropped)
+        if key in self._running:
+            self._gone.add(key)
+
+    # --- sending thread ---
+
+    def _send(self) -> None:
+        outputs: dict[str, zmq.Socket[bytes]] = {}
+        next_status = time.monotonic() + STATUS_INTERVAL_S
+        while True:
+            try:
+                item = self._outbox.get(timeout=max(0.0, next_status - time.monotonic()))
+            except Empty:
+                next_status += STATUS_INTERVAL_S
+                self._metrics.busy_ratio.set(self._load.busy_ratio(time.monotonic()))
+                for endpoint in outputs:
+                    self._emit(outputs[endpoint], [])
+                continue
+            if item is None:
+                for socket in outputs.values():
+                    socket.close(linger=2000)
+                self._context.term()
+                return
+            if isinstance(item, str):
+                if item.startswith("-"):
+                    gone = outputs.pop(item[1:], None)
+                    if gone is not None:
+                        gone.close(linger=0)
+                elif item not in outputs:
+                    outputs[item] = self._connect(item)
+                continue
+            endpoint, parts = item
+            if endpoint in outputs:
+                self._emit(outputs[endpoint], parts)
+
+    def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        socket.set_hwm(0)
+        socket.connect(endpoint)
+        return socket
+
+    def _emit(self, socket: zmq.Socket[bytes], parts: list[Part]) -> None:
+        status = Status(self._index, self._last_success, self._scheduler.queue_tokens, self._load.tokens_per_s)
+        socket.send(encode(Results(status, parts)))
+
+    # --- the supervisor's line ---
+
+    def follow(self, line: Line, runtime_folder: str) -> None:
+        """Obey the supervisor; end with it. Runs in a thread of its own."""
+        while True:
+            message = line.receive()
+            if message is None:
+                shutil.rmtree(runtime_folder, ignore_errors=True)
+                self._exit(1)
+                return
+            with self._lock:
+                if isinstance(message, Drain):
+                    self._draining = True
+                elif isinstance(message, ApiGone):
+                    self._forget(message.reply_endpoint)
+                self._lock.notify()
+
+    def _forget(self, endpoint: str) -> None:
+        for key in self._scheduler.waiting():
+            if key[0] == endpoint:  # type: ignore[index]
+                self._cancel(key)  # type: ignore[arg-type]
+        self._outbox.put("-" + endpoint)
+
+    def close(self) -> None:
+        """Send what is left and give everything back."""
+        self._flush()
+        self._encoder.close()
+
+
+def _pack(slices: list[Slice]) -> PackedBatch:
+    """Lay the slices' texts end to end; per slice, not per text."""
+    ids = [
+        piece.request.payload.ids[piece.request.offsets[piece.start] : piece.request.offsets[piece.stop]]
+        for piece in slices
+    ]
+    sizes = [piece.stop - piece.start for piece in slices]
+    cu_seqlens = np.zeros(sum(sizes) + 1, np.int32)
+    row = tokens = 0
+    for piece, size in zip(slices, sizes, strict=True):
+        offsets = piece.request.offsets[piece.start + 1 : piece.stop + 1]
+        cu_seqlens[row + 1 : row + 1 + size] = offsets
+        cu_seqlens[row + 1 : row + 1 + size] += tokens - piece.request.offsets[piece.start]
+        tokens += piece.tokens
+        row += size
+    payloads: list[_Payload] = [piece.request.payload for piece in slices]
+    dimensions = [payload.dimensions for payload in payloads]
+    normalize = [payload.normalize for payload in payloads]
+    return PackedBatch(
+        np.concatenate(ids) if len(ids) > 1 else ids[0],
+        cu_seqlens,
+        dimensions=np.repeat(np.array(dimensions, np.int32), sizes) if any(dimensions) else None,
+        normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
+    )
+
+
+def main() -> None:
+    """`python -m server.engine_process FD`: one engine, told what to do over the inherited socket FD."""
+    began = time.monotonic()
+    line = Line.from_fd(int(sys.argv[1]))
+    start = line.receive()
+    if not isinstance(start, StartEngine):
+        raise SystemExit("server.engine_process is started by `embert serve`")
+    config = start.config
+    configure_logging(f"engine-{start.index}", config.log_format, config.log_level)
+    use_folder(Path(start.runtime_folder, "metrics"))
+    try:
+        model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
+        encoder = load_encoder(
+            model,
+            device=start.device,
+            dtype=config.dtype,
+            max_batch_tokens=config.max_batch_tokens,
+            encoder=config.encoder,
+        )
+        process = EngineProcess(start, model, encoder)
+        process.warm_up()
+    except EngineError as error:
+        line.send(Failed(str(error)))
+        raise SystemExit(1) from None
+    except MemoryError:
+        line.send(Failed(f"not enough memory to load {start.model_id}"))
+        raise SystemExit(1) from None
+    process.listen()
+    threading.Thread(target=process.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()
+    info = EngineInfo(
+        encoder=encoder.name,
+        device=encoder.device,
+        device_name=encoder.device_name,
+        dtype=encoder.dtype,
+        choice=getattr(encoder, "choice", ""),
+        max_batch_tokens=encoder.max_batch_tokens,
+        width=encoder.width,
+        hidden_size=encoder.hidden_size,
+        load_s=time.monotonic() - began,
+    )
+    line.send(Ready(info))
+    process.run()
+    process.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Every answer that is not 200, in both dialects.
+
+TEI routes answer   {"error": message, "error_type": type}
+OpenAI routes       {"error": {"message", "type", "param", "code"}}
+
+Messages name the field, the limit and the value given, never the text itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+
+__all__ = [
+    "BadRequest",
+    "EmptyInput",
+    "InferenceFailed",
+    "Invalid",
+    "ModelUnknown",
+    "NotFound",
+    "Overloaded",
+    "PayloadTooLarge",
+    "ServerError",
+    "Unauthorized",
+    "Unavailable",
+    "error_body",
+]
+
+
+@dataclass(eq=False)
+class ServerError(Exception):
+    """An answer that is not 200."""
+
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+    status: int = field(default=500, init=False)
+    tei_type: str = field(default="Backend", init=False)
+    openai_type: str = field(default="server_error", init=False)
+    openai_code: str | None = field(default=None, init=False)
+    reject_reason: str | None = field(default=None, init=False)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(eq=False)
+class BadRequest(ServerError):
+    """400: the body is not JSON."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 400, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class EmptyInput(ServerError):
+    """400: nothing to encode."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 400, "Empty", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class Unauthorized(ServerError):
+    """401: a key is wanted, and none or a wrong one was sent."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type = 401, "Unauthorized"
+        self.openai_type, self.openai_code = "authentication_error", "invalid_api_key"
+
+
+@dataclass(eq=False)
+class NotFound(ServerError):
+    """404: no such route."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 404, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class ModelUnknown(ServerError):
+    """404: the request names another model."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type = 404, "Validation"
+        self.openai_type, self.openai_code = "invalid_request_error", "model_not_found"
+
+
+@dataclass(eq=False)
+class PayloadTooLarge(ServerError):
+    """413: too many bytes or too many inputs."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 413, "Validation", "invalid_request_error"
+        self.reject_reason = "too_large"
+
+
+@dataclass(eq=False)
+class Invalid(ServerError):
+    """422: a field's type or value."""
+
+    kind: str = "Validation"  # or "Tokenizer"
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 422, self.kind, "invalid_request_error"
+
+
+@dataclass(eq=False)
+class InferenceFailed(ServerError):
+    """424: the encoder failed on this request."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 424, "Backend", "server_error"
+
+
+@dataclass(eq=False)
+class Overloaded(ServerError):
+    """429: over the queue's token budget."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 429, "Overloaded", "rate_limit_error"
+        self.reject_reason = "queue_full"
+
+
+@dataclass(eq=False)
+class Unavailable(ServerError):
+    """503: loading, draining, the engine restarting, or a deadline that passed."""
+
+    reason: str = "loading"  # "loading", "draining" or "deadline"
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 503, "Unhealthy", "server_error"
+        self.reject_reason = self.reason
+
+
+def error_body(error: ServerError, *, openai: bool) -> bytes:
+    """The error in its dialect, as JSON."""
+    if openai:
+        facts = {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.openai_code}
+        return orjson.dumps({"error": facts})
+    return orjson.dumps({"error": error.message, "error_type": error.tei_type})

@@ -1,0 +1,179 @@
+"""Every metric, once.
+
+All processes write into memory-mapped files of one folder, and any of them can answer `/metrics` for all.
+`prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` comes first and the import after.
+Counters and histograms of a process that died stay in the totals; its gauges go with `forget_process`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from prometheus_client import Counter, Gauge, Histogram
+
+__all__ = [
+    "CANCEL_STAGES",
+    "REJECT_REASONS",
+    "ApiMetrics",
+    "EngineMetrics",
+    "SupervisorMetrics",
+    "exposition",
+    "forget_process",
+    "use_folder",
+]
+
+REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading")
+CANCEL_STAGES = ("queued", "batched")
+_TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_TOKEN_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_BATCH_TOKEN_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+
+def use_folder(folder: Path) -> None:
+    """Make this process write its metrics there; must run before anything imports prometheus_client."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+
+
+def exposition() -> tuple[bytes, str]:
+    """What all processes measured, as (text, content type)."""
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+def forget_process(pid: int) -> None:
+    """Drop the gauges of a process that is no more."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    mark_process_dead(pid)
+
+
+def _counter(name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
+    from prometheus_client import Counter
+
+    return Counter(f"embert_{name}", help_, labels, registry=None)
+
+
+def _gauge(name: str, help_: str, labels: Sequence[str] = (), mode: str = "livesum") -> Gauge:
+    from prometheus_client import Gauge
+
+    return Gauge(f"embert_{name}", help_, labels, registry=None, multiprocess_mode=mode)  # type: ignore[arg-type]
+
+
+def _histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+    from prometheus_client import Histogram
+
+    return Histogram(f"embert_{name}", help_, labels, registry=None, buckets=tuple(buckets))
+
+
+class ApiMetrics:
+    """Written by API processes."""
+
+    def __init__(self, routes: Sequence[str], latency_buckets: Sequence[float]) -> None:
+        self.requests = _counter("requests_total", "HTTP requests answered.", ["route", "status"])
+        duration = _histogram(
+            "request_duration_seconds", "From the request's head to its answer's end.", latency_buckets, ["route"]
+        )
+        self.request_duration = {route: duration.labels(route) for route in routes}
+        self.tokenize_duration = _histogram("tokenize_duration_seconds", "Tokenising one request.", latency_buckets)
+        self.response_encode_duration = _histogram(
+            "response_encode_duration_seconds", "Writing one answer's body.", latency_buckets
+        )
+        self.texts = _counter("texts_total", "Texts accepted.")
+        self.tokens = _counter("tokens_total", "Tokens accepted.")
+        self.truncated_texts = _counter("truncated_texts_total", "Texts cut to the model's longest input.")
+        self.request_texts = _histogram("request_texts", "Texts of one request.", _TEXT_BUCKETS)
+        self.text_tokens = _histogram("text_tokens", "Tokens of one text.", _TOKEN_BUCKETS)
+        self.requests_in_flight = _gauge("requests_in_flight", "HTTP requests being answered.")
+        rejected = _counter("rejected_total", "Requests refused, by reason.", ["reason"])
+        self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
+        self._status: dict[tuple[str, int], Counter] = {}
+        for route in routes:
+            self.count(route, 200, 0)
+        self.requests_in_flight.set(0)
+
+    def count(self, route: str, status: int, amount: int = 1) -> None:
+        """Count an answer."""
+        child = self._status.get((route, status))
+        if child is None:
+            child = self._status[(route, status)] = self.requests.labels(route, str(status))
+        child.inc(amount)
+
+    def observe_text_tokens(self, lengths: npt.NDArray[np.int32]) -> None:
+        """Token counts of one request's texts, int32 [n]."""
+        if len(lengths) <= 4:
+            for length in lengths.tolist():
+                self.text_tokens.observe(length)
+            return
+        # observe() costs 1.5 µs and takes one value, so do for many what it does for one: a bucket and the sum.
+        counts = np.bincount(np.searchsorted(_TOKEN_BUCKETS, lengths), minlength=len(_TOKEN_BUCKETS) + 1)
+        for bucket in counts.nonzero()[0].tolist():
+            self.text_tokens._buckets[bucket].inc(int(counts[bucket]))
+        self.text_tokens._sum.inc(int(lengths.sum()))
+
+
+class EngineMetrics:
+    """Written by engine processes."""
+
+    def __init__(self, engine: int, latency_buckets: Sequence[float], model: dict[str, str]) -> None:
+        label = str(engine)
+        self.queue_duration = _histogram(
+            "queue_duration_seconds", "From admission to the start of a batch, per request and batch.", latency_buckets
+        )
+        self.inference_duration = _histogram("inference_duration_seconds", "One batch on the encoder.", latency_buckets)
+        self.batches = _counter("batches_total", "Batches run.", ["engine"]).labels(label)
+        self.batch_texts = _histogram("batch_texts", "Texts of one batch.", _TEXT_BUCKETS, ["engine"]).labels(label)
+        self.batch_tokens = _histogram("batch_tokens", "Tokens of one batch.", _BATCH_TOKEN_BUCKETS, ["engine"]).labels(
+            label
+        )
+        self.fill_ratio = _histogram(
+            "batch_token_fill_ratio", "Tokens of one batch ÷ token budget.", _RATIO_BUCKETS, ["engine"]
+        ).labels(label)
+        self.padding_tokens = _counter("padding_tokens_total", "Tokens computed that no text has.", ["engine"]).labels(
+            label
+        )
+        self.queue_texts = _gauge("queue_texts", "Texts waiting for a batch.")
+        self.queue_tokens = _gauge("queue_tokens", "Tokens waiting for a batch.")
+        self.busy_ratio = _gauge(
+            "engine_busy_ratio", "Share of the last seconds spent in forwards.", ["engine"]
+        ).labels(label)
+        self.last_success = _gauge(
+            "engine_last_success_timestamp_seconds",
+            "Unix time of the last forward that worked.",
+            ["engine"],
+            "mostrecent",
+        ).labels(label)
+        cancelled = _counter("cancelled_texts_total", "Texts whose client left, by where they were.", ["stage"])
+        self.cancelled_texts = {stage: cancelled.labels(stage) for stage in CANCEL_STAGES}
+        _gauge("model_info", "The model served.", list(model), "livemax").labels(*model.values()).set(1)
+
+
+@dataclass
+class SupervisorMetrics:
+    """Written by the supervisor."""
+
+    engine_up: dict[int, Gauge]
+    engine_restarts: dict[int, Counter]
+
+    @classmethod
+    def create(cls, engines: Sequence[int], version: str) -> SupervisorMetrics:
+        """Metrics for these engines, all at zero."""
+        up = _gauge("engine_up", "1 while the engine can work.", ["engine"], "livemax")
+        restarts = _counter("engine_restarts_total", "Times the engine process was started again.", ["engine"])
+        _gauge("build_info", "This build.", ["version"], "livemax").labels(version).set(1)
+        metrics = cls({i: up.labels(str(i)) for i in engines}, {i: restarts.labels(str(i)) for i in engines})
+        for gauge in metrics.engine_up.values():
+            gauge.set(0)
+        return metrics

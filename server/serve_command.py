@@ -1,0 +1,79 @@
+"""`embert serve`: everything that can be known to be wrong is said here, before a process is started."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import sys
+import time
+
+from engine import Model, load_model
+from engine.errors import ModelError
+from server import __version__
+from server.config import ConfigError, ServeConfig
+from server.logs import configure_logging
+from server.supervisor import Supervisor, listen
+
+__all__ = ["serve"]
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: ServeConfig) -> int:
+    """Run the server until it is told to stop; returns the exit status."""
+    began = time.monotonic()
+    configure_logging("supervisor", config.log_format, config.log_level)
+    _check_tls(config)
+    sockets = listen(config.host, config.port)
+    metrics_socket = listen(config.host, config.metrics_port)[0] if config.metrics_port is not None else None
+    log.info("embert   %s", __version__)
+    try:
+        model = load_model(config.model, revision=config.revision, pooling=config.pooling, progress=sys.stderr.isatty())
+    except ModelError as error:
+        log.error("%s", error)  # noqa: TRY400 - the sentence is for users, the traceback is not
+        return 1
+    _check_model(config, model)
+    described = model.config
+    log.info(
+        "model    %s (%s, %d layers, hidden size %d, %s pooling, %d dimensions, up to %d tokens)",
+        model.model_id,
+        described.architecture,
+        described.layers,
+        described.hidden_size,
+        model.pooling,
+        model.width,
+        model.max_input_length,
+    )
+    for notice in model.notices:
+        log.warning("%s", notice)
+    return Supervisor(config, model, _devices(config.device), sockets, metrics_socket, began).run()
+
+
+def _devices(device: str) -> list[str]:
+    """One engine process a device: `cuda:0,1` → `cuda:0`, `cuda:1`."""
+    kind, colon, numbers = device.partition(":")
+    return [f"{kind}:{number}" for number in numbers.split(",")] if colon else [device]
+
+
+def _check_tls(config: ServeConfig) -> None:
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except OSError as error:
+        raise ConfigError(
+            f"--ssl-certfile {config.ssl_certfile} with --ssl-keyfile {config.ssl_keyfile}: {error}"
+        ) from None
+
+
+def _check_model(config: ServeConfig, model: Model) -> None:
+    """What the options and the model must agree on."""
+    longest = model.max_input_length
+    if config.max_batch_tokens is not None and config.max_batch_tokens < longest:
+        raise ConfigError(
+            f"--max-batch-tokens {config.max_batch_tokens} is below the {longest} tokens that a text of this model may have"
+        )
+    name = config.default_prompt_name
+    if name is not None and name not in model.prompts:
+        known = ", ".join(sorted(model.prompts)) or "none"
+        raise ConfigError(f"--default-prompt-name {name!r} is not one of the model's prompts ({known})")

@@ -1,0 +1,235 @@
+"""What the routes of one API process share: tokenizer, engines, limits, and the way from texts to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from engine import Encoded, Model, Tokenizer
+from engine.errors import InputError
+from server.config import ServeConfig
+from server.control import EngineInfo
+from server.engine_client import Answer, EngineClient, Receive
+from server.errors import EmptyInput, Invalid, ModelUnknown, PayloadTooLarge
+from server.metrics import ApiMetrics
+from server.schemas import TextOrIds
+
+__all__ = ["Service", "Timing"]
+
+_INLINE_CHARACTERS = 4096  # tokenised on the loop, which costs less than the way to a thread and back
+_INLINE_IDS = 16384
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where a request's time went, for its answer's headers. Seconds of perf_counter."""
+
+    started: float = field(default_factory=time.perf_counter)
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+    characters: int = 0
+    tokens: int = 0
+
+    def note(self, answer: Answer) -> None:
+        """Take over the engine's times."""
+        self.queue_s, self.inference_s = answer.queue_s, answer.inference_s
+
+    def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
+        """TEI's headers in whole milliseconds, Server-Timing in fractions."""
+        total_s = time.perf_counter() - self.started
+        compute_s = self.tokenize_s + self.inference_s
+        return [
+            (b"x-compute-type", compute_type),
+            (b"x-compute-time", b"%d" % (compute_s * 1e3)),
+            (b"x-compute-characters", b"%d" % self.characters),
+            (b"x-compute-tokens", b"%d" % self.tokens),
+            (b"x-total-time", b"%d" % (total_s * 1e3)),
+            (b"x-tokenization-time", b"%d" % (self.tokenize_s * 1e3)),
+            (b"x-queue-time", b"%d" % (self.queue_s * 1e3)),
+            (b"x-inference-time", b"%d" % (self.inference_s * 1e3)),
+            (
+                b"server-timing",
+                b"tokenize;dur=%.3f, queue;dur=%.3f, inference;dur=%.3f, total;dur=%.3f"
+                % (self.tokenize_s * 1e3, self.queue_s * 1e3, self.inference_s * 1e3, total_s * 1e3),
+            ),
+        ]
+
+
+class Service:
+    """One per API process."""
+
+    def __init__(
+        self, config: ServeConfig, model: Model, tokenizer: Tokenizer, client: EngineClient, metrics: ApiMetrics
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.tokenizer = tokenizer
+        self.client = client
+        self.metrics = metrics
+        self.served_name = config.served_model_name or model.model_id
+        self.default_prompt = self._default_prompt()
+        self._threads = ThreadPoolExecutor(config.tokenization_threads, "tokenize")
+
+    @property
+    def engine(self) -> EngineInfo | None:
+        """What the engines are, once one has started."""
+        return next((state.info for state in self.client.engines if state.info is not None), None)
+
+    @property
+    def max_queue_tokens(self) -> int:
+        """Admission budget of the whole server, in tokens."""
+        return self.client.max_queue_tokens
+
+    @property
+    def compute_type(self) -> bytes:
+        """For the header: `cpu`, or `gpu+NVIDIA H100`."""
+        engine = self.engine
+        if engine is None or engine.device == "cpu":
+            return b"cpu"
+        return f"gpu+{engine.device_name}".encode("latin-1", "replace")
+
+    @property
+    def token_vector_limit(self) -> int:
+        """Most tokens of one `/embed_all` request: one batch, since a token's vector is as large as a text's."""
+        engine = self.engine
+        return engine.max_batch_tokens if engine is not None else self.model.max_input_length
+
+    def _default_prompt(self) -> str:
+        config, model = self.config, self.model
+        if config.default_prompt is not None:
+            return config.default_prompt
+        name = config.default_prompt_name or model.default_prompt_name
+        return model.prompts[name] if name is not None else ""
+
+    def prompt(self, name: str | None) -> str:
+        """The text of a prompt, or the default's. Raises Invalid for a name the model does not have."""
+        if name is None:
+            return self.default_prompt
+        if name not in self.model.prompts:
+            known = ", ".join(sorted(self.model.prompts)) or "none"
+            raise Invalid(f"`prompt_name` is not one of the model's prompts ({known})", "prompt_name")
+        return self.model.prompts[name]
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ModelUnknown when `name` is another model than the served one."""
+        if name is not None and name not in (self.served_name, self.model.model_id):
+            shown = name if len(name) <= 100 and name.isprintable() else f"of {len(name)} characters"
+            raise ModelUnknown(f"`model` {shown} is not served here; {self.served_name} is", "model")
+
+    def check_dimensions(self, dimensions: int | None) -> int:
+        """`dimensions` for the engine, 0 meaning all. Raises Invalid outside 1 … width."""
+        if dimensions is None:
+            return 0
+        if not 1 <= dimensions <= self.model.width:
+            raise Invalid(f"`dimensions` must be 1 to {self.model.width}; it is {dimensions}", "dimensions")
+        return 0 if dimensions == self.model.width else dimensions
+
+    def check_count(self, count: int, param: str) -> None:
+        """Raise PayloadTooLarge for more texts than one request may have."""
+        limit = self.config.max_client_batch_size
+        if count > limit:
+            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
+
+    async def tokenize(
+        self,
+        given: TextOrIds,
+        timing: Timing,
+        *,
+        param: str,
+        truncate: bool | None,
+        direction: Any = "right",
+        prompt_name: str | None,
+    ) -> Encoded:
+        """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them."""
+        sequences, is_text = self._sequences(given, param)
+        self.check_count(len(sequences), param)
+        cut = self.config.auto_truncate if truncate is None else truncate
+        began = time.perf_counter()
+        if is_text:
+            prompt = self.prompt(prompt_name)
+            timing.characters = sum(map(len, sequences))
+            work = _Work(
+                self.tokenizer.encode,
+                sequences,
+                {"truncate": cut, "direction": direction, "prompt": prompt, "param": param},
+            )
+            inline = timing.characters <= _INLINE_CHARACTERS
+        else:
+            if prompt_name is not None:
+                raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
+            work = _Work(self.tokenizer.from_ids, sequences, {"truncate": cut, "direction": direction, "param": param})
+            inline = sum(map(len, sequences)) <= _INLINE_IDS
+        with _input_errors():
+            encoded = work() if inline else await self._in_thread(work)
+        timing.tokenize_s = time.perf_counter() - began
+        timing.tokens = encoded.tokens
+        self._observe(encoded, timing)
+        return encoded
+
+    async def in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run the tokenizer's `work` beside the loop; its InputError becomes Invalid."""
+        with _input_errors():
+            return await self._in_thread(work)
+
+    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def encode(self, encoded: Encoded, receive: Receive, timing: Timing, **how: Any) -> Answer:
+        """Through an engine; see EngineClient.encode."""
+        answer = await self.client.encode(encoded, receive, **how)
+        timing.note(answer)
+        return answer
+
+    def _sequences(self, given: TextOrIds, param: str) -> tuple[Sequence[Any], bool]:
+        """A list of texts or of id lists, and which of the two. Raises EmptyInput when there is nothing to encode."""
+        if isinstance(given, str):
+            given = [given]
+        if not given:
+            raise EmptyInput(f"`{param}` must not be an empty list", param)
+        if isinstance(given[0], int):
+            return [given], False
+        for index, sequence in enumerate(given):
+            if not sequence:  # type: ignore[truthy-bool]
+                name = f"{param}[{index}]" if len(given) > 1 else param
+                raise EmptyInput(f"`{name}` must not be empty", param)
+        return given, isinstance(given[0], str)
+
+    def _observe(self, encoded: Encoded, timing: Timing) -> None:
+        metrics = self.metrics
+        metrics.tokenize_duration.observe(timing.tokenize_s)
+        metrics.texts.inc(encoded.sequences)
+        metrics.tokens.inc(encoded.tokens)
+        if encoded.truncated:
+            metrics.truncated_texts.inc(encoded.truncated)
+        metrics.request_texts.observe(encoded.sequences)
+        metrics.observe_text_tokens(encoded.lengths)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _input_errors() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None
+
+
+@dataclass(slots=True)
+class _Work:
+    run: Callable[..., Encoded]
+    sequences: Sequence[Any]
+    how: dict[str, Any]
+
+    def __call__(self) -> Encoded:
+        return self.run(self.sequences, **self.how)

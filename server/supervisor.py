@@ -1,0 +1,348 @@
+"""`embert serve`: binds the port, starts the processes, watches them, starts them again, and ends them in order.
+
+supervisor ── line ── API process 0 … N-1     share the listening socket, which stays open while one of them is restarted
+           └─ line ── engine process 0 … G-1  one per device; each start has a ZeroMQ endpoint of its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from engine import Model
+from server import __version__
+from server.config import ConfigError, ServeConfig
+from server.control import ApiGone, Drain, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
+from server.metrics import forget_process, use_folder
+
+if TYPE_CHECKING:
+    from server.metrics import SupervisorMetrics
+
+__all__ = ["Supervisor", "listen"]
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
+LIVED_WELL_S = 30.0  # after this long, a new failure is a first failure
+_BACKLOG = 4096
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Open the port, on every address `host` means. Raises ConfigError with one sentence."""
+    try:
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"--host {host} is not an address of this machine: {error}") from None
+    sockets: list[socket.socket] = []
+    for family, kind, protocol, _, address in dict.fromkeys(addresses):
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            sock.bind((address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:]))
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port"
+            ) from None
+        sock.set_inheritable(True)
+        sockets.append(sock)
+    return sockets
+
+
+@dataclass(eq=False)
+class _Child:
+    """A process to keep alive."""
+
+    name: str
+    module: str
+    index: int
+    starts: int = 0
+    backoff_s: float = BACKOFF_FIRST_S
+    started: float = 0.0
+    start_at: float | None = None  # when to start it (again)
+    process: subprocess.Popen[bytes] | None = None
+    line: Line | None = None
+    ready: bool = False
+    endpoint: str = ""  # of this start
+
+
+@dataclass(eq=False)
+class Supervisor:
+    """Owns the children. `run` returns the exit status."""
+
+    config: ServeConfig
+    model: Model
+    devices: list[str]
+    sockets: list[socket.socket]
+    metrics_socket: socket.socket | None
+    began: float
+    _folder: Path = field(init=False)
+    _apis: list[_Child] = field(init=False)
+    _engines: list[_Child] = field(init=False)
+    _states: list[EngineState] = field(init=False)
+    _metrics: SupervisorMetrics = field(init=False)
+    _stopping: bool = field(default=False, init=False)
+    _kill_at: float = field(default=float("inf"), init=False)
+    _announced: bool = field(default=False, init=False)
+    _status: int = field(default=0, init=False)
+
+    def run(self) -> int:
+        """Serve until told to stop: 0 after SIGTERM or SIGINT, 1 when a child cannot start or a second signal cut things short."""
+        self._folder = Path(tempfile.mkdtemp(prefix="embert-"))
+        (self._folder / "metrics").mkdir()
+        use_folder(self._folder / "metrics")
+        from server.metrics import SupervisorMetrics
+
+        self._metrics = SupervisorMetrics.create(range(len(self.devices)), __version__)
+        self._engines = [_Child(f"engine-{i}", "server.engine_process", i) for i in range(len(self.devices))]
+        self._apis = [_Child(f"api-{i}", "server.api_process", i) for i in range(self.config.http_processes)]
+        self._states = [EngineState(i, "loading", "starting") for i in range(len(self.devices))]
+        self._selector = selectors.DefaultSelector()
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._selector.register(wake_read, selectors.EVENT_READ)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop
+        try:
+            for child in (*self._engines, *self._apis):
+                self._start(child)
+            while self._children():
+                for key, _ in self._selector.select(self._patience_s()):
+                    if key.fd == wake_read:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(wake_read, 4096)
+                    else:
+                        self._listen_to(key.data)
+                self._reap()
+                self._start_due()
+                self._stop_in_order()
+        finally:
+            for child in self._children():
+                self._kill(child)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return self._status
+
+    # --- starting ---
+
+    def _start(self, child: _Child) -> None:
+        mine, theirs = socket.socketpair()
+        inherited = [theirs.fileno()]
+        child.starts += 1
+        if child in self._apis:
+            inherited += [sock.fileno() for sock in self.sockets]
+            inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
+        child.endpoint = f"ipc://{self._folder}/{child.name}.{child.starts}"
+        child.process = subprocess.Popen(
+            [sys.executable, "-m", child.module, str(theirs.fileno())],
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is for the supervisor, which then ends the children in order
+        )
+        theirs.close()
+        child.line, child.ready, child.started, child.start_at = Line(mine), False, time.monotonic(), None
+        self._selector.register(mine, selectors.EVENT_READ, child)
+        child.line.send(self._instructions(child))
+        log.debug("%s started, pid %d", child.name, child.process.pid)
+
+    def _instructions(self, child: _Child) -> Message:
+        if child in self._engines:
+            return StartEngine(
+                config=self.config,
+                folder=str(self.model.folder),
+                model_id=self.model.model_id,
+                runtime_folder=str(self._folder),
+                index=child.index,
+                device=self.devices[child.index],
+                endpoint=child.endpoint,
+            )
+        return StartApi(
+            config=self.config,
+            folder=str(self.model.folder),
+            model_id=self.model.model_id,
+            model_revision=self.model.revision,
+            runtime_folder=str(self._folder),
+            reply_endpoint=child.endpoint,
+            socket_fds=[sock.fileno() for sock in self.sockets],
+            metrics_fd=self.metrics_socket.fileno() if self.metrics_socket and child.index == 0 else None,
+            worker=child.index,
+            engines=self._states,
+        )
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for child in (*self._engines, *self._apis):
+            if child.start_at is not None and child.start_at <= now and not self._stopping:
+                self._start(child)
+
+    def _patience_s(self) -> float | None:
+        moments = [child.start_at for child in (*self._engines, *self._apis) if child.start_at is not None]
+        if self._stopping:
+            moments.append(self._kill_at)
+        moments = [moment for moment in moments if moment != float("inf")]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    # --- listening ---
+
+    def _listen_to(self, child: _Child) -> None:
+        assert child.line is not None  # noqa: S101 - registered with its line
+        for message in child.line.drain():
+            if message is None:
+                self._selector.unregister(child.line.socket)
+                child.line.socket.close()
+                return
+            if isinstance(message, Ready):
+                self._on_ready(child, message)
+            elif isinstance(message, Failed):
+                self._on_failed(child, message)
+
+    def _on_ready(self, child: _Child, message: Ready) -> None:
+        child.ready = True
+        if child in self._engines:
+            self._metrics.engine_up[child.index].set(1)
+            self._tell_state(EngineState(child.index, "ready", "", child.endpoint, message.info))
+        if self._announced:
+            log.info("%s is ready again, %.1f s after its start", child.name, time.monotonic() - child.started)
+        elif all(each.ready for each in (*self._engines, *self._apis)):
+            self._announced = True
+            self._announce()
+
+    def _on_failed(self, child: _Child, message: Failed) -> None:
+        log.error("%s", message.message)
+        if not self._announced:  # nobody has been served yet: a wrong model or option, which a new try does not mend
+            self._status = 1
+            self._stop()
+            self._kill_at = time.monotonic()
+
+    def _announce(self) -> None:
+        info = self._states[0].info
+        assert info is not None  # noqa: S101 - engines are ready
+        config = self.config
+        devices = ", ".join(self.devices) if len(self.devices) > 1 else info.device
+        log.info("encoder  %s on %s (%s), %s; %s", info.encoder, devices, info.device_name, info.dtype, info.choice)
+        queue = config.max_queue_tokens or 64 * info.max_batch_tokens
+        log.info(
+            "limits   batch %d tokens, queue %d tokens, request %d texts and %d bytes, %g s",
+            info.max_batch_tokens,
+            queue,
+            config.max_client_batch_size,
+            config.payload_limit,
+            config.request_timeout,
+        )
+        url = self.url()
+        log.info("ready    %s after %.1f s, with %d HTTP process(es); documentation at %s/docs", url, time.monotonic() - self.began,
+                 len(self._apis), url)  # fmt: skip
+        if config.log_format == "text":
+            key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
+            command = f"curl {url}/v1/embeddings -H 'content-type: application/json'{key} -d '{{\"input\": \"Hello, world\"}}'"
+            log.info("try      %s", command)
+
+    def url(self) -> str:
+        """Where a client on this machine finds us."""
+        host, port = self.sockets[0].getsockname()[:2]
+        scheme = "https" if self.config.ssl_certfile else "http"
+        shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
+        return f"{scheme}://{shown}:{port}"
+
+    def _tell_state(self, state: EngineState) -> None:
+        self._states[state.index] = state
+        for api in self._apis:
+            if api.line is not None:
+                api.line.send(state)
+
+    # --- losing and stopping ---
+
+    def _children(self) -> list[_Child]:
+        if self._stopping:
+            return [child for child in (*self._engines, *self._apis) if child.process is not None]
+        return [*self._engines, *self._apis]
+
+    def _reap(self) -> None:
+        for child in (*self._engines, *self._apis):
+            if child.process is None or child.process.poll() is None:
+                continue
+            if child.line is not None and child.line.socket.fileno() >= 0:
+                self._listen_to(child)  # its last words
+            if child.line is not None and child.line.socket.fileno() >= 0:
+                self._selector.unregister(child.line.socket)
+                child.line.socket.close()
+            status, pid = child.process.returncode, child.process.pid
+            child.process, child.line = None, None
+            forget_process(pid)
+            self._lost(child, status)
+
+    def _lost(self, child: _Child, status: int) -> None:
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if child in self._engines:
+            self._metrics.engine_up[child.index].set(0)
+            self._tell_state(EngineState(child.index, "down", f"the engine process {how} and is being restarted"))
+        else:
+            for engine in self._engines:
+                if engine.line is not None:
+                    engine.line.send(ApiGone(child.endpoint))
+        if self._stopping:
+            return
+        if time.monotonic() - child.started > LIVED_WELL_S:
+            child.backoff_s = BACKOFF_FIRST_S
+        log.error("%s %s; starting it again in %.1f s", child.name, how, child.backoff_s)
+        child.start_at = time.monotonic() + child.backoff_s
+        child.backoff_s = min(2 * child.backoff_s, BACKOFF_MAX_S)
+        if child in self._engines:
+            self._metrics.engine_restarts[child.index].inc()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._stopping:
+            log.warning("%s again: leaving at once", signal.Signals(number).name)
+            self._status = 1
+            self._kill_at = 0.0
+            return
+        log.info(
+            "%s: draining for up to %g s; again to leave at once",
+            signal.Signals(number).name,
+            self.config.drain_timeout,
+        )
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._kill_at = time.monotonic() + self.config.drain_timeout + 5.0
+        for api in self._apis:
+            if api.line is not None:
+                api.line.send(Drain())
+
+    def _stop_in_order(self) -> None:
+        """The API processes leave when their requests are answered; only then the engines, who answer them."""
+        if not self._stopping:
+            return
+        if all(api.process is None for api in self._apis):
+            for engine in self._engines:
+                if engine.line is not None and engine.ready:
+                    engine.line.send(Drain())
+                    engine.ready = False
+                elif engine.process is not None and self._states[engine.index].state != "ready":
+                    self._kill(engine)  # still loading
+        if time.monotonic() >= self._kill_at:
+            for child in self._children():
+                self._kill(child)
+
+    def _kill(self, child: _Child) -> None:
+        if child.process is not None:
+            child.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(5)
