@@ -56,6 +56,10 @@ def _run(engine: Engine, arguments: argparse.Namespace) -> None:
         if arguments.output is not None:
             output = stack.enter_context(Path(arguments.output).open("wb"))
             as_array = arguments.output.endswith(".npy")
+
+        def advance(texts_done: int) -> None:
+            bar.update(texts_done)
+
         blocks: list[npt.NDArray[np.float32]] = []
         while block := list(itertools.islice(texts, _BLOCK_TEXTS)):
             vectors = engine.embed(
@@ -64,7 +68,7 @@ def _run(engine: Engine, arguments: argparse.Namespace) -> None:
                 normalize=arguments.normalize,
                 dimensions=arguments.dimensions,
                 truncate=arguments.truncate,
-                progress=bar.update,
+                progress=advance,
             )
             if as_array:
                 blocks.append(vectors)

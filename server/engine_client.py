@@ -98,7 +98,7 @@ class EngineClient:
         self._inbox.set_hwm(0)
         self._inbox.bind(reply_endpoint)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._inbox.getsockopt(zmq.FD), self._read)
+        self._loop.add_reader(self._inbox.FD, self._read)
         self._sweeper = self._loop.create_task(self._sweep())
 
     # --- what the routes use ---
@@ -370,7 +370,7 @@ class EngineClient:
     async def close(self) -> None:
         """Stop; nothing may be pending."""
         self._sweeper.cancel()
-        self._loop.remove_reader(self._inbox.getsockopt(zmq.FD))
+        self._loop.remove_reader(self._inbox.FD)
         self._inbox.close(linger=0)
         for engine in self._engines.values():
             if engine.socket is not None:

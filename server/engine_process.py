@@ -194,7 +194,7 @@ class EngineProcess:
             self._observe(batch, started, ended)
             self._answer(batch.slices, batch.task, vectors, started, ended)
         with self._lock:
-            self._running.difference_update(piece.request.key for piece in batch.slices)  # type: ignore[arg-type]
+            self._running.difference_update(piece.request.key for piece in batch.slices)
 
     def _isolate(self, batch: Batch, error: EncoderError) -> None:
         """A batch failed: halve it until only the requests that fail by themselves get the error."""
@@ -264,7 +264,7 @@ class EngineProcess:
             metrics.queue_duration.observe(max(0.0, started - piece.request.payload.admitted))
         with self._lock:
             gone = [piece for piece in batch.slices if piece.request.key in self._gone]
-            self._gone.difference_update(piece.request.key for piece in gone)  # type: ignore[arg-type]
+            self._gone.difference_update(piece.request.key for piece in gone)
         if gone:
             metrics.cancelled_texts["batched"].inc(sum(piece.stop - piece.start for piece in gone))
 

@@ -1,7 +1,7 @@
 """Every metric, once.
 
 All processes write into memory-mapped files of one folder, and any of them can answer `/metrics` for all.
-`prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` comes first and the import after.
+`prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` comes first.
 Counters and histograms of a process that died stay in the totals; its gauges go with `forget_process`.
 """
 
@@ -49,7 +49,7 @@ def exposition() -> tuple[bytes, str]:
     from prometheus_client.multiprocess import MultiProcessCollector
 
     registry = CollectorRegistry()
-    MultiProcessCollector(registry)
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -57,7 +57,7 @@ def forget_process(pid: int) -> None:
     """Drop the gauges of a process that is no more."""
     from prometheus_client.multiprocess import mark_process_dead
 
-    mark_process_dead(pid)
+    mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 def _counter(name: str, help_: str, labels: Sequence[str] = ()) -> Counter:

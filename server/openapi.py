@@ -141,9 +141,8 @@ def add_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
     """Complete FastAPI's document in place, and return it."""
     models = {model for row in _HOT for model in row[1:3]} | {OpenAIError, TeiError}
     ordered = sorted(models, key=lambda model: model.__name__)
-    names, schemas = models_json_schema(
-        [(model, "validation") for model in ordered], ref_template="#/components/schemas/{model}"
-    )
+    inputs: list[tuple[Any, Literal["validation"]]] = [(model, "validation") for model in ordered]
+    names, schemas = models_json_schema(inputs, ref_template="#/components/schemas/{model}")
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{}, {"key": []}]

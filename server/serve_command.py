@@ -71,7 +71,7 @@ def _check_model(config: ServeConfig, model: Model) -> None:
     longest = model.max_input_length
     if config.max_batch_tokens is not None and config.max_batch_tokens < longest:
         raise ConfigError(
-            f"--max-batch-tokens {config.max_batch_tokens} is below the {longest} tokens that a text of this model may have"
+            f"--max-batch-tokens {config.max_batch_tokens} is below the {longest} tokens that one text may have"
         )
     name = config.default_prompt_name
     if name is not None and name not in model.prompts:

@@ -197,7 +197,7 @@ class Service:
         if isinstance(given[0], int):
             return [given], False
         for index, sequence in enumerate(given):
-            if not sequence:  # type: ignore[truthy-bool]
+            if not sequence:
                 name = f"{param}[{index}]" if len(given) > 1 else param
                 raise EmptyInput(f"`{name}` must not be empty", param)
         return given, isinstance(given[0], str)

@@ -1,6 +1,6 @@
 """`embert serve`: binds the port, starts the processes, watches them, starts them again, and ends them in order.
 
-supervisor ── line ── API process 0 … N-1     share the listening socket, which stays open while one of them is restarted
+supervisor ── line ── API process 0 … N-1     share the listening socket, which stays open while one restarts
            └─ line ── engine process 0 … G-1  one per device; each start has a ZeroMQ endpoint of its own
 """
 
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
 LIVED_WELL_S = 30.0  # after this long, a new failure is a first failure
+SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group: one wish, told twice
 _BACKLOG = 4096
 
 
@@ -99,10 +100,11 @@ class Supervisor:
     _stopping: bool = field(default=False, init=False)
     _kill_at: float = field(default=float("inf"), init=False)
     _announced: bool = field(default=False, init=False)
+    _signalled: float = field(default=float("-inf"), init=False)
     _status: int = field(default=0, init=False)
 
     def run(self) -> int:
-        """Serve until told to stop: 0 after SIGTERM or SIGINT, 1 when a child cannot start or a second signal cut things short."""
+        """Serve until told to stop: 0 after SIGTERM or SIGINT, 1 when a child cannot start or a second signal came."""
         self._folder = Path(tempfile.mkdtemp(prefix="embert-"))
         (self._folder / "metrics").mkdir()
         use_folder(self._folder / "metrics")
@@ -209,7 +211,7 @@ class Supervisor:
             if isinstance(message, Ready):
                 self._on_ready(child, message)
             elif isinstance(message, Failed):
-                self._on_failed(child, message)
+                self._on_failed(message)
 
     def _on_ready(self, child: _Child, message: Ready) -> None:
         child.ready = True
@@ -222,7 +224,7 @@ class Supervisor:
             self._announced = True
             self._announce()
 
-    def _on_failed(self, child: _Child, message: Failed) -> None:
+    def _on_failed(self, message: Failed) -> None:
         log.error("%s", message.message)
         if not self._announced:  # nobody has been served yet: a wrong model or option, which a new try does not mend
             self._status = 1
@@ -244,13 +246,14 @@ class Supervisor:
             config.payload_limit,
             config.request_timeout,
         )
-        url = self.url()
-        log.info("ready    %s after %.1f s, with %d HTTP process(es); documentation at %s/docs", url, time.monotonic() - self.began,
-                 len(self._apis), url)  # fmt: skip
+        url, took_s = self.url(), time.monotonic() - self.began
+        log.info(
+            "ready    %s after %.1f s, HTTP processes: %d; documentation at %s/docs", url, took_s, len(self._apis), url
+        )
         if config.log_format == "text":
             key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
-            command = f"curl {url}/v1/embeddings -H 'content-type: application/json'{key} -d '{{\"input\": \"Hello, world\"}}'"
-            log.info("try      %s", command)
+            body = '{"input": "Hello, world"}'
+            log.info("try      curl %s/v1/embeddings -H 'content-type: application/json'%s -d '%s'", url, key, body)
 
     def url(self) -> str:
         """Where a client on this machine finds us."""
@@ -307,6 +310,8 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if time.monotonic() - self._signalled < SAME_SIGNAL_S:
+            return
         if self._stopping:
             log.warning("%s again: leaving at once", signal.Signals(number).name)
             self._status = 1
