@@ -1,0 +1,219 @@
+"""The default model, small random models written to disk, and HuggingFace's answers to compare with."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+import engine
+from engine.encoders import Encoder
+from engine.model import Model
+
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+class BuildBert(Protocol):
+    """Writes a model folder with random weights; keyword arguments are BertConfig's."""
+
+    def __call__(
+        self, *, pooling: str | None = "mean", shard_size: str | None = None, dtype: torch.dtype = ..., **config: Any
+    ) -> Path: ...
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Model:
+    return engine.load_model()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(default_model: Model) -> engine.Tokenizer:
+    return engine.Tokenizer(default_model)
+
+
+@pytest.fixture(scope="session")
+def float32_encoder(default_model: Model) -> Encoder:
+    return engine.load_encoder(default_model, device="cpu", max_batch_tokens=20_000)
+
+
+@pytest.fixture(scope="session")
+def bfloat16_encoder(default_model: Model) -> Encoder:
+    return engine.load_encoder(default_model, device="cpu", dtype="bfloat16", max_batch_tokens=20_000)
+
+
+@pytest.fixture
+def build_bert(tmp_path: Path) -> BuildBert:
+    def build(
+        *,
+        pooling: str | None = "mean",
+        shard_size: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        **config: Any,
+    ) -> Path:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        shape = {
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 96,
+            "max_position_embeddings": 128,
+            "initializer_range": 0.3,  # large enough that an error anywhere shows
+        }
+        torch.manual_seed(0)
+        model = transformers.BertModel(transformers.BertConfig(**{**shape, **config}), add_pooling_layer=False)
+        for name, parameter in model.named_parameters():
+            # HuggingFace starts biases at 0 and LayerNorm at 1: an encoder that forgets them would pass.
+            if "LayerNorm" in name or name.endswith("bias"):
+                parameter.data += torch.randn_like(parameter) * 0.2
+        model.to(dtype).save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
+        small_tokenizer(model.config.vocab_size).save(str(folder / "tokenizer.json"))
+        if pooling is not None:
+            write_modules(folder, pooling=pooling)
+        return folder
+
+    return build
+
+
+def small_tokenizer(vocab_size: int) -> Backend:
+    """BERT's kind of tokenizer with a vocabulary of single characters."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    tokens += [*letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Backend(models.WordPiece({token: i for i, token in enumerate(tokens[:vocab_size])}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return tokenizer
+
+
+def write_modules(
+    folder: Path,
+    *,
+    pooling: str | dict[str, Any] = "mean",
+    dense: Sequence[tuple[int, int, str]] = (),
+    normalize: bool = True,
+) -> None:
+    """Write sentence-transformers' files: modules.json, 1_Pooling, and random dense layers (in, out, activation)."""
+    kinds = ["Transformer", "Pooling", *(["Dense"] * len(dense)), *(["Normalize"] if normalize else [])]
+    paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    fields = {"pooling_mode": pooling, "embedding_dimension": 64} if isinstance(pooling, str) else pooling
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    generator = torch.Generator().manual_seed(0)
+    for i, (inputs, outputs, activation) in enumerate(dense, start=2):
+        layer = folder / f"{i}_Dense"
+        layer.mkdir()
+        fields = {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation}
+        (layer / "config.json").write_text(json.dumps(fields))
+        save_file(
+            {
+                "linear.weight": torch.randn(outputs, inputs, generator=generator) * 0.1,
+                "linear.bias": torch.randn(outputs, generator=generator) * 0.1,
+            },
+            layer / "model.safetensors",
+        )
+
+
+class HuggingFace:
+    """transformers' float32 answers, one sequence at a time, so without its padding."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def hidden(self, ids: Ids, token_types: Ids | None = None) -> Floats:
+        """int32 [L] → float32 [L, hidden]."""
+        inputs = {"input_ids": torch.from_numpy(ids.astype(np.int64))[None]}
+        if token_types is not None:
+            inputs["token_type_ids"] = torch.from_numpy(token_types.astype(np.int64))[None]
+        with torch.inference_mode():
+            hidden: Floats = self._model(**inputs).last_hidden_state[0].numpy()
+        return hidden
+
+    def pooled(self, ids: Ids, pooling: str) -> Floats:
+        """int32 [L] → float32 [hidden], by the definition of each pooling."""
+        hidden = self.hidden(ids)
+        pools: dict[str, Callable[[Floats], Floats]] = {
+            "cls": lambda h: h[0],
+            "mean": lambda h: h.mean(0),
+            "max": lambda h: h.max(0),
+            "last-token": lambda h: h[-1],
+        }
+        return pools[pooling](hidden)
+
+
+@pytest.fixture(scope="session")
+def hugging_face(default_model: Model) -> HuggingFace:
+    return HuggingFace(default_model.folder)
+
+
+def unit(rows: Floats) -> Floats:
+    """Rows divided by their length."""
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def random_sequences(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> list[Ids]:
+    random = np.random.default_rng(seed)
+    return [random.integers(0, vocab_size, length).astype(np.int32) for length in lengths]
+
+
+@pytest.fixture(scope="session")
+def real_texts() -> list[str]:
+    """500 texts: the standard library's docstrings whole and cut, and what people type that is not English prose."""
+    odd = [
+        "",
+        " ",
+        "\n\t  \r\n",
+        "a",
+        "?",
+        "[MASK]",
+        "[CLS] [SEP]",
+        "ok!!! 👍🏽👨‍👩‍👧‍👦",
+        "Ångström façade naïve coöperate Æsop ŒUVRE ﬁne",
+        "Грамматика — это наука о строе языка.",
+        "東京は日本の首都です。人口は約1400万人。",
+        "한국어 문장도 있습니다.",
+        "مرحبا بالعالم، كيف حالك؟",
+        "שָׁלוֹם עוֹלָם",
+        "हिन्दी में एक वाक्य।",
+        "e\u0301 vs é, A\u030a vs Å",
+        "\u200bzero\u200dwidth\ufeff",
+        "\x00nul\x07bell\x7fdel",
+        "x" * 150,
+        "https://example.org/a/b?c=d&e=f#g-h_i%20j",
+        "def f(x: int) -> str:\n    return f'{x!r:>10}'\n",
+        "1,234.56 € + 7 % = ½ · 10⁻³",
+        "word " * 2000,
+        "日" * 600,
+        "ABC" * 5000,
+    ]
+    folder = Path(sysconfig.get_path("stdlib"))
+    docs: list[str] = []
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_bytes())
+        nodes = (n for n in ast.walk(tree) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)))
+        docs += filter(None, map(ast.get_docstring, nodes))
+    random = np.random.default_rng(0)
+    chosen = [docs[i] for i in random.permutation(len(docs))[: 500 - len(odd)]]
+    # A third are cut to a few words: queries.
+    cut = [" ".join(doc.split()[: 1 + i % 12]) if i % 3 == 0 else doc for i, doc in enumerate(chosen)]
+    return odd + cut

@@ -1,0 +1,260 @@
+"""The encoder beside HuggingFace in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import engine
+from engine.encoders import Encoder, PackedBatch, Task
+from engine.model import Model
+from tests.engine.conftest import BuildBert, HuggingFace, random_sequences, unit, write_modules
+
+LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 5, 5, 5, 64, 127, 128]
+
+
+@pytest.fixture(scope="module")
+def oracle(real_texts: list[str], tokenizer: engine.Tokenizer, hugging_face: HuggingFace) -> np.ndarray:  # type: ignore[type-arg]
+    encoded = tokenizer.encode(real_texts, truncate=True)
+    pieces = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
+    return unit(np.stack([hugging_face.pooled(ids, "mean") for ids in pieces]))
+
+
+@pytest.mark.parametrize(("name", "cosine"), [("float32_encoder", 0.999999), ("bfloat16_encoder", 0.9995)])
+def test_500_real_texts_equal_hugging_face(
+    name: str,
+    cosine: float,
+    request: pytest.FixtureRequest,
+    default_model: Model,
+    tokenizer: engine.Tokenizer,
+    real_texts: list[str],
+    oracle: np.ndarray,  # type: ignore[type-arg]
+) -> None:
+    encoder: Encoder = request.getfixturevalue(name)
+    vectors = engine.Engine(default_model, tokenizer, encoder).embed(real_texts)
+    assert len(real_texts) == 500
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (500, 384)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    cosines = (vectors.astype(np.float64) * oracle).sum(1) / np.linalg.norm(oracle, axis=1)
+    assert cosines.min() >= cosine, real_texts[int(cosines.argmin())][:80]
+
+
+def test_a_text_does_not_depend_on_its_batch(float32_encoder: Encoder) -> None:
+    sequences = random_sequences([5, 90, 5, 256, 1, 31, 90], 30_000)
+    together = float32_encoder.encode(engine.pack(sequences))
+    alone = np.concatenate([float32_encoder.encode(engine.pack([ids])) for ids in sequences])
+    np.testing.assert_allclose(together, alone, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({}, id="head size 16"),
+        pytest.param({"num_attention_heads": 2}, id="head size 32"),
+        pytest.param({"num_attention_heads": 1}, id="head size 64"),
+        pytest.param({"hidden_size": 60, "num_attention_heads": 3, "intermediate_size": 70}, id="odd sizes"),
+        pytest.param({"hidden_act": "gelu_new"}, id="gelu_new"),
+        pytest.param({"hidden_act": "gelu_pytorch_tanh"}, id="gelu_pytorch_tanh"),
+        pytest.param({"hidden_act": "relu"}, id="relu"),
+        pytest.param({"type_vocab_size": 1}, id="one token type"),
+        pytest.param({"type_vocab_size": 5, "layer_norm_eps": 1e-3}, id="five token types, large epsilon"),
+        pytest.param({"num_hidden_layers": 1, "vocab_size": 77}, id="one layer"),
+    ],
+)
+@pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "plain"])
+def test_hidden_states_equal_hugging_face(
+    build_bert: BuildBert, config: dict[str, object], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packed:
+        monkeypatch.setattr("engine.encoders.torch_bert.packed_works", lambda *_: False)
+    folder = build_bert(**config)
+    model = engine.load_model(str(folder))
+    reference = HuggingFace(folder)
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    types = random_sequences(LENGTHS, model.config.type_vocab_size, seed=1)
+    encoder = engine.load_encoder(model, device="cpu")
+    for token_types in (None, types):
+        hidden = encoder.encode(engine.pack(sequences, token_types=token_types), Task.TOKENS)
+        expected = np.concatenate(
+            [reference.hidden(ids, None if token_types is None else types[i]) for i, ids in enumerate(sequences)]
+        )
+        assert hidden.shape == (sum(LENGTHS), model.config.hidden_size)
+        np.testing.assert_allclose(hidden, expected, atol=2e-4)
+
+
+def test_the_longest_sequences(build_bert: BuildBert) -> None:
+    folder = build_bert(max_position_embeddings=512)
+    model = engine.load_model(str(folder))
+    sequences = random_sequences([512, 511, 257, 512], model.config.vocab_size)
+    hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
+    reference = HuggingFace(folder)
+    np.testing.assert_allclose(hidden, np.concatenate(list(map(reference.hidden, sequences))), atol=2e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 14, 1 << 30])
+def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.encoders.torch_bert.MAX_SCORE_BYTES", chunk)
+    folder = build_bert()
+    model = engine.load_model(str(folder))
+    sequences = random_sequences([40, 40, 40, 33], model.config.vocab_size)
+    hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
+    np.testing.assert_allclose(hidden, np.concatenate(list(map(HuggingFace(folder).hidden, sequences))), atol=2e-4)
+
+
+@pytest.mark.parametrize("micro", [1, 50, 100_000])
+def test_micro_batches_change_nothing(
+    build_bert: BuildBert, micro: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.encoders.torch.MICRO_BATCH_TOKENS", micro)
+    folder = build_bert()
+    model = engine.load_model(str(folder))
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    types = random_sequences(LENGTHS, 2, seed=1)
+    encoder = engine.load_encoder(model, device="cpu")
+    reference = HuggingFace(folder)
+    expected = [reference.hidden(ids, t) for ids, t in zip(sequences, types, strict=True)]
+    batch = engine.pack(sequences, token_types=types)
+    np.testing.assert_allclose(encoder.encode(batch, Task.TOKENS), np.concatenate(expected), atol=2e-4)
+    np.testing.assert_allclose(encoder.encode(batch), unit(np.stack([h.mean(0) for h in expected])), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_poolings(build_bert: BuildBert, pooling: str, dtype: str) -> None:
+    folder = build_bert(pooling=pooling.replace("-token", "token"), initializer_range=0.1)
+    model = engine.load_model(str(folder))
+    assert model.pooling == pooling
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    vectors = engine.load_encoder(model, device="cpu", dtype=dtype).encode(engine.pack(sequences))
+    reference = HuggingFace(folder)
+    expected = unit(np.stack([reference.pooled(ids, pooling) for ids in sequences]))
+    cosines = (vectors * expected).sum(1)
+    assert cosines.min() > (0.999999 if dtype == "float32" else 0.9995)
+
+
+def test_dense_layers(build_bert: BuildBert) -> None:
+    folder = build_bert(pooling=None)
+    write_modules(
+        folder,
+        dense=[(64, 48, "torch.nn.modules.activation.Tanh"), (48, 20, "torch.nn.modules.linear.Identity")],
+    )
+    model = engine.load_model(str(folder))
+    assert (model.width, model.config.hidden_size) == (20, 64)
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    encoder = engine.load_encoder(model, device="cpu")
+    assert (encoder.width, encoder.hidden_size) == (20, 64)
+    vectors = encoder.encode(engine.pack(sequences))
+    reference = HuggingFace(folder)
+    rows = torch.from_numpy(np.stack([reference.pooled(ids, "mean") for ids in sequences]))
+    for layer, activation in (("2_Dense", torch.tanh), ("3_Dense", torch.nn.Identity())):
+        weights = load_file(folder / layer / "model.safetensors")
+        rows = activation(torch.nn.functional.linear(rows, weights["linear.weight"], weights["linear.bias"]))
+    np.testing.assert_allclose(vectors, unit(rows.numpy()), atol=1e-5)
+
+
+def test_dimensions_and_normalize_by_row(float32_encoder: Encoder) -> None:
+    sequences = random_sequences([9, 3, 12, 3], 30_000)
+    plain = float32_encoder.encode(engine.pack(sequences, normalize=np.zeros(4, np.bool_)))
+    assert abs(np.linalg.norm(plain[0]) - 1) > 0.1
+    vectors = float32_encoder.encode(
+        engine.pack(
+            sequences,
+            dimensions=np.array([0, 384, 7, 7], np.int32),
+            normalize=np.array([True, False, True, False]),
+        )
+    )
+    np.testing.assert_allclose(vectors[0], unit(plain[0]), atol=1e-6)
+    np.testing.assert_allclose(vectors[1], plain[1], atol=1e-6)
+    np.testing.assert_allclose(vectors[2, :7], unit(plain[2, :7]), atol=1e-6)
+    np.testing.assert_allclose(vectors[3, :7], plain[3, :7], atol=1e-6)
+    assert not vectors[2:, 7:].any()
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_checkpoints_in_other_precisions(build_bert: BuildBert, stored: torch.dtype) -> None:
+    folder = build_bert(dtype=stored)
+    model = engine.load_model(str(folder))
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
+    expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
+    np.testing.assert_allclose(hidden, expected, atol=2e-4)
+
+
+def test_a_sharded_checkpoint(build_bert: BuildBert) -> None:
+    folder = build_bert(shard_size="100KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    model = engine.load_model(str(folder))
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
+    expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
+    np.testing.assert_allclose(hidden, expected, atol=2e-4)
+
+
+def test_names_of_old_checkpoints(build_bert: BuildBert) -> None:
+    folder = build_bert()
+    model = engine.load_model(str(folder))
+    batch = engine.pack(random_sequences(LENGTHS, model.config.vocab_size))
+    expected = engine.load_encoder(model, device="cpu").encode(batch)
+    path = folder / "model.safetensors"
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = {}
+    for name, tensor in load_file(path).items():
+        renamed = name
+        for new, former in old.items():
+            renamed = renamed.replace(new, former)
+        tensors[f"bert.{renamed}"] = tensor
+    save_file({**tensors, "cls.predictions.bias": torch.zeros(3)}, path)
+    np.testing.assert_array_equal(engine.load_encoder(model, device="cpu").encode(batch), expected)
+
+
+def test_an_empty_batch(float32_encoder: Encoder) -> None:
+    empty = engine.pack([])
+    assert (empty.tokens, empty.sequences) == (0, 0)
+    assert float32_encoder.encode(empty).shape == (0, 384)
+    assert float32_encoder.encode(empty, Task.TOKENS).shape == (0, 384)
+
+
+def test_two_batches_in_flight_and_arrays_used_again(float32_encoder: Encoder) -> None:
+    first, second = engine.pack(random_sequences([4, 30], 9000)), engine.pack(random_sequences([8, 8, 8], 9000, seed=1))
+    expected = float32_encoder.encode(first), float32_encoder.encode(second)
+    tickets = float32_encoder.submit(first), float32_encoder.submit(second)
+    first.ids[:] = second.ids[:] = 0
+    np.testing.assert_array_equal(float32_encoder.wait(tickets[1]), expected[1])
+    np.testing.assert_array_equal(float32_encoder.wait(tickets[0]), expected[0])
+
+
+def test_a_batch_over_the_limit(default_model: Model) -> None:
+    encoder = engine.load_encoder(default_model, device="cpu", max_batch_tokens=300)
+    assert encoder.max_batch_tokens == 300
+    with pytest.raises(ValueError, match="a batch of 301 tokens is over this encoder's limit of 300"):
+        encoder.submit(engine.pack(random_sequences([100, 201], 9000)))
+
+
+@pytest.mark.parametrize("bad", [30_522, -1])
+def test_a_forward_that_fails_names_its_shape_and_leaves_the_encoder_usable(float32_encoder: Encoder, bad: int) -> None:
+    good = engine.pack(random_sequences([4, 30], 9000))
+    expected = float32_encoder.encode(good)
+    with pytest.raises(
+        engine.errors.EncoderError, match=r"the forward of 1 sequences, 2 tokens, longest 2, float32, failed: .+"
+    ):
+        float32_encoder.encode(PackedBatch(np.array([101, bad], np.int32), np.array([0, 2], np.int32)))
+    np.testing.assert_array_equal(float32_encoder.encode(good), expected)
+
+
+def test_what_an_encoder_says_of_itself(float32_encoder: Encoder, bfloat16_encoder: Encoder, tmp_path: Path) -> None:
+    assert (float32_encoder.name, float32_encoder.device, float32_encoder.dtype) == ("torch", "cpu", "float32")
+    assert bfloat16_encoder.dtype == "bfloat16"
+    assert float32_encoder.device_name
+    assert float32_encoder.choice == "the CPU was asked for"
+
+
+def test_close(default_model: Model) -> None:
+    encoder = engine.load_encoder(default_model, device="cpu")
+    encoder.close()
+    with pytest.raises(engine.errors.EncoderError):
+        encoder.encode(engine.pack(random_sequences([4], 9000)))
