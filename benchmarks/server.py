@@ -35,6 +35,11 @@ LONGEST_WAIT_S = 10.0  # a closed loop whose requests would wait longer tells no
 CLIENT_FULL = 0.9  # of one core: a client process has no more to give
 OPEN_LOOP_CONNECTIONS = 256
 
+NOTES = """
+mixed: 15 queries for every 32 passages; its latencies are those of queries / passages. Where a rate is given, a
+latency runs from the moment the request was due. CPU: by kind of process. Client cores: what the load itself took;
+* where that, or the load's own lateness, may have been the limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -276,13 +281,7 @@ def _print(rows: Sequence[Row]) -> None:
     head = ["workload", "load", "server", "req/s", "texts/s", "tokens/s", "p50 ms", "p99 ms"]
     head += ["CPU µs/req", "failed", "client cores"]
     record.print_table(head, [_cells(row) for row in rows])
-    print(
-        "\nmixed: 15 queries for every 32 passages; its latencies are those of queries / passages. Latencies of a given rate run"
-    )
-    print(
-        "from the moment a request was due. CPU: by kind of process. Client cores: what the load itself took; * where that,"
-    )
-    print("or its own lateness, may have been the limit.")
+    print(NOTES)
 
 
 def _cells(row: Row) -> list[str]:

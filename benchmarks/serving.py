@@ -20,6 +20,7 @@ import psutil
 
 __all__ = ["Serving", "embert", "plain_fastapi"]
 
+ROOT = Path(__file__).parent.parent
 READY_WITHIN_S = 180.0
 KINDS = {"server.api_process": "api", "server.engine_process": "engine"}
 
@@ -81,7 +82,9 @@ def _serving(
         started = time.monotonic()
         process = subprocess.Popen(
             [word.format(port=port) for word in command],
-            env={**os.environ, **environment},
+            # The engine process imports benchmarks.stand_in from here.
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

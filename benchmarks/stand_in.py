@@ -1,0 +1,47 @@
+"""An encoder that costs nothing: what is left of a request's cost is the server's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.encoders.base import PackedBatch, Task
+from engine.model import Model
+
+__all__ = ["StandInEncoder"]
+
+
+class StandInEncoder:
+    """Answers with the first rows of one table of random unit vectors, at once. See `engine.encoders.base.Encoder`."""
+
+    name = "stand-in"
+    device = "cpu"
+    device_name = "none"
+    dtype = "float32"
+    choice = ""
+
+    def __init__(self, model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> None:  # noqa: ARG002
+        self.width = model.width
+        self.hidden_size = model.config.hidden_size
+        self.max_batch_tokens = max_batch_tokens or 16384
+        self._tables = {Task.EMBED: self._table(self.width), Task.TOKENS: self._table(self.hidden_size)}
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        """Return the answer itself as the ticket."""
+        return self._tables[task][: batch.sequences if task is Task.EMBED else batch.tokens]
+
+    def wait(self, ticket: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return float32 [B, width] or [T, hidden_size]."""
+        return ticket
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        """Submit and wait."""
+        return self.wait(self.submit(batch, task))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _table(self, columns: int) -> npt.NDArray[np.float32]:
+        rows = np.random.default_rng(0).standard_normal((self.max_batch_tokens, columns), np.float32)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows
