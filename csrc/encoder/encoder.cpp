@@ -1,0 +1,374 @@
+#include "encoder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+namespace embert {
+namespace {
+
+// Batches up to the last of these many tokens run as captured graphs, rounded up to the next one; and sequences likewise.
+constexpr int kTokenBuckets[] = {16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024};
+constexpr int kSequenceBuckets[] = {1, 8, 32, 64};
+
+// Answers for up to this many sequences are written straight into host memory by the pooling kernel: no copy to launch.
+constexpr int kDirectSequences = 64;
+static_assert(kSequenceBuckets[std::size(kSequenceBuckets) - 1] <= kDirectSequences, "graphs write directly");
+
+template <size_t n>
+int round_up(const int (&buckets)[n], int value) {
+  const int* const found = std::lower_bound(buckets, buckets + n, value);
+  return found == buckets + n ? 0 : *found;
+}
+
+// At most this many attention tiles, whatever the lengths: a tile has over 32 tokens, or 64.
+int max_tiles(int tokens, int sequences) {
+  return std::min(tokens / kAttentionRows + std::min(sequences, tokens / (kAttentionShort + 1)), tokens);
+}
+
+size_t aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+}  // namespace
+
+Encoder::InputLayout::InputLayout(int tokens, int sequences) : tokens(tokens), sequences(sequences) {
+  lengths = 16;  // after the header {sequences, tokens}
+  cuts = lengths + aligned(4 * size_t(sequences));
+  ids = cuts + aligned(4 * size_t(sequences));
+  types = ids + aligned(4 * size_t(tokens));
+  bytes = types + aligned(4 * size_t(tokens));
+}
+
+Status Encoder::create(const ModelShape& shape, const EncoderOptions& options, std::unique_ptr<Encoder>& made) {
+  EMBERT_TRY(shape.check());
+  if (options.max_tokens < 1 || options.max_tokens > (1 << 22)) {
+    return Status::refused("max_batch_tokens must be 1 to 4194304, found " + std::to_string(options.max_tokens));
+  }
+  std::unique_ptr<Encoder> encoder(new Encoder(shape, options));
+  EMBERT_TRY(encoder->init());
+  made = std::move(encoder);
+  return {};
+}
+
+Status Encoder::init() {
+  EMBERT_CUDA(cudaSetDevice(options_.device));
+  EMBERT_CUDA(cudaFree(nullptr));  // the context, before memory is counted
+  size_t total = 0;
+  EMBERT_CUDA(cudaMemGetInfo(&free_before_, &total));
+  EMBERT_CUDA(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking));
+  EMBERT_CUDA(cudaStreamCreateWithFlags(&uploads_, cudaStreamNonBlocking));
+  EMBERT_CUDA(cudaStreamCreateWithFlags(&downloads_, cudaStreamNonBlocking));
+  EMBERT_TRY(weights_.allocate());
+
+  cudaDeviceProp properties{};
+  EMBERT_CUDA(cudaGetDeviceProperties(&properties, options_.device));
+  const bool is_hopper = properties.major == 9 && properties.minor == 0;
+  const bool own = options_.gemm == "hopper" ||
+                   (options_.gemm == "auto" && is_hopper && shape_.dtype != DType::kFloat32);
+  if (own && !is_hopper) return Status::refused("the hopper GEMM needs compute capability 9.0");
+  EMBERT_TRY(own ? make_hopper(shape_.dtype, gemm_) : make_cublaslt(shape_.dtype, options_.cublaslt_library, gemm_));
+  stream_.dependent_launch = gemm_->dependent_launch();
+
+  row_capacity_ = (options_.max_tokens + 127) / 128 * 128;
+  row_capacity_ = std::max(row_capacity_, kTokenBuckets[std::size(kTokenBuckets) - 1]);
+  sequence_capacity_ = std::min(row_capacity_, 65535);
+  tile_capacity_ = max_tiles(row_capacity_, sequence_capacity_);
+  const size_t element = bytes_of(shape_.dtype), hidden = shape_.hidden, rows = row_capacity_;
+  for (int pass = 0; pass < 2; ++pass) {
+    Carver carver(arena_.as());
+    at_.x = carver.take(rows * hidden * element);
+    at_.sum = carver.take(rows * hidden * element);
+    at_.wide = carver.take(rows * std::max<size_t>(4 * hidden, shape_.inner) * element);
+    at_.offsets.ids = reinterpret_cast<int*>(carver.take(rows * 4));
+    at_.offsets.types = reinterpret_cast<int*>(carver.take(rows * 4));
+    at_.offsets.positions = reinterpret_cast<int*>(carver.take(rows * 4));
+    at_.offsets.cuts = reinterpret_cast<uint32_t*>(carver.take(size_t(sequence_capacity_) * 4));
+    at_.offsets.cu_seqlens = reinterpret_cast<int*>(carver.take((size_t(sequence_capacity_) + 1) * 4));
+    at_.offsets.tiles = reinterpret_cast<AttentionTile*>(carver.take(size_t(tile_capacity_) * sizeof(AttentionTile)));
+    at_.offsets.shorts = reinterpret_cast<AttentionTile*>(carver.take(size_t(sequence_capacity_) * sizeof(AttentionTile)));
+    if (pass == 0) EMBERT_TRY(arena_.allocate(carver.used()));
+  }
+  // Rounded-up batches compute rows that nobody reads; finite ones are easier to reason about.
+  EMBERT_CUDA(cudaMemsetAsync(arena_.as(), 0, arena_.bytes(), stream_.handle));
+
+  const InputLayout input(row_capacity_, sequence_capacity_);
+  for (Slot& slot : slots_) {
+    EMBERT_TRY(slot.input.allocate(input.bytes));
+    EMBERT_TRY(slot.device_input.allocate(input.bytes));
+    EMBERT_TRY(slot.direct_output.allocate(kDirectSequences * hidden * 4));
+    EMBERT_TRY(reserve_output(slot, size_t(std::max(row_capacity_ / 16, kDirectSequences)) * hidden, true));
+    for (cudaEvent_t* event : {&slot.copied, &slot.computed, &slot.done}) {
+      EMBERT_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    }
+  }
+  return {};
+}
+
+Encoder::~Encoder() {
+  cudaSetDevice(options_.device);
+  for (cudaStream_t stream : {stream_.handle, uploads_, downloads_}) {
+    if (stream != nullptr) cudaStreamSynchronize(stream);
+  }
+  for (Slot& slot : slots_) {
+    for (const auto& [bucket, graph] : slot.graphs) cudaGraphExecDestroy(graph);
+    for (cudaEvent_t event : {slot.copied, slot.computed, slot.done}) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
+  products_.clear();
+  for (cudaStream_t stream : {stream_.handle, uploads_, downloads_}) {
+    if (stream != nullptr) cudaStreamDestroy(stream);
+  }
+}
+
+Status Encoder::remember(Status status) {
+  if (status.is_lost() && lost_.empty()) lost_ = status.message();
+  return status;
+}
+
+Status Encoder::load(const std::string& name, int layer, const void* host, size_t count, DType stored) {
+  EMBERT_CUDA(cudaSetDevice(options_.device));
+  return remember(weights_.load(name, layer, host, count, stored, stream_));
+}
+
+Status Encoder::start() {
+  EMBERT_CUDA(cudaSetDevice(options_.device));
+  EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
+  EMBERT_TRY(weights_.complete());
+  const int hidden = shape_.hidden;
+  products_.resize(shape_.layers);
+  for (int i = 0; i < shape_.layers; ++i) {
+    const LayerWeights& w = weights_.layer(i);
+    LayerProducts& p = products_[i];
+    EMBERT_TRY(gemm_->prepare({w.qkv_weight, w.qkv_bias, 3 * hidden, hidden, Activation::kNone}, p.qkv));
+    EMBERT_TRY(gemm_->prepare({w.attention_weight, w.attention_bias, hidden, hidden, Activation::kNone}, p.attention_out));
+    EMBERT_TRY(gemm_->prepare({w.inner_weight, w.inner_bias, shape_.inner, hidden, shape_.activation}, p.inner));
+    EMBERT_TRY(gemm_->prepare({w.out_weight, w.out_bias, hidden, shape_.inner, Activation::kNone}, p.out));
+  }
+
+  // One full batch, so that every kernel is loaded before the first request.
+  const int length = std::min(shape_.max_length(), options_.max_tokens);
+  const int sequences = std::max(1, options_.max_tokens / length);
+  std::vector<int32_t> ids(size_t(sequences) * length, 0), cu_seqlens(sequences + 1);
+  for (int i = 0; i <= sequences; ++i) cu_seqlens[i] = i * length;
+  std::vector<float> out(size_t(sequences) * hidden);
+  BatchView batch;
+  batch.tokens = sequences * length;
+  batch.sequences = sequences;
+  batch.ids = ids.data();
+  batch.cu_seqlens = cu_seqlens.data();
+  for (int round = 0; round < kSlots; ++round) {
+    int ticket = 0;
+    EMBERT_TRY(submit(batch, Task::kEmbed, ticket));
+    EMBERT_TRY(wait(ticket, out.data()));
+  }
+  if (!options_.graphs) return {};
+  for (Slot& slot : slots_) {
+    for (int tokens : kTokenBuckets) {
+      for (int count : kSequenceBuckets) {
+        if (count <= tokens) EMBERT_TRY(remember(capture(slot, {tokens, count})));
+      }
+    }
+  }
+  EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
+  return {};
+}
+
+Status Encoder::forward(const Plan& plan, const Stream& stream) {
+  const DType dtype = shape_.dtype;
+  const int hidden = shape_.hidden, rows = plan.rows;
+  const InputLayout layout(plan.rows, plan.sequences);
+  const auto part = [&](size_t offset) { return reinterpret_cast<const int*>(plan.input + offset); };
+  const OffsetsInput input{part(0), part(layout.lengths), part(layout.ids), part(layout.types),
+                           reinterpret_cast<const uint32_t*>(part(layout.cuts))};
+  const OffsetsOutput& offsets = at_.offsets;
+  EMBERT_TRY(compute_offsets(input, offsets, {rows, plan.sequences, plan.tiles, plan.shorts}, shape_.position_offset, stream));
+  EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden, shape_.epsilon, at_.x,
+                   stream));
+  const AttentionWork work{offsets.tiles, plan.tiles, offsets.shorts, plan.shorts};
+  uint8_t* const qkv = at_.wide;
+  uint8_t* const context = at_.wide + size_t(row_capacity_) * 3 * hidden * bytes_of(dtype);
+  uint8_t* const inner = at_.wide;
+  for (int i = 0; i < shape_.layers; ++i) {
+    const LayerWeights& w = weights_.layer(i);
+    const LayerProducts& p = products_[i];
+    EMBERT_TRY(p.qkv->run(at_.x, nullptr, rows, qkv, stream));
+    EMBERT_TRY(attention(dtype, qkv, work, shape_.heads, shape_.head_size(), context, stream));
+    EMBERT_TRY(p.attention_out->run(context, at_.x, rows, at_.sum, stream));
+    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.attention_gamma, w.attention_beta, rows, hidden, shape_.epsilon,
+                         at_.x, stream));
+    EMBERT_TRY(p.inner->run(at_.x, nullptr, rows, inner, stream));
+    EMBERT_TRY(p.out->run(inner, at_.x, rows, at_.sum, stream));
+    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.out_gamma, w.out_beta, rows, hidden, shape_.epsilon, at_.x,
+                         stream));
+  }
+  if (plan.vectors == nullptr) return {};
+  return pool(dtype, shape_.pooling, at_.x, offsets.cu_seqlens, offsets.cuts, plan.sequences, hidden, plan.vectors, stream);
+}
+
+Status Encoder::check(const BatchView& batch) const {
+  if (batch.tokens > options_.max_tokens || batch.sequences > sequence_capacity_) {
+    return Status::refused("a batch of " + std::to_string(batch.tokens) + " tokens in " + std::to_string(batch.sequences) +
+                           " sequences; at most " + std::to_string(options_.max_tokens) + " tokens in " +
+                           std::to_string(sequence_capacity_) + " sequences can be run");
+  }
+  if (batch.cu_seqlens[0] != 0 || batch.cu_seqlens[batch.sequences] != batch.tokens) {
+    return Status::refused("cu_seqlens must run from 0 to the number of ids");
+  }
+  for (int i = 0; i < batch.sequences; ++i) {
+    const int length = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
+    if (length < 1 || length > shape_.max_length()) {
+      return Status::refused("sequence " + std::to_string(i) + " has " + std::to_string(length) + " tokens; 1 to " +
+                             std::to_string(shape_.max_length()) + " can be run");
+    }
+  }
+  const auto in_range = [&](const int32_t* values, int limit) {
+    uint32_t highest = 0;  // a negative one is a very large one
+    for (int i = 0; i < batch.tokens; ++i) highest = std::max(highest, uint32_t(values[i]));
+    return highest < uint32_t(limit);
+  };
+  if (!in_range(batch.ids, shape_.vocabulary)) {
+    return Status::refused("a token id is outside the vocabulary of " + std::to_string(shape_.vocabulary));
+  }
+  if (batch.types != nullptr && !in_range(batch.types, std::max(shape_.types, 1))) {
+    return Status::refused("a token type is outside the model's " + std::to_string(shape_.types));
+  }
+  return {};
+}
+
+void Encoder::write_input(const BatchView& batch, const InputLayout& layout, uint8_t* to) {
+  int* const header = reinterpret_cast<int*>(to);
+  header[0] = batch.sequences;
+  header[1] = batch.tokens;
+  int* const lengths = reinterpret_cast<int*>(to + layout.lengths);
+  auto* const cuts = reinterpret_cast<uint32_t*>(to + layout.cuts);
+  for (int i = 0; i < batch.sequences; ++i) {
+    lengths[i] = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
+    const uint32_t kept = batch.dimensions == nullptr ? 0 : uint32_t(batch.dimensions[i]);
+    cuts[i] = kept | (batch.normalize != nullptr && batch.normalize[i] == 0 ? kCutKeepsLength : 0);
+  }
+  std::memcpy(to + layout.ids, batch.ids, 4 * size_t(batch.tokens));
+  if (batch.types != nullptr) {
+    std::memcpy(to + layout.types, batch.types, 4 * size_t(batch.tokens));
+  } else {
+    std::memset(to + layout.types, 0, 4 * size_t(batch.tokens));
+  }
+}
+
+bool Encoder::bucket_of(const BatchView& batch, std::pair<int, int>& bucket) {
+  bucket = {round_up(kTokenBuckets, batch.tokens), round_up(kSequenceBuckets, batch.sequences)};
+  return bucket.first != 0 && bucket.second != 0;
+}
+
+Status Encoder::reserve_output(Slot& slot, size_t floats, bool on_device) {
+  if (slot.output.bytes() < floats * 4) EMBERT_TRY(slot.output.allocate(floats * 4));
+  if (on_device && slot.vectors.bytes() < floats * 4) EMBERT_TRY(slot.vectors.allocate(floats * 4));
+  return {};
+}
+
+Status Encoder::submit(const BatchView& batch, Task task, int& ticket) {
+  if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
+  EMBERT_TRY(check(batch));
+  EMBERT_CUDA(cudaSetDevice(options_.device));
+  Slot* slot = nullptr;
+  for (Slot& one : slots_) {
+    if (!one.in_flight) slot = &one;
+  }
+  if (slot == nullptr) return Status::refused("two batches are in flight already");
+  ticket = int(slot - slots_.data());
+  slot->rows = task == Task::kEmbed ? batch.sequences : batch.tokens;
+  if (batch.tokens > 0) {
+    std::pair<int, int> bucket;
+    const bool small = task == Task::kEmbed && bucket_of(batch, bucket) && slot->graphs.count(bucket) > 0;
+    EMBERT_TRY(remember(small ? submit_small(*slot, batch, bucket) : submit_large(*slot, batch, task)));
+  }
+  slot->in_flight = true;
+  return {};
+}
+
+Status Encoder::submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket) {
+  write_input(batch, InputLayout(bucket.first, bucket.second), slot.input.as());
+  slot.direct = true;
+  EMBERT_CUDA(cudaGraphLaunch(slot.graphs.at(bucket), stream_.handle));
+  EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
+  return {};
+}
+
+Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
+  const InputLayout layout(batch.tokens, batch.sequences);
+  write_input(batch, layout, slot.input.as());
+  EMBERT_CUDA(cudaMemcpyAsync(slot.device_input.as(), slot.input.as(), layout.bytes, cudaMemcpyHostToDevice, uploads_));
+  EMBERT_CUDA(cudaEventRecord(slot.copied, uploads_));
+  EMBERT_CUDA(cudaStreamWaitEvent(stream_.handle, slot.copied));
+
+  Plan plan{batch.tokens, batch.sequences, 0, 0, slot.device_input.as(), nullptr};
+  for (int i = 0; i < batch.sequences; ++i) {
+    const int length = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
+    if (length <= kAttentionShort) {
+      ++plan.shorts;
+    } else {
+      plan.tiles += (length + kAttentionRows - 1) / kAttentionRows;
+    }
+  }
+  const size_t floats = size_t(slot.rows) * shape_.hidden;
+  slot.direct = task == Task::kEmbed && batch.sequences <= kDirectSequences;
+  if (!slot.direct) EMBERT_TRY(reserve_output(slot, floats, task == Task::kEmbed));
+  if (task == Task::kTokens) {
+    EMBERT_TRY(forward(plan, stream_));
+    // The hidden states go through the room of the wide activations, which the next forward will want: so on this stream.
+    EMBERT_TRY(convert(shape_.dtype, at_.x, DType::kFloat32, at_.wide, floats, stream_));
+    EMBERT_CUDA(cudaMemcpyAsync(slot.output.as(), at_.wide, floats * 4, cudaMemcpyDeviceToHost, stream_.handle));
+    EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
+    return {};
+  }
+  plan.vectors = slot.direct ? slot.direct_output.as<float>() : slot.vectors.as<float>();
+  EMBERT_TRY(forward(plan, stream_));
+  if (slot.direct) {
+    EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
+    return {};
+  }
+  EMBERT_CUDA(cudaEventRecord(slot.computed, stream_.handle));
+  EMBERT_CUDA(cudaStreamWaitEvent(downloads_, slot.computed));
+  EMBERT_CUDA(cudaMemcpyAsync(slot.output.as(), slot.vectors.as(), floats * 4, cudaMemcpyDeviceToHost, downloads_));
+  EMBERT_CUDA(cudaEventRecord(slot.done, downloads_));
+  return {};
+}
+
+Status Encoder::capture(Slot& slot, std::pair<int, int> bucket) {
+  const auto [tokens, sequences] = bucket;
+  const Plan plan{tokens, sequences, max_tiles(tokens, sequences), sequences, slot.input.as(), slot.direct_output.as<float>()};
+  EMBERT_CUDA(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal));
+  const Status status = forward(plan, stream_);
+  cudaGraph_t graph = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(stream_.handle, &graph);
+  EMBERT_TRY(status);
+  EMBERT_TRY(Status::cuda(ended, "cudaStreamEndCapture"));
+  cudaGraphExec_t made = nullptr;
+  const cudaError_t code = cudaGraphInstantiate(&made, graph, 0);
+  cudaGraphDestroy(graph);
+  EMBERT_TRY(Status::cuda(code, "cudaGraphInstantiate"));
+  slot.graphs[bucket] = made;
+  EMBERT_CUDA(cudaGraphUpload(made, stream_.handle));
+  return {};
+}
+
+Status Encoder::wait(int ticket, float* out) {
+  if (!is_in_flight(ticket)) return Status::refused("this ticket is not in flight");
+  Slot& slot = slots_[ticket];
+  slot.in_flight = false;
+  if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
+  if (slot.rows == 0) return {};
+  EMBERT_CUDA(cudaSetDevice(options_.device));
+  EMBERT_TRY(remember(Status::cuda(cudaEventSynchronize(slot.done), ("forward of " + std::to_string(slot.rows) + " rows").c_str())));
+  std::memcpy(out, (slot.direct ? slot.direct_output : slot.output).as(), size_t(slot.rows) * shape_.hidden * 4);
+  return {};
+}
+
+MemoryUse Encoder::memory_use() const {
+  size_t free_now = 0, total = 0;
+  cudaMemGetInfo(&free_now, &total);
+  size_t activations = arena_.bytes() + gemm_->workspace_bytes();
+  for (const Slot& slot : slots_) activations += slot.device_input.bytes() + slot.vectors.bytes();
+  return {weights_.bytes(), activations, free_before_ > free_now ? free_before_ - free_now : 0};
+}
+
+}  // namespace embert

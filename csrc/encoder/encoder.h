@@ -1,0 +1,124 @@
+// A BERT-family encoder on one CUDA device: weights, activations, staging, graphs. Two batches may be in flight.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../gemm/gemm.h"
+#include "../kernels/kernels.h"
+#include "memory.h"
+#include "weights.h"
+
+namespace embert {
+
+enum class Task : int { kEmbed = 0, kTokens = 1 };
+
+// A packed batch on the host, as the caller holds it; read before submit returns.
+struct BatchView {
+  int tokens = 0, sequences = 0;
+  const int32_t* ids = nullptr;         // [T]
+  const int32_t* cu_seqlens = nullptr;  // [B + 1]
+  const int32_t* types = nullptr;       // [T] or null: all 0
+  const int32_t* dimensions = nullptr;  // [B] or null: all of them
+  const uint8_t* normalize = nullptr;   // [B] or null: all of them
+};
+
+struct EncoderOptions {
+  int device = 0;
+  int max_tokens = 16384;
+  std::string gemm = "auto";       // "auto", "hopper", "cublaslt"
+  std::string cublaslt_library;    // file name or path; empty: the loader's own search
+  bool graphs = true;              // capture small batches' forwards at start
+};
+
+struct MemoryUse {
+  size_t weights, activations, total;  // bytes; total: what the device lost since before the encoder was made
+};
+
+class Encoder {
+ public:
+  static Status create(const ModelShape& shape, const EncoderOptions& options, std::unique_ptr<Encoder>& made);
+  ~Encoder();
+  Encoder(const Encoder&) = delete;
+  Encoder& operator=(const Encoder&) = delete;
+
+  // Uploads one tensor; `name` as in weights.h. All of them, then `start`, then batches.
+  Status load(const std::string& name, int layer, const void* host, size_t count, DType stored);
+  Status start();
+
+  // Starts a forward; its ticket goes to `wait`, once. Refused while two are in flight.
+  Status submit(const BatchView& batch, Task task, int& ticket);
+  // Rows of the ticket's answer: B or T.
+  int rows_of(int ticket) const { return slots_[ticket].rows; }
+  bool is_in_flight(int ticket) const { return ticket >= 0 && ticket < kSlots && slots_[ticket].in_flight; }
+  Status wait(int ticket, float* out);  // [rows, hidden]
+
+  const ModelShape& shape() const { return shape_; }
+  const char* gemm_name() const { return gemm_->name(); }
+  int graph_count() const { return int(slots_[0].graphs.size() + slots_[1].graphs.size()); }
+  MemoryUse memory_use() const;
+
+ private:
+  static constexpr int kSlots = 2;
+
+  // Where the parts of a batch lie in a slot's input buffer.
+  struct InputLayout {
+    int tokens, sequences;
+    size_t lengths, cuts, ids, types, bytes;  // offsets in bytes
+    InputLayout(int tokens, int sequences);
+  };
+  // Everything a forward needs to know on the host.
+  struct Plan {
+    int rows;        // tokens, or the bucket they were rounded up to
+    int sequences;   // likewise
+    int tiles, shorts;
+    const uint8_t* input;  // in InputLayout(rows, sequences)
+    float* vectors;        // device or mapped host memory
+  };
+  struct Slot {
+    HostBuffer input, direct_output, output;  // direct: written by the pooling kernel, at one place for good; else copied into
+    DeviceBuffer device_input, vectors;
+    cudaEvent_t copied = nullptr, computed = nullptr, done = nullptr;
+    std::map<std::pair<int, int>, cudaGraphExec_t> graphs;  // by token and sequence bucket
+    bool in_flight = false, direct = false;
+    int rows = 0;
+  };
+
+  Encoder(const ModelShape& shape, const EncoderOptions& options) : shape_(shape), options_(options), weights_(shape) {}
+  Status init();
+  Status check(const BatchView& batch) const;
+  Status forward(const Plan& plan, const Stream& stream);
+  Status submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket);
+  Status submit_large(Slot& slot, const BatchView& batch, Task task);
+  Status capture(Slot& slot, std::pair<int, int> bucket);
+  static void write_input(const BatchView& batch, const InputLayout& layout, uint8_t* to);
+  static bool bucket_of(const BatchView& batch, std::pair<int, int>& bucket);
+  Status reserve_output(Slot& slot, size_t floats, bool on_device);
+  Status remember(Status status);
+
+  ModelShape shape_;
+  EncoderOptions options_;
+  Weights weights_;
+  std::unique_ptr<GemmProvider> gemm_;
+  struct LayerProducts {
+    std::unique_ptr<Linear> qkv, attention_out, inner, out;
+  };
+  std::vector<LayerProducts> products_;
+  DeviceBuffer arena_;
+  struct {
+    uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, max(4·hidden, inner)]
+    OffsetsOutput offsets;
+  } at_{};
+  std::array<Slot, kSlots> slots_;
+  Stream stream_;
+  cudaStream_t uploads_ = nullptr, downloads_ = nullptr;
+  int row_capacity_ = 0, sequence_capacity_ = 0, tile_capacity_ = 0;
+  size_t free_before_ = 0;
+  std::string lost_;  // why the encoder cannot be used any more
+};
+
+}  // namespace embert

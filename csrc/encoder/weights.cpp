@@ -1,0 +1,111 @@
+#include "weights.h"
+
+#include <algorithm>
+
+namespace embert {
+
+Status ModelShape::check() const {
+  const auto refuse = [](const std::string& what) { return Status::refused("the CUDA encoder cannot run " + what); };
+  if (hidden <= 0 || heads <= 0 || hidden % heads != 0) return refuse("hidden size " + std::to_string(hidden) + " with " + std::to_string(heads) + " heads");
+  if (!layernorm_takes(dtype, hidden) || hidden % 8 != 0) return refuse("hidden size " + std::to_string(hidden) + ": it must be a multiple of 8 of at most " + std::to_string(dtype == DType::kFloat32 ? 1024 : 2048));
+  if (!attention_takes(dtype, head_size())) return refuse("head size " + std::to_string(head_size()) + ": it must be a multiple of 8 from 8 to 128");
+  if (inner <= 0 || inner % 8 != 0) return refuse("intermediate size " + std::to_string(inner) + ": it must be a multiple of 8");
+  if (layers < 1 || vocabulary < 1 || max_length() < 1 || types < 0) return refuse("a model without layers, vocabulary or positions");
+  return {};
+}
+
+void Weights::carve(uint8_t* base, size_t& bytes) {
+  Carver carver(base);
+  const size_t size = bytes_of(shape_.dtype);
+  const size_t hidden = shape_.hidden, inner = shape_.inner;
+  const auto take = [&](size_t count) { return carver.take(count * size); };
+  tables_.word = take(shape_.vocabulary * hidden);
+  tables_.position = take(shape_.positions * hidden);
+  tables_.type = take(shape_.types * hidden);
+  tables_.gamma = take(hidden);
+  tables_.beta = take(hidden);
+  if (shape_.types == 0) tables_.type = nullptr;
+  layers_.resize(shape_.layers);
+  for (LayerWeights& layer : layers_) {
+    layer.qkv_weight = take(3 * hidden * hidden);
+    layer.qkv_bias = take(3 * hidden);
+    layer.attention_weight = take(hidden * hidden);
+    layer.attention_bias = take(hidden);
+    layer.attention_gamma = take(hidden);
+    layer.attention_beta = take(hidden);
+    layer.inner_weight = take(inner * hidden);
+    layer.inner_bias = take(inner);
+    layer.out_weight = take(hidden * inner);
+    layer.out_bias = take(hidden);
+    layer.out_gamma = take(hidden);
+    layer.out_beta = take(hidden);
+  }
+  bytes = carver.used();
+}
+
+Status Weights::allocate() {
+  size_t bytes = 0;
+  carve(nullptr, bytes);
+  EMBERT_TRY(storage_.allocate(bytes));
+  carve(storage_.as(), bytes);
+  const size_t largest = std::max({size_t(shape_.vocabulary), size_t(shape_.positions), size_t(shape_.inner)}) * shape_.hidden;
+  return conversion_.allocate(largest * 4);
+}
+
+Status Weights::find(const std::string& name, int layer, uint8_t*& to, size_t& count) const {
+  const size_t hidden = shape_.hidden, inner = shape_.inner, size = bytes_of(shape_.dtype);
+  const auto is = [&](const char* this_one, const void* where, size_t elements) {
+    if (name != this_one) return false;
+    to = static_cast<uint8_t*>(const_cast<void*>(where));
+    count = elements;
+    return true;
+  };
+  bool found = false;
+  if (layer < 0) {
+    found = is("word", tables_.word, shape_.vocabulary * hidden) || is("position", tables_.position, shape_.positions * hidden) ||
+            is("type", tables_.type, shape_.types * hidden) || is("gamma", tables_.gamma, hidden) ||
+            is("beta", tables_.beta, hidden);
+  } else if (layer < shape_.layers) {
+    const LayerWeights& w = layers_[layer];
+    const size_t matrix = hidden * hidden;
+    found = is("query.weight", w.qkv_weight, matrix) || is("key.weight", w.qkv_weight + matrix * size, matrix) ||
+            is("value.weight", w.qkv_weight + 2 * matrix * size, matrix) || is("query.bias", w.qkv_bias, hidden) ||
+            is("key.bias", w.qkv_bias + hidden * size, hidden) || is("value.bias", w.qkv_bias + 2 * hidden * size, hidden) ||
+            is("attention.weight", w.attention_weight, matrix) || is("attention.bias", w.attention_bias, hidden) ||
+            is("attention.gamma", w.attention_gamma, hidden) || is("attention.beta", w.attention_beta, hidden) ||
+            is("inner.weight", w.inner_weight, inner * hidden) || is("inner.bias", w.inner_bias, inner) ||
+            is("out.weight", w.out_weight, hidden * inner) || is("out.bias", w.out_bias, hidden) ||
+            is("out.gamma", w.out_gamma, hidden) || is("out.beta", w.out_beta, hidden);
+  }
+  if (found && to != nullptr) return {};
+  return Status::refused("no weight is called " + name + " in layer " + std::to_string(layer));
+}
+
+Status Weights::load(const std::string& name, int layer, const void* host, size_t count, DType stored, const Stream& stream) {
+  uint8_t* to = nullptr;
+  size_t expected = 0;
+  EMBERT_TRY(find(name, layer, to, expected));
+  if (count != expected) {
+    return Status::refused(name + " of layer " + std::to_string(layer) + " has " + std::to_string(count) + " elements, expected " +
+                           std::to_string(expected));
+  }
+  ++loaded_;
+  const size_t bytes = count * bytes_of(stored);
+  if (stored == shape_.dtype) {
+    EMBERT_CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream.handle));
+    return {};
+  }
+  EMBERT_CUDA(cudaMemcpyAsync(conversion_.as(), host, bytes, cudaMemcpyHostToDevice, stream.handle));
+  return convert(stored, conversion_.as(), shape_.dtype, to, count, stream);
+}
+
+Status Weights::complete() {
+  const int expected = 4 + (shape_.types > 0 ? 1 : 0) + 16 * shape_.layers;
+  if (loaded_ != expected) {
+    return Status::refused(std::to_string(loaded_) + " weights were loaded, expected " + std::to_string(expected));
+  }
+  conversion_.release();
+  return {};
+}
+
+}  // namespace embert

@@ -1,0 +1,61 @@
+// A model's shape and its weights on the device, in one allocation.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "../kernels/kernels.h"
+#include "memory.h"
+
+namespace embert {
+
+struct ModelShape {
+  int hidden = 0, layers = 0, heads = 0, inner = 0;
+  int vocabulary = 0, positions = 0, types = 0;  // rows of the embedding tables; types 0: the model has none
+  int position_offset = 0;                       // of the first token
+  float epsilon = 1e-12f;
+  Activation activation = Activation::kGeluErf;
+  Pooling pooling = Pooling::kMean;
+  DType dtype = DType::kFloat16;  // of weights and activations
+
+  int head_size() const { return hidden / heads; }
+  int max_length() const { return positions - position_offset; }
+  Status check() const;
+};
+
+struct LayerWeights {
+  uint8_t *qkv_weight, *qkv_bias;              // [3·hidden, hidden], [3·hidden]: query, key, value
+  uint8_t *attention_weight, *attention_bias;  // [hidden, hidden], [hidden]
+  uint8_t *attention_gamma, *attention_beta;   // [hidden]
+  uint8_t *inner_weight, *inner_bias;          // [inner, hidden], [inner]
+  uint8_t *out_weight, *out_bias;              // [hidden, inner], [hidden]
+  uint8_t *out_gamma, *out_beta;               // [hidden]
+};
+
+class Weights {
+ public:
+  explicit Weights(const ModelShape& shape) : shape_(shape) {}
+  Status allocate();
+
+  // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention, inner
+  // and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta.
+  Status load(const std::string& name, int layer, const void* host, size_t count, DType stored, const Stream& stream);
+  // All there? Then the room for conversions is given back.
+  Status complete();
+
+  const EmbeddingTables& tables() const { return tables_; }
+  const LayerWeights& layer(int i) const { return layers_[i]; }
+  size_t bytes() const { return storage_.bytes(); }
+
+ private:
+  void carve(uint8_t* base, size_t& bytes);
+  Status find(const std::string& name, int layer, uint8_t*& to, size_t& count) const;
+
+  ModelShape shape_;
+  DeviceBuffer storage_, conversion_;
+  EmbeddingTables tables_;
+  std::vector<LayerWeights> layers_;
+  int loaded_ = 0;
+};
+
+}  // namespace embert

@@ -1,0 +1,250 @@
+// The portable matrix product: cuBLASLt with plans resolved once a shape bucket and one workspace allocated once.
+//
+// The library is opened at run time: an encoder on our own kernels never pays for its 500 MB, and a build needs its header
+// only. Without the header (EMBERT_HAS_CUBLASLT unset) this provider says so when it is asked for.
+
+#include "gemm.h"
+
+#ifdef EMBERT_HAS_CUBLASLT
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+
+#include <map>
+#include <vector>
+
+#include "../kernels/kernels.h"
+
+namespace embert {
+namespace {
+
+struct Library {
+  decltype(&cublasLtCreate) create = nullptr;
+  decltype(&cublasLtDestroy) destroy = nullptr;
+  decltype(&cublasLtMatmul) matmul = nullptr;
+  decltype(&cublasLtMatmulDescCreate) desc_create = nullptr;
+  decltype(&cublasLtMatmulDescDestroy) desc_destroy = nullptr;
+  decltype(&cublasLtMatmulDescSetAttribute) desc_set = nullptr;
+  decltype(&cublasLtMatrixLayoutCreate) layout_create = nullptr;
+  decltype(&cublasLtMatrixLayoutDestroy) layout_destroy = nullptr;
+  decltype(&cublasLtMatmulPreferenceCreate) preference_create = nullptr;
+  decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
+};
+
+Status open_library(const std::string& path, Library& library) {
+  const std::string fallback = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
+  void* handle = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) handle = dlopen(fallback.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return Status::refused(std::string("cuBLASLt cannot be opened: ") + dlerror());
+  bool complete = true;
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, name));
+    complete = complete && function != nullptr;
+  };
+  find(library.create, "cublasLtCreate");
+  find(library.destroy, "cublasLtDestroy");
+  find(library.matmul, "cublasLtMatmul");
+  find(library.desc_create, "cublasLtMatmulDescCreate");
+  find(library.desc_destroy, "cublasLtMatmulDescDestroy");
+  find(library.desc_set, "cublasLtMatmulDescSetAttribute");
+  find(library.layout_create, "cublasLtMatrixLayoutCreate");
+  find(library.layout_destroy, "cublasLtMatrixLayoutDestroy");
+  find(library.preference_create, "cublasLtMatmulPreferenceCreate");
+  find(library.preference_destroy, "cublasLtMatmulPreferenceDestroy");
+  find(library.preference_set, "cublasLtMatmulPreferenceSetAttribute");
+  find(library.heuristic, "cublasLtMatmulAlgoGetHeuristic");
+  return complete ? Status() : Status::refused("cuBLASLt lacks a function this build needs: another major version?");
+}
+
+constexpr size_t kWorkspaceBytes = 32 << 20;  // what NVIDIA advises for Hopper
+
+cudaDataType_t data_type(DType dtype) {
+  return dtype == DType::kFloat32 ? CUDA_R_32F : dtype == DType::kFloat16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+// Rows of one bucket share a plan; small buckets, because that is where the best tile changes.
+int bucket_of(int rows) {
+  int bucket = 16;
+  while (bucket < rows) bucket = bucket < 1024 ? bucket * 2 : bucket + 1024;
+  return bucket;
+}
+
+class CublasLt final : public GemmProvider {
+ public:
+  explicit CublasLt(DType dtype) : dtype_(dtype) {}
+  ~CublasLt() override {
+    if (handle_ != nullptr) library_.destroy(handle_);
+    cudaFree(workspace_);
+  }
+  Status open(const std::string& path) {
+    EMBERT_TRY(open_library(path, library_));
+    EMBERT_TRY(check(library_.create(&handle_), "cublasLtCreate"));
+    EMBERT_CUDA(cudaMalloc(&workspace_, kWorkspaceBytes));
+    return {};
+  }
+  const char* name() const override { return "cublaslt"; }
+  size_t workspace_bytes() const override { return kWorkspaceBytes; }
+  bool dependent_launch() const override { return false; }
+  Status prepare(const LinearWeights& weights, std::unique_ptr<Linear>& linear) override;
+
+  static Status check(cublasStatus_t status, const std::string& where) {
+    if (status == CUBLAS_STATUS_SUCCESS) return {};
+    return Status::lost(where + ": cuBLAS status " + std::to_string(int(status)));
+  }
+
+ private:
+  friend class CublasLtLinear;
+  DType dtype_;
+  Library library_;
+  cublasLtHandle_t handle_ = nullptr;
+  void* workspace_ = nullptr;
+};
+
+class CublasLtLinear final : public Linear {
+ public:
+  CublasLtLinear(CublasLt& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
+  ~CublasLtLinear() override {
+    for (auto& [key, plan] : plans_) {
+      owner_.library_.layout_destroy(plan.rows_layout_x);
+      owner_.library_.layout_destroy(plan.rows_layout_y);
+    }
+    if (weight_layout_ != nullptr) owner_.library_.layout_destroy(weight_layout_);
+    if (desc_ != nullptr) owner_.library_.desc_destroy(desc_);
+  }
+
+  Status init() {
+    // cuBLAS is column-major: yᵀ[out, rows] = (Wᵀ)ᵀ[out, in] · xᵀ[in, rows].
+    const Library& library = owner_.library_;
+    EMBERT_TRY(CublasLt::check(library.desc_create(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
+    const cublasOperation_t transpose = CUBLAS_OP_T;
+    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_TRANSA, transpose));
+    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_EPILOGUE, weights_.activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_BIAS
+                                                                                           : CUBLASLT_EPILOGUE_BIAS));
+    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, weights_.bias));
+    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(owner_.dtype_)));
+    return CublasLt::check(
+        library.layout_create(&weight_layout_, data_type(owner_.dtype_), weights_.in, weights_.out, weights_.in),
+        "cublasLtMatrixLayoutCreate");
+  }
+
+  Status run(const void* x, const void* residual, int rows, void* y, const Stream& stream) override {
+    if (rows == 0) return {};
+    const Plan* plan = nullptr;
+    EMBERT_TRY(plan_for(rows, residual != nullptr, plan));
+    const float alpha = 1.0f, beta = residual != nullptr ? 1.0f : 0.0f;
+    const cublasStatus_t status = owner_.library_.matmul(
+        owner_.handle_, desc_, &alpha, weights_.weight, weight_layout_, x, plan->rows_layout_x, &beta,
+        residual != nullptr ? residual : y, plan->rows_layout_y, y, plan->rows_layout_y, &plan->algo, owner_.workspace_,
+        kWorkspaceBytes, stream.handle);
+    EMBERT_TRY(CublasLt::check(status, "cublasLtMatmul (" + std::to_string(rows) + " rows, " + std::to_string(weights_.in) +
+                                           " to " + std::to_string(weights_.out) + ")"));
+    if (weights_.activation == Activation::kGeluErf || weights_.activation == Activation::kGeluTanh) {
+      return activate_rows(owner_.dtype_, weights_.activation, nullptr, rows, weights_.out, y, stream);
+    }
+    return {};
+  }
+
+ private:
+  struct Plan {
+    cublasLtMatrixLayout_t rows_layout_x = nullptr, rows_layout_y = nullptr;
+    cublasLtMatmulAlgo_t algo;
+  };
+
+  template <typename Value>
+  Status set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+    return CublasLt::check(owner_.library_.desc_set(desc_, attribute, &value, sizeof(value)), "cublasLtMatmulDescSetAttribute");
+  }
+
+  // Layouts are exact, algorithms are resolved once a bucket: a heuristic costs tens of microseconds.
+  Status plan_for(int rows, bool residual, const Plan*& plan) {
+    const auto key = std::make_pair(rows, residual);
+    if (const auto found = plans_.find(key); found != plans_.end()) {
+      plan = &found->second;
+      return {};
+    }
+    if (plans_.size() > 4096) return refresh(rows, residual, plan);
+    return make_plan(rows, residual, plan);
+  }
+
+  Status refresh(int rows, bool residual, const Plan*& plan) {
+    for (auto& [key, old] : plans_) {
+      owner_.library_.layout_destroy(old.rows_layout_x);
+      owner_.library_.layout_destroy(old.rows_layout_y);
+    }
+    plans_.clear();
+    return make_plan(rows, residual, plan);
+  }
+
+  Status make_plan(int rows, bool residual, const Plan*& plan) {
+    const Library& library = owner_.library_;
+    const cudaDataType_t type = data_type(owner_.dtype_);
+    Plan made;
+    EMBERT_TRY(CublasLt::check(library.layout_create(&made.rows_layout_x, type, weights_.in, rows, weights_.in),
+                               "cublasLtMatrixLayoutCreate"));
+    EMBERT_TRY(CublasLt::check(library.layout_create(&made.rows_layout_y, type, weights_.out, rows, weights_.out),
+                               "cublasLtMatrixLayoutCreate"));
+    const auto key = std::make_pair(bucket_of(rows), residual);
+    auto algo = algos_.find(key);
+    if (algo == algos_.end()) {
+      cublasLtMatmulPreference_t preference = nullptr;
+      EMBERT_TRY(CublasLt::check(library.preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
+      const size_t workspace = kWorkspaceBytes;
+      const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;  // one K partition for every number of rows
+      library.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
+      library.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof(no_split));
+      cublasLtMatmulHeuristicResult_t result{};
+      int found = 0;
+      const cublasStatus_t status =
+          library.heuristic(owner_.handle_, desc_, weight_layout_, made.rows_layout_x, made.rows_layout_y,
+                            made.rows_layout_y, preference, 1, &result, &found);
+      library.preference_destroy(preference);
+      if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+        return Status::refused("cuBLASLt has no algorithm for " + std::to_string(rows) + " rows, " +
+                               std::to_string(weights_.in) + " to " + std::to_string(weights_.out));
+      }
+      algo = algos_.emplace(key, result.algo).first;
+    }
+    made.algo = algo->second;
+    plan = &plans_.emplace(std::make_pair(rows, residual), made).first->second;
+    return {};
+  }
+
+  CublasLt& owner_;
+  LinearWeights weights_;
+  cublasLtMatmulDesc_t desc_ = nullptr;
+  cublasLtMatrixLayout_t weight_layout_ = nullptr;
+  std::map<std::pair<int, bool>, Plan> plans_;                 // by rows
+  std::map<std::pair<int, bool>, cublasLtMatmulAlgo_t> algos_;  // by bucket
+};
+
+Status CublasLt::prepare(const LinearWeights& weights, std::unique_ptr<Linear>& linear) {
+  auto made = std::make_unique<CublasLtLinear>(*this, weights);
+  EMBERT_TRY(made->init());
+  linear = std::move(made);
+  return {};
+}
+
+}  // namespace
+
+Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider) {
+  auto made = std::make_unique<CublasLt>(dtype);
+  EMBERT_TRY(made->open(library));
+  provider = std::move(made);
+  return {};
+}
+
+}  // namespace embert
+
+#else
+
+namespace embert {
+
+Status make_cublaslt(DType, const std::string&, std::unique_ptr<GemmProvider>&) {
+  return Status::refused("this build has no cuBLASLt (its header was not there); on this device and type it is needed");
+}
+
+}  // namespace embert
+
+#endif

@@ -1,0 +1,45 @@
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)): the one matrix product an encoder needs.
+//
+// Behind it: cuBLASLt (every device and type) and our own Hopper kernels. An output row must depend on its own row, the
+// weights and nothing else, bit for bit, whatever `rows` is: so no split of K that varies with the number of rows.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "../kernels/shapes.h"
+#include "../launch.h"
+
+namespace embert {
+
+struct LinearWeights {
+  const void* weight = nullptr;  // [out, in]
+  const void* bias = nullptr;    // [out]
+  int out = 0, in = 0;
+  Activation activation = Activation::kNone;
+};
+
+class Linear {
+ public:
+  virtual ~Linear() = default;
+  // residual: [rows, out] or null, added before rounding; never with an activation. y may not be x; it may be residual.
+  virtual Status run(const void* x, const void* residual, int rows, void* y, const Stream& stream) = 0;
+};
+
+class GemmProvider {
+ public:
+  virtual ~GemmProvider() = default;
+  virtual const char* name() const = 0;
+  virtual Status prepare(const LinearWeights& weights, std::unique_ptr<Linear>& linear) = 0;
+  virtual size_t workspace_bytes() const = 0;
+  // The most kernels of ours that may be chained by programmatic dependent launch: only where no foreign kernel runs.
+  virtual bool dependent_launch() const = 0;
+};
+
+// cuBLASLt, loaded when first asked for: `library` is a file name or path, empty for the one beside the toolkit.
+Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider);
+
+// Our own kernels: sm_90a, 16-bit types.
+Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider);
+
+}  // namespace embert

@@ -1,0 +1,149 @@
+// What one warp does in attention: 16 query rows of one head against keys in shared memory, scores and sums in registers.
+//
+// FlashAttention-2's arithmetic on m16n8k16: scores S = Q·Kᵀ in FP32, p = 2^(c·S − c·max) with c = log2(e)/√d in the same
+// multiply-add that subtracts the maximum (so scaling costs nothing and no weight is changed), P rounded to 16 bits as the
+// left operand of P·V, the row sum kept in FP32 and divided out once at the end.
+#pragma once
+
+#include "mma.cuh"
+
+namespace embert {
+
+// kDim: the head size rounded up to a multiple of 16 with zeros in shared memory; kKeys: keys of one step.
+template <typename T, int kDim, int kKeys>
+struct AttentionWarp {
+  static_assert(kDim % 16 == 0, "Q·Kᵀ walks the head 16 elements at a time");
+  static_assert(kKeys % 16 == 0, "P·V walks the keys 16 at a time");
+  static constexpr int kPitch = kDim + 8;  // elements; 16 bytes over, so that 8 rows of ldmatrix meet 8 different banks groups
+  static constexpr int kSteps = kDim / 16;
+
+  uint32_t q[kSteps][4];
+  float out[kDim / 8][4];
+  float maximum[2], sum[2];  // of rows g and g + 8
+
+  __device__ void start(const T* q_rows, int lane) {
+    // A operand: matrices (rows 0-7, k 0-7), (rows 8-15, k 0-7), (rows 0-7, k 8-15), (rows 8-15, k 8-15).
+    const uint32_t address = shared_address(q_rows + (lane % 16) * kPitch + (lane / 16) * 8);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) load_matrices(q[s], address + s * 16 * sizeof(T));
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[n][i] = 0.0f;
+    maximum[0] = maximum[1] = -INFINITY;
+    sum[0] = sum[1] = 0.0f;
+  }
+
+  // One step: keys and values of rows 0 … kKeys-1 in shared memory, the first `valid` (≥ 1) of them real.
+  __device__ void step(const T* keys, const T* values, int valid, float scale_log2, int lane) {
+    float s[kKeys / 8][4];
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+
+    // B operand of Q·Kᵀ, two tiles of 8 keys: (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15).
+    const uint32_t key_address = shared_address(keys + (lane % 8 + (lane / 16) * 8) * kPitch + ((lane / 8) % 2) * 8);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 16; ++n) {
+        uint32_t b[4];
+        load_matrices(b, key_address + (n * 16 * kPitch + k * 16) * sizeof(T));
+        multiply_add<T>(s[2 * n], q[k], b[0], b[1]);
+        multiply_add<T>(s[2 * n + 1], q[k], b[2], b[3]);
+      }
+    }
+
+    if (valid < kKeys) {
+      const int column = 2 * (lane % 4);
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (n * 8 + column + (i % 2) >= valid) s[n][i] = -INFINITY;
+        }
+    }
+
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = maximum[half];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) highest = fmaxf(highest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+      const float correction = exp2_approximate((maximum[half] - highest) * scale_log2);  // 0 at the first step
+      maximum[half] = highest;
+      const float shift = highest * scale_log2;
+      float row_sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          s[n][i] = exp2_approximate(fmaf(s[n][i], scale_log2, -shift));
+          row_sum += s[n][i];
+        }
+      sum[half] = fmaf(sum[half], correction, row_sum);
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+        out[n][2 * half] *= correction;
+        out[n][2 * half + 1] *= correction;
+      }
+    }
+
+    // B operand of P·V, transposed on the way: (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 8-15).
+    const uint32_t value_address = shared_address(values + (lane % 16) * kPitch + (lane / 16) * 8);
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      const uint32_t p[4] = {pack_two<T>(s[2 * k][0], s[2 * k][1]), pack_two<T>(s[2 * k][2], s[2 * k][3]),
+                             pack_two<T>(s[2 * k + 1][0], s[2 * k + 1][1]), pack_two<T>(s[2 * k + 1][2], s[2 * k + 1][3])};
+#pragma unroll
+      for (int n = 0; n < kDim / 16; ++n) {
+        uint32_t b[4];
+        load_matrices_transposed(b, value_address + (k * 16 * kPitch + n * 16) * sizeof(T));
+        multiply_add<T>(out[2 * n], p, b[0], b[1]);
+        multiply_add<T>(out[2 * n + 1], p, b[2], b[3]);
+      }
+    }
+  }
+
+  // Divides by the sums and writes `rows` (≤ 16) rows of `dim` elements, through 16 rows of shared memory of this warp's own.
+  __device__ void finish(T* stage, T* context, size_t pitch, int rows, int dim, int lane) {
+    const int g = lane / 4, t = 2 * (lane % 4);
+    __syncwarp();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = sum[half];  // each lane summed its own columns
+      total += __shfl_xor_sync(~0u, total, 1);
+      total += __shfl_xor_sync(~0u, total, 2);
+      const float inverse = 1.0f / total;
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+        *reinterpret_cast<uint32_t*>(stage + (g + 8 * half) * kPitch + n * 8 + t) =
+            pack_two<T>(out[n][2 * half] * inverse, out[n][2 * half + 1] * inverse);
+      }
+    }
+    __syncwarp();
+    const int packs = dim / 8;
+    for (int i = lane; i < rows * packs; i += 32) {
+      const int row = i / packs, pack = i % packs;
+      *reinterpret_cast<uint4*>(context + row * pitch + pack * 8) =
+          *reinterpret_cast<const uint4*>(stage + row * kPitch + pack * 8);
+    }
+  }
+};
+
+// Copies `kRows` rows of one head (`dim` elements each) to shared memory; rows from `valid` on and elements from `dim` on are 0.
+template <typename T, int kDim, int kRows, int kThreads>
+__device__ __forceinline__ void copy_head_rows(T* to, const T* from, size_t pitch, int valid, int dim, int thread) {
+  constexpr int kPacks = kDim / 8;
+  constexpr int kPitch = kDim + 8;
+#pragma unroll
+  for (int i = thread; i < kRows * kPacks; i += kThreads) {
+    const int row = i / kPacks, pack = i % kPacks;
+    const bool real = row < valid && pack * 8 < dim;
+    copy_async(shared_address(to + row * kPitch + pack * 8), from + (real ? row * pitch + pack * 8 : 0), real);
+  }
+}
+
+}  // namespace embert

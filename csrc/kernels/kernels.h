@@ -1,0 +1,71 @@
+// The launchers of all kernels. Each takes device pointers, checks what the host can check, launches on a stream and
+// returns at once. `T` rows are tokens, end to end; `H` is the hidden size; storage type is `dtype` unless named.
+#pragma once
+
+#include "../launch.h"
+#include "shapes.h"
+
+namespace embert {
+
+// --- offsets.cu ---------------------------------------------------------------------------------------------------
+struct OffsetsInput {
+  const int* header;    // [2] {sequences B, tokens T}
+  const int* lengths;   // [B]
+  const int* ids;       // [T]
+  const int* types;     // [T] or null: all 0
+  const uint32_t* cuts;  // [B]
+};
+struct OffsetsOutput {
+  int* ids;               // [token_capacity], 0 past T
+  int* types;             // [token_capacity], 0 past T
+  int* positions;         // [token_capacity], counted from each sequence's start, + position_offset; 0 past T
+  uint32_t* cuts;         // [sequence_capacity]
+  int* cu_seqlens;        // [sequence_capacity + 1], T past B
+  AttentionTile* tiles;   // [tile_capacity], of sequences longer than kAttentionShort; empty past their number
+  AttentionTile* shorts;  // [short_capacity], the other sequences; empty past their number
+};
+struct OffsetsCapacity {
+  int tokens, sequences, tiles, shorts;
+};
+Status compute_offsets(const OffsetsInput& in, const OffsetsOutput& out, const OffsetsCapacity& capacity,
+                       int position_offset, const Stream& stream);
+
+// --- embedding.cu: y[T, H] = LayerNorm(word[ids] + position[positions] + type[types]) ---------------------------------
+struct EmbeddingTables {
+  const void* word;      // [vocabulary, H]
+  const void* position;  // [positions, H]
+  const void* type;      // [types, H] or null
+  const void* gamma;     // [H]
+  const void* beta;      // [H]
+};
+Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions, int rows,
+             int hidden, float epsilon, void* y, const Stream& stream);
+
+// --- layernorm.cu: y[T, H] = LayerNorm(x + bias + residual); bias and residual may be null; y may be x or residual ----
+Status layernorm(DType dtype, const void* x, const void* bias, const void* residual, const void* gamma, const void* beta,
+                 int rows, int hidden, float epsilon, void* y, const Stream& stream);
+bool layernorm_takes(DType dtype, int hidden);
+
+// --- activate.cu: x[T, N] = activation(x + bias), in place; bias may be null ------------------------------------------
+Status activate_rows(DType dtype, Activation activation, const void* bias, int rows, int columns, void* x,
+                     const Stream& stream);
+
+// --- attention*.cu: context[T, heads·d] = softmax(Q·Kᵀ/√d)·V within each sequence; qkv is [T, 3·heads·d] ---------------
+struct AttentionWork {
+  const AttentionTile* tiles;
+  int tile_count;
+  const AttentionTile* shorts;
+  int short_count;
+};
+Status attention(DType dtype, const void* qkv, const AttentionWork& work, int heads, int head_size, void* context,
+                 const Stream& stream);
+bool attention_takes(DType dtype, int head_size);
+
+// --- pool.cu: one FP32 vector a sequence, cut to its dimensions and (where asked) of length 1 -------------------------
+Status pool(DType dtype, Pooling pooling, const void* hidden_states, const int* cu_seqlens, const uint32_t* cuts,
+            int sequences, int hidden, float* vectors, const Stream& stream);
+
+// --- convert.cu: y[n] = x[n] between storage types --------------------------------------------------------------------
+Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream& stream);
+
+}  // namespace embert

@@ -1,0 +1,118 @@
+// From the lengths of a batch: cu_seqlens, positions and the attention's work lists, and the ids brought to the device.
+//
+// A block takes 32 sequences. It first sums everything before them (B ints at most, from L2), then one warp scans its own
+// 32, then its warps write the tokens. No block waits for another, so one launch is the whole prefix sum.
+// Floor: 3 writes of T ints, 2 reads: 20 B a token; 0.2 µs for 26 692 tokens at 3 TB/s, so the launch is the cost.
+
+#include "kernels.h"
+#include "numeric.cuh"
+
+namespace embert {
+namespace {
+
+constexpr int kSequences = 32;  // a block's: one warp scans them
+constexpr int kThreads = 256;
+
+// Tokens, attention tiles and short sequences, summed as one number.
+struct Counts {
+  int tokens, tiles, shorts;
+  __device__ Counts operator+(const Counts& other) const {
+    return {tokens + other.tokens, tiles + other.tiles, shorts + other.shorts};
+  }
+};
+
+__device__ Counts counts_of(int length) {
+  const bool is_short = length <= kAttentionShort;
+  return {length, is_short ? 0 : (length + kAttentionRows - 1) / kAttentionRows, is_short ? 1 : 0};
+}
+
+__device__ Counts shuffle_xor(const Counts& c, int step) {
+  return {__shfl_xor_sync(~0u, c.tokens, step), __shfl_xor_sync(~0u, c.tiles, step), __shfl_xor_sync(~0u, c.shorts, step)};
+}
+__device__ Counts shuffle_up(const Counts& c, int step) {
+  return {__shfl_up_sync(~0u, c.tokens, step), __shfl_up_sync(~0u, c.tiles, step), __shfl_up_sync(~0u, c.shorts, step)};
+}
+
+__global__ void __launch_bounds__(kThreads) offsets_kernel(OffsetsInput in, OffsetsOutput out, OffsetsCapacity capacity,
+                                                           int position_offset) {
+  __shared__ Counts partial[kThreads / 32];
+  __shared__ Counts base[kSequences];  // everything before each of this block's sequences
+  __shared__ int length_of[kSequences];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  dependents_may_launch();
+  wait_for_earlier_kernels();  // the previous batch may still read what is overwritten here
+
+  const int sequences = in.header[0];
+  const int first = blockIdx.x * kSequences;
+  const bool is_last = first + kSequences >= sequences;  // of the blocks with work; later ones leave
+  if (first >= sequences && !(first == 0 && sequences == 0)) return;
+
+  Counts before{0, 0, 0};
+  for (int i = threadIdx.x; i < first; i += kThreads) before = before + counts_of(in.lengths[i]);
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) before = before + shuffle_xor(before, step);
+  if (lane == 0) partial[warp] = before;
+  __syncthreads();
+
+  if (warp == 0) {
+    Counts start{0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < kThreads / 32; ++i) start = start + partial[i];
+    const int length = first + lane < sequences ? in.lengths[first + lane] : 0;
+    Counts inclusive = length > 0 ? counts_of(length) : Counts{0, 0, 0};
+#pragma unroll
+    for (int step = 1; step < 32; step <<= 1) {
+      const Counts other = shuffle_up(inclusive, step);
+      if (lane >= step) inclusive = inclusive + other;
+    }
+    Counts exclusive = shuffle_up(inclusive, 1);
+    if (lane == 0) exclusive = {0, 0, 0};
+    base[lane] = start + exclusive;
+    length_of[lane] = length;
+    if (lane == 31) partial[0] = start + inclusive;  // the totals, if this is the last block
+  }
+  __syncthreads();
+
+  for (int i = warp; i < kSequences && first + i < sequences; i += kThreads / 32) {
+    const Counts at = base[i];
+    const int length = length_of[i];
+    if (lane == 0) {
+      out.cu_seqlens[first + i] = at.tokens;
+      out.cuts[first + i] = in.cuts[first + i];
+    }
+    for (int t = lane; t < length; t += 32) {
+      const int row = at.tokens + t;
+      out.ids[row] = in.ids[row];
+      out.types[row] = in.types ? in.types[row] : 0;
+      out.positions[row] = t + position_offset;
+    }
+    if (length <= kAttentionShort) {
+      if (lane == 0) out.shorts[at.shorts] = {at.tokens, length, 0, 0};
+    } else {
+      for (int tile = lane; tile * kAttentionRows < length; tile += 32) {
+        out.tiles[at.tiles + tile] = {at.tokens, length, tile * kAttentionRows, 0};
+      }
+    }
+  }
+  if (!is_last) return;
+
+  const Counts total = partial[0];
+  for (int i = sequences + threadIdx.x; i <= capacity.sequences; i += kThreads) out.cu_seqlens[i] = total.tokens;
+  for (int i = total.tokens + threadIdx.x; i < capacity.tokens; i += kThreads) {
+    out.ids[i] = 0;
+    out.types[i] = 0;
+    out.positions[i] = 0;
+  }
+  for (int i = total.tiles + threadIdx.x; i < capacity.tiles; i += kThreads) out.tiles[i] = {0, 0, 0, 0};
+  for (int i = total.shorts + threadIdx.x; i < capacity.shorts; i += kThreads) out.shorts[i] = {0, 0, 0, 0};
+}
+
+}  // namespace
+
+Status compute_offsets(const OffsetsInput& in, const OffsetsOutput& out, const OffsetsCapacity& capacity,
+                       int position_offset, const Stream& stream) {
+  const int blocks = capacity.sequences == 0 ? 1 : (capacity.sequences + kSequences - 1) / kSequences;
+  return launch("offsets", offsets_kernel, blocks, kThreads, 0, stream, in, out, capacity, position_offset);
+}
+
+}  // namespace embert

@@ -1,0 +1,103 @@
+// A row of up to kPacks·32 packs held by one warp in FP32 registers, and its LayerNorm.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include "../status.h"
+#include "numeric.cuh"
+
+namespace embert {
+
+// Lane l holds packs l, l + 32, …: neighbouring lanes, neighbouring 16 bytes.
+template <typename T, int kPacks>
+struct WarpRow {
+  static constexpr int kWidth = Pack<T>::kSize;
+  float values[kPacks][kWidth];
+
+  __device__ static bool holds(int pack, int lane, int hidden) { return (pack * 32 + lane) * kWidth < hidden; }
+
+  // Adds a row to this one; elements past `hidden` stay 0.
+  __device__ void add(const Pack<T> (&packs)[kPacks], int lane, int hidden) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!holds(p, lane, hidden)) continue;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[p][i] += to_float(packs[p].values[i]);
+    }
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[p][i] = 0.0f;
+  }
+
+  // Two passes over registers: the mean, then the variance about it, so that outlier channels cost no digits.
+  __device__ void normalise_into(T* y, const Pack<T> (&gamma)[kPacks], const Pack<T> (&beta)[kPacks], int lane, int hidden,
+                                 float epsilon) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) sum += values[p][i];
+    const float mean = warp_sum(sum) / hidden;
+    float squares = 0.0f;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!holds(p, lane, hidden)) continue;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const float d = values[p][i] - mean;
+        squares = fmaf(d, d, squares);
+      }
+    }
+    const float scale = rsqrtf(warp_sum(squares) / hidden + epsilon);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!holds(p, lane, hidden)) continue;
+      Pack<T> out;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        out.values[i] = from_float<T>(
+            fmaf((values[p][i] - mean) * scale, to_float(gamma[p].values[i]), to_float(beta[p].values[i])));
+      }
+      store_pack(y + (p * 32 + lane) * kWidth, out);
+    }
+  }
+};
+
+// A vector of the model (gamma, beta, a bias): read once into registers, before the row is there.
+template <typename T, int kPacks>
+__device__ __forceinline__ void load_vector(Pack<T> (&packs)[kPacks], const T* vector, int lane, int hidden) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (WarpRow<T, kPacks>::holds(p, lane, hidden)) packs[p] = load_pack(vector + (p * 32 + lane) * Pack<T>::kSize);
+  }
+}
+template <typename T, int kPacks>
+__device__ __forceinline__ void load_row(Pack<T> (&packs)[kPacks], const T* row, int lane, int hidden) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (WarpRow<T, kPacks>::holds(p, lane, hidden)) packs[p] = load_fresh(row + (p * 32 + lane) * Pack<T>::kSize);
+  }
+}
+
+constexpr int kMaxRowPacks = 8;  // 2 048 elements of 16 bits, 1 024 of FP32: more spills registers
+
+// Answers f(the number of packs a lane holds of a row of `hidden`, as a compile-time constant).
+template <typename T, typename F>
+Status with_row_packs(const char* name, int hidden, F&& f) {
+  switch ((hidden + 32 * Pack<T>::kSize - 1) / (32 * Pack<T>::kSize)) {
+    case 1: return f(std::integral_constant<int, 1>());
+    case 2: return f(std::integral_constant<int, 2>());
+    case 3: return f(std::integral_constant<int, 3>());
+    case 4: return f(std::integral_constant<int, 4>());
+    case 5: case 6: return f(std::integral_constant<int, 6>());
+    case 7: case 8: return f(std::integral_constant<int, kMaxRowPacks>());
+    default: return Status::refused(std::string(name) + ": hidden size " + std::to_string(hidden) + " is too large");
+  }
+}
+
+}  // namespace embert

@@ -1,0 +1,40 @@
+// One way to launch every kernel: with its name, its shapes for the error message, and (from sm_90 on) programmatic
+// dependent launch, so that the next kernel's blocks are resident and its weights on their way while this one ends.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "status.h"
+
+namespace embert {
+
+struct Stream {
+  cudaStream_t handle = nullptr;
+  bool dependent_launch = false;  // only where the device has it (sm_90) and every kernel on the stream is ours
+};
+
+template <typename... Parameters, typename... Arguments>
+Status launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+              const Stream& stream, Arguments&&... arguments) {
+  if (grid.x == 0 || grid.y == 0) return {};
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream.handle;
+  config.attrs = &attribute;
+  config.numAttrs = stream.dependent_launch ? 1 : 0;
+  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  if (code == cudaSuccess) return {};
+  const std::string where = std::string(name) + " (grid " + std::to_string(grid.x) + "x" + std::to_string(grid.y) +
+                            ", block " + std::to_string(block.x) + "x" + std::to_string(block.y) + ", " +
+                            std::to_string(shared_bytes) + " B shared)";
+  return Status::cuda(code, where.c_str());
+}
+
+}  // namespace embert

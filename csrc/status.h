@@ -1,0 +1,47 @@
+// What a launcher or the encoder answers: fine, or what failed, where, with which shapes.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <utility>
+
+namespace embert {
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;  // fine
+
+  // The request cannot be run; the encoder stays usable.
+  static Status refused(std::string message) { return Status(std::move(message), false); }
+  // The device failed: after a CUDA error the context holds nothing that can be trusted.
+  static Status lost(std::string message) { return Status(std::move(message), true); }
+
+  // Fine when `code` is cudaSuccess; else lost, with CUDA's own words. `where` names kernel and shapes.
+  static Status cuda(cudaError_t code, const char* where) {
+    if (code == cudaSuccess) return {};
+    return lost(std::string(where) + ": " + cudaGetErrorName(code) + ": " + cudaGetErrorString(code));
+  }
+
+  bool ok() const { return ok_; }
+  bool is_lost() const { return lost_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  Status(std::string message, bool lost) : ok_(false), lost_(lost), message_(std::move(message)) {}
+
+  bool ok_ = true;
+  bool lost_ = false;
+  std::string message_;
+};
+
+}  // namespace embert
+
+// Returns from the calling function when `expression`, a Status, is not fine.
+#define EMBERT_TRY(expression)                                        \
+  do {                                                                \
+    if (::embert::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)
+
+// The same for a call of the CUDA runtime, named in the message by its own text.
+#define EMBERT_CUDA(call) EMBERT_TRY(::embert::Status::cuda((call), #call))

@@ -1,0 +1,240 @@
+"""The CUDA encoder: numpy in, numpy out; the work is done by the extension `engine._cuda` (csrc/). Needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.checkpoint import Checkpoint
+from engine.encoders.base import PackedBatch, Task
+from engine.errors import EncoderError, EncoderLost, UnsupportedModel
+from engine.heads import Heads
+from engine.model import Model
+
+__all__ = ["CudaEncoder", "unavailable_reason"]
+
+DEFAULT_MAX_BATCH_TOKENS = 16384
+
+# What the extension calls the weights of a layer, and BERT's names for them.
+LAYER_WEIGHTS = {
+    "query.weight": "attention.self.query.weight",
+    "query.bias": "attention.self.query.bias",
+    "key.weight": "attention.self.key.weight",
+    "key.bias": "attention.self.key.bias",
+    "value.weight": "attention.self.value.weight",
+    "value.bias": "attention.self.value.bias",
+    "attention.weight": "attention.output.dense.weight",
+    "attention.bias": "attention.output.dense.bias",
+    "attention.gamma": "attention.output.LayerNorm.weight",
+    "attention.beta": "attention.output.LayerNorm.bias",
+    "inner.weight": "intermediate.dense.weight",
+    "inner.bias": "intermediate.dense.bias",
+    "out.weight": "output.dense.weight",
+    "out.bias": "output.dense.bias",
+    "out.gamma": "output.LayerNorm.weight",
+    "out.beta": "output.LayerNorm.bias",
+}
+EMBEDDING_WEIGHTS = {
+    "word": "embeddings.word_embeddings.weight",
+    "position": "embeddings.position_embeddings.weight",
+    "type": "embeddings.token_type_embeddings.weight",
+    "gamma": "embeddings.LayerNorm.weight",
+    "beta": "embeddings.LayerNorm.bias",
+}
+STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def unavailable_reason() -> str | None:
+    """Why no CUDA encoder can run here, in half a sentence; None when one can."""
+    try:
+        cuda = _extension()
+    except ImportError as error:
+        if getattr(error, "name", None) == "engine._cuda":
+            return "built without CUDA"
+        return f"the CUDA extension cannot be loaded: {error}"
+    try:
+        devices = cuda.device_count()
+    except cuda.Refused as error:
+        return f"the NVIDIA driver cannot be used: {error}"
+    return None if devices > 0 else "no NVIDIA GPU was found"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A batch in flight, and what is still to be done with its answer on the host."""
+
+    number: int
+    task: Task
+    dimensions: npt.NDArray[np.int32] | None
+    normalize: npt.NDArray[np.bool_] | None
+
+
+class CudaEncoder:
+    """BERT on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `engine.encoders.base.Encoder`.
+
+    `dtype` is "auto" (float16), "float16", "bfloat16" or "float32" (no TF32). `gemm` is "auto", "hopper" (this project's
+    kernels, compute capability 9.0) or "cublaslt". `graphs` captures the forwards of small batches at start.
+
+    Raises UnsupportedModel when the device or the model cannot be run, BrokenModel for weights that cannot be read.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        device: str = "cuda:0",
+        dtype: str = "auto",
+        max_batch_tokens: int | None = None,
+        gemm: str = "auto",
+        graphs: bool = True,
+    ) -> None:
+        reason = unavailable_reason()
+        if reason is not None:
+            raise UnsupportedModel(f"device {device} cannot be used: {reason}")
+        self._cuda = _extension()
+        index = _device_index(device, self._cuda.device_count())
+        config = model.config
+        self.choice = ""
+        self.device = f"cuda:{index}"
+        self.device_name, self.compute_capability, _ = self._cuda.device_info(index)
+        self.dtype = "float16" if dtype == "auto" else dtype
+        self.hidden_size = config.hidden_size
+        self.width = model.width
+        self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
+        self._heads = Heads(model) if model.dense else None
+        checkpoint = Checkpoint.open(model)
+        try:
+            self._encoder = self._cuda.make_encoder(
+                hidden=config.hidden_size,
+                layers=config.layers,
+                heads=config.heads,
+                inner=config.intermediate_size,
+                vocabulary=config.vocab_size,
+                positions=config.max_positions,
+                types=config.type_vocab_size,
+                position_offset=0,
+                epsilon=config.layer_norm_eps,
+                activation=config.activation,
+                pooling=model.pooling,
+                dtype=self.dtype,
+                device=index,
+                max_tokens=self.max_batch_tokens,
+                gemm=gemm,
+                cublaslt_library=_cublaslt_library(),
+                graphs=graphs,
+            )
+            self._load(checkpoint, config.layers)
+        except self._cuda.Refused as error:
+            raise UnsupportedModel(f"{model.model_id} on {self.device}: {error}") from error
+        except self._cuda.Lost as error:
+            raise EncoderLost(f"{model.model_id} on {self.device}: {error}") from error
+
+    @property
+    def gemm(self) -> str:
+        """What runs the matrix products: "hopper" or "cublaslt"."""
+        return str(self._encoder.gemm)
+
+    @property
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes of weights, bytes of activations and staging, bytes taken from the device in all."""
+        weights, activations, total = self._encoder.memory
+        return int(weights), int(activations), int(total)
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Ticket:
+        """Start a forward and return a ticket for `wait`; the arrays may be reused as soon as it returns."""
+        dimensions, normalize = batch.dimensions, batch.normalize
+        later: tuple[npt.NDArray[np.int32] | None, npt.NDArray[np.bool_] | None] = (None, None)
+        if self._heads is not None and task is Task.EMBED:
+            # The dense layers follow the pooling, so cutting and normalising are the host's.
+            later = (
+                None if dimensions is None else dimensions.copy(),
+                None if normalize is None else normalize.copy(),
+            )
+            dimensions, normalize = None, np.zeros(batch.sequences, np.bool_)
+        try:
+            number = self._encoder.submit(
+                _contiguous(batch.ids, np.int32),
+                _contiguous(batch.cu_seqlens, np.int32),
+                _contiguous(batch.token_types, np.int32),
+                _contiguous(dimensions, np.int32),
+                _contiguous(normalize, np.bool_),
+                task is Task.TOKENS,
+            )
+        except (self._cuda.Refused, self._cuda.Lost) as error:
+            raise self._translated(error) from error
+        return Ticket(number, task, *later)
+
+    def wait(self, ticket: Ticket) -> npt.NDArray[np.float32]:
+        """Return the answer: float32 [B, width] for EMBED, [T, hidden_size] for TOKENS. Raises EncoderError, EncoderLost."""
+        try:
+            answer: npt.NDArray[np.float32] = self._encoder.wait(ticket.number)
+        except (self._cuda.Refused, self._cuda.Lost) as error:
+            raise self._translated(error) from error
+        if self._heads is not None and ticket.task is Task.EMBED:
+            return self._heads(answer, ticket.dimensions, ticket.normalize)
+        return answer
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        """Submit and wait."""
+        return self.wait(self.submit(batch, task))
+
+    def close(self) -> None:
+        """Give back the device's memory; the encoder cannot be used afterwards."""
+        self._encoder = None
+
+    def _load(self, checkpoint: Checkpoint, layers: int) -> None:
+        """Upload all weights as they are stored; the device converts. The arrays live until `start` has synchronised."""
+        alive = []
+        tensors = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
+        tensors += [
+            (ours, i, f"encoder.layer.{i}.{theirs}") for i in range(layers) for ours, theirs in LAYER_WEIGHTS.items()
+        ]
+        for ours, layer, theirs in tensors:
+            tensor = checkpoint.stored(theirs)
+            dtype = STORED_DTYPES.get(tensor.dtype, "float32")
+            array = tensor.array if tensor.dtype in STORED_DTYPES else tensor.float32()
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            alive.append(data)
+            self._encoder.load(ours, layer, data, dtype)
+        self._encoder.start()
+
+    def _translated(self, error: Exception) -> EncoderError:
+        kind = EncoderLost if isinstance(error, self._cuda.Lost) else EncoderError
+        return kind(f"{self.device} ({self.device_name}): {error}")
+
+
+def _extension() -> Any:
+    return importlib.import_module("engine._cuda")
+
+
+def _device_index(device: str, count: int) -> int:
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or (number and not number.isdigit()):
+        raise UnsupportedModel(f"device {device!r} is not a CUDA device; write cuda or cuda:N")
+    index = int(number or 0)
+    if index >= count:
+        raise UnsupportedModel(
+            f"device {device} cannot be used: this machine has {count} NVIDIA GPU{'s' * (count != 1)}"
+        )
+    return index
+
+
+def _contiguous(array: npt.NDArray[Any] | None, dtype: type[np.generic]) -> npt.NDArray[Any] | None:
+    return None if array is None else np.ascontiguousarray(array, dtype=dtype)
+
+
+def _cublaslt_library() -> str:
+    """The cuBLASLt of the nvidia-cublas wheel, if it is installed; else empty: the loader's own search."""
+    try:
+        roots = importlib.import_module("nvidia").__path__
+    except ImportError:
+        return ""
+    found = [path for root in roots for path in sorted(Path(root).glob("*/lib/libcublasLt.so.*"))]
+    return str(found[-1]) if found else ""

@@ -1,0 +1,108 @@
+"""What every kernel computes, in float64 numpy, slow and plain; and the storage types as numpy knows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Doubles = npt.NDArray[np.float64]
+
+FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
+DTYPES = (FLOAT16, BFLOAT16, FLOAT32)
+NONE, GELU, GELU_TANH, RELU = 0, 1, 2, 3
+CLS, MEAN, MAX, LAST = 0, 1, 2, 3
+ATTENTION_ROWS, ATTENTION_SHORT = 64, 32
+KEEPS_LENGTH = 1 << 31
+
+
+def stored(x: npt.NDArray[Any], dtype: int) -> npt.NDArray[Any]:
+    """Round to a storage type: float32, float16, or bfloat16 as uint16."""
+    if dtype == FLOAT32:
+        return x.astype(np.float32)
+    if dtype == FLOAT16:
+        return x.astype(np.float16)
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def exact(x: npt.NDArray[Any]) -> Doubles:
+    """A stored array's values."""
+    if x.dtype == np.uint16:
+        return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return x.astype(np.float64)
+
+
+def error(got: npt.NDArray[Any], wanted: Doubles) -> float:
+    """Relative Frobenius error; NaN where anything is NaN."""
+    return float(np.linalg.norm(exact(got) - wanted) / max(np.linalg.norm(wanted), 1e-30))
+
+
+def rounding(wanted: Doubles, dtype: int) -> float:
+    """The error that one rounding of the exact result costs."""
+    return error(stored(wanted, dtype), wanted)
+
+
+def layernorm(x: Doubles, gamma: Doubles, beta: Doubles, epsilon: float) -> Doubles:
+    centred = x - x.mean(axis=1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + epsilon) * gamma + beta
+
+
+def erf(x: Doubles) -> Doubles:
+    from scipy.special import erf as scipy_erf
+
+    return np.asarray(scipy_erf(x), dtype=np.float64)
+
+
+def activation(x: Doubles, kind: int) -> Doubles:
+    if kind == GELU:
+        return 0.5 * x * (1 + erf(x / np.sqrt(2)))
+    if kind == GELU_TANH:
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return np.maximum(x, 0) if kind == RELU else x
+
+
+def attention(qkv: Doubles, lengths: list[int], heads: int) -> Doubles:
+    """qkv [T, 3·heads·d] → [T, heads·d]."""
+    tokens, width = qkv.shape
+    hidden = width // 3
+    dim = hidden // heads
+    out = np.empty((tokens, hidden))
+    start = 0
+    for length in lengths:
+        rows = qkv[start : start + length].reshape(length, 3, heads, dim).transpose(1, 2, 0, 3)
+        scores = rows[0] @ rows[1].transpose(0, 2, 1) / np.sqrt(dim)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        out[start : start + length] = (weights @ rows[2]).transpose(1, 0, 2).reshape(length, hidden)
+        start += length
+    return out
+
+
+def pool(states: Doubles, lengths: list[int], kind: int, cuts: list[int]) -> Doubles:
+    out = np.zeros((len(lengths), states.shape[1]))
+    start = 0
+    for i, (length, cut) in enumerate(zip(lengths, cuts, strict=True)):
+        rows = states[start : start + length]
+        vector = {CLS: rows[0], MEAN: rows.mean(axis=0), MAX: rows.max(axis=0), LAST: rows[-1]}[kind].copy()
+        kept = cut & ~KEEPS_LENGTH
+        if kept:
+            vector[kept:] = 0
+        if not cut & KEEPS_LENGTH:
+            vector /= max(float(np.linalg.norm(vector)), 1e-12)
+        out[i] = vector
+        start += length
+    return out
+
+
+def tiles(lengths: list[int]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The attention's work lists [n, 4] {first row, length, query, 0}: of long sequences, of short ones."""
+    long, short, start = [], [], 0
+    for length in lengths:
+        if length <= ATTENTION_SHORT:
+            short.append((start, length, 0, 0))
+        else:
+            long += [(start, length, query, 0) for query in range(0, length, ATTENTION_ROWS)]
+        start += length
+    return np.array(long, np.int32).reshape(-1, 4), np.array(short, np.int32).reshape(-1, 4)
