@@ -94,6 +94,8 @@ class Gate:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
+        if scope["method"] == "HEAD":  # a GET whose body uvicorn, which keeps its own scope, leaves out
+            scope = {**scope, "method": "GET"}
         metrics = self._metrics
         metrics.requests_in_flight.inc()
         try:
