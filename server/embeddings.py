@@ -111,8 +111,13 @@ async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
 async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /similarity`."""
     request = parse(SimilarityRequest, call.body)
+    if not request.inputs.source_sentence:
+        raise EmptyInput("`inputs.source_sentence` must not be empty", "inputs")
     if not request.inputs.sentences:
         raise EmptyInput("`inputs.sentences` must not be an empty list", "inputs")
+    for index, sentence in enumerate(request.inputs.sentences):
+        if not sentence:
+            raise EmptyInput(f"`inputs.sentences[{index}]` must not be empty", "inputs")
     parameters = request.parameters or SimilarityParameters()
     encoded = await service.tokenize(
         [request.inputs.source_sentence, *request.inputs.sentences],
