@@ -116,7 +116,8 @@ class Service:
         if name not in self.model.prompts:
             known = ", ".join(sorted(self.model.prompts)) or "none"
             raise Invalid(
-                f"`prompt_name` must be one of the model's prompts ({known}); it is {describe_name(name)}", "prompt_name"
+                f"`prompt_name` must be one of the model's prompts ({known}); it is {describe_name(name)}",
+                "prompt_name",
             )
         return self.model.prompts[name]
 

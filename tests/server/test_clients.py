@@ -199,7 +199,9 @@ def test_hub_feature_extraction_of_several_with_parameters(hub: InferenceClient,
 
 
 def test_hub_sentence_similarity(server: Live) -> None:
-    found = InferenceClient(f"{server.url}/similarity").sentence_similarity("a cat sits", other_sentences=["a cat is sitting", "stock prices fell"])
+    found = InferenceClient(f"{server.url}/similarity").sentence_similarity(
+        "a cat sits", other_sentences=["a cat is sitting", "stock prices fell"]
+    )
     assert found[0] > 0.8 > 0.3 > found[1]
 
 
