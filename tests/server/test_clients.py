@@ -73,7 +73,8 @@ def hub(server: Live) -> InferenceClient:
 
 def cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
     left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    return np.sum(left * right, 1) / (np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1))
+    found: Floats = np.sum(left * right, 1) / (np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1))
+    return found
 
 
 def rows(answer: openai.types.CreateEmbeddingResponse) -> Floats:
@@ -192,7 +193,7 @@ def test_hub_feature_extraction(hub: InferenceClient, oracle: Oracle) -> None:
 
 
 def test_hub_feature_extraction_of_several_with_parameters(hub: InferenceClient, oracle: Oracle) -> None:
-    vectors = hub.feature_extraction(TEXTS, normalize=False, truncate=True, truncation_direction="Right")
+    vectors = hub.feature_extraction(TEXTS, normalize=False, truncate=True, truncation_direction="right")
     assert vectors.shape == (len(TEXTS), 384)
     assert (np.linalg.norm(vectors, axis=1) > 1.5).all()
     assert cosines(vectors, oracle.embed(TEXTS)).min() >= 0.999999
