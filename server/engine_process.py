@@ -447,6 +447,10 @@ def main() -> None:
     except MemoryError:
         line.send(Failed(f"not enough memory to load {start.model_id}"))
         raise SystemExit(1) from None
+    except Exception as error:  # whatever it is, a user must not be left with a traceback and no sentence
+        log.debug("loading failed", exc_info=True)
+        line.send(Failed(f"{start.model_id} cannot be loaded: {type(error).__name__}: {error}"))
+        raise SystemExit(1) from None
     process.listen()
     threading.Thread(target=process.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()
     info = EngineInfo(

@@ -12,11 +12,10 @@ import logging
 import os
 import re
 import time
-from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.config import ConfigError, ServeConfig
+from server.config import ServeConfig, read_api_keys
 from server.embeddings import send_error
 from server.errors import ServerError, Unauthorized
 from server.metrics import ApiMetrics
@@ -39,17 +38,8 @@ class Keys:
     """The accepted API keys; as digests, so that comparing takes the same time for every key given."""
 
     def __init__(self, config: ServeConfig) -> None:
-        keys = list(config.api_key)
-        if config.api_key_file is not None:
-            try:
-                lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"--api-key-file {config.api_key_file} cannot be read: {error}") from None
-            found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-            if not found:
-                raise ConfigError(f"--api-key-file {config.api_key_file} holds no key")
-            keys += found
-        self._digests = [self._digest(key.encode()) for key in keys]
+        """Raises ConfigError when --api-key-file cannot be used."""
+        self._digests = [self._digest(key.encode()) for key in read_api_keys(config)]
 
     @staticmethod
     def _digest(key: bytes) -> bytes:
