@@ -86,8 +86,8 @@ def build_bert(tmp_path: Path) -> BuildBert:
             # HuggingFace starts biases at 0 and LayerNorm at 1: an encoder that forgets them would pass.
             if "LayerNorm" in name or name.endswith("bias"):
                 parameter.data += torch.randn_like(parameter) * 0.2
-        model = model.to(dtype=dtype)
-        model.save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
+        torch.nn.Module.to(model, dtype)  # transformers hides the type of its own
+        model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
         small_tokenizer(model.config.vocab_size).save(str(folder / "tokenizer.json"))
         if pooling is not None:
             write_modules(folder, pooling=pooling)
@@ -154,7 +154,7 @@ class HuggingFace:
             inputs["token_type_ids"] = torch.from_numpy(np.atleast_2d(token_types).astype(np.int64))
         with torch.inference_mode():
             hidden: Floats = self._model(**inputs).last_hidden_state.numpy()
-        return hidden if ids.ndim == 2 else hidden.reshape(len(ids), -1)
+        return np.reshape(hidden, (*ids.shape, -1))
 
     def pooled(self, ids: Ids, pooling: str) -> Floats:
         """int32 [L] → float32 [hidden], by the definition of each pooling."""
