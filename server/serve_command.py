@@ -26,7 +26,9 @@ def serve(config: ServeConfig) -> int:
     _check_tls(config)
     read_api_keys(config)
     sockets = listen(config.host, config.port)
-    metrics_socket = listen(config.host, config.metrics_port)[0] if config.metrics_port is not None else None
+    metrics_socket = None
+    if config.metrics_port is not None:
+        metrics_socket = listen(config.host, config.metrics_port, "--metrics-port")[0]
     log.info("embert   %s", __version__)
     try:
         model = load_model(config.model, revision=config.revision, pooling=config.pooling, progress=sys.stderr.isatty())

@@ -42,8 +42,8 @@ SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its grou
 _BACKLOG = 4096
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Open the port, on every address `host` means. Raises ConfigError with one sentence."""
+def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
+    """Open the port, on every address `host` means. Raises ConfigError with one sentence, which names `option`."""
     try:
         addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -59,7 +59,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             sock.listen(_BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port"
+                f"cannot listen on {host} port {port}: {error.strerror}; choose another with {option}"
             ) from None
         sock.set_inheritable(True)
         sockets.append(sock)
