@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -199,6 +200,8 @@ class _HotRoute:
                 service.metrics.rejected[error.reject_reason].inc()
             await send_error(send, error, openai=self._openai)
             return
+        if call.timing.answered is not None:
+            service.metrics.response_encode_duration.observe(time.perf_counter() - call.timing.answered)
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *call.headers]
         headers += call.timing.headers(service.compute_type)
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -106,7 +106,7 @@ class EngineProcess:
         full = PackedBatch(np.zeros(sum(lengths), np.int32), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         for batch in (full, self._probe):
             self._encoder.encode(batch)
-        self._last_success = time.monotonic()
+        self._succeeded()
 
     def listen(self) -> None:
         """Bind the endpoint and start the receiving and sending threads."""

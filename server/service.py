@@ -37,10 +37,11 @@ class Timing:
     inference_s: float = 0.0
     characters: int = 0
     tokens: int = 0
+    answered: float | None = None  # when the vectors were here
 
     def note(self, answer: Answer) -> None:
         """Take over the engine's times."""
-        self.queue_s, self.inference_s = answer.queue_s, answer.inference_s
+        self.queue_s, self.inference_s, self.answered = answer.queue_s, answer.inference_s, time.perf_counter()
 
     def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
         """TEI's headers in whole milliseconds, Server-Timing in fractions."""
