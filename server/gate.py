@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -61,8 +62,11 @@ class Keys:
 class Gate:
     """Wraps the whole app."""
 
-    def __init__(self, app: ASGIApp, routes: frozenset[str], keys: Keys, metrics: ApiMetrics) -> None:
-        self._app, self._routes, self._keys, self._metrics = app, routes, keys, metrics
+    def __init__(
+        self, app: ASGIApp, hot: Mapping[str, ASGIApp], routes: frozenset[str], keys: Keys, metrics: ApiMetrics
+    ) -> None:
+        """`hot` are the apps of POST routes that go past FastAPI's own layers; `routes` the values of the label."""
+        self._app, self._hot, self._routes, self._keys, self._metrics = app, hot, routes, keys, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -90,7 +94,8 @@ class Gate:
         metrics.requests_in_flight.inc()
         try:
             self._keys.check(scope)
-            await self._app(scope, receive, send_noting)
+            app = self._hot.get(path, self._app) if scope["method"] == "POST" else self._app
+            await app(scope, receive, send_noting)
         except ServerError as error:
             await send_error(send_noting, error, openai=speaks_openai(path))
         except asyncio.CancelledError:
