@@ -12,8 +12,8 @@ from tests.server.live import Live, live
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Live]:
-    """`embert serve` with the default model and default options."""
-    with live() as running:
+    """`embert serve` with the default model and default options, in float32 on any machine."""
+    with live("--device", "cpu") as running:
         yield running
 
 
