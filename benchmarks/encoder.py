@@ -3,8 +3,9 @@
     python -m benchmarks.encoder [--dtype float32 bfloat16] [--workloads query passage] [--scale 0.25] [--plot out.png]
 
 Every encoder lives in a process of its own for the whole run, in its own default settings, and they take turns round by
-round, so that a machine that changes its speed changes it for all of them. Figures are medians over the rounds. Before
-anything is timed, all vectors are compared.
+round, so that a machine that changes its speed changes it for all of them. Figures are medians over the rounds. A round
+during which other processes took CPU time is repeated, a few times; a workload that had no quiet rounds enough is
+marked ~. Before anything is timed, all vectors are compared.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import json
 import multiprocessing
 import os
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +31,9 @@ from benchmarks.workloads import WORKLOADS
 
 # Below it a rival computes something else. sentence-transformers in bfloat16 is itself at 0.997 of float32.
 COSINE = {"float32": 0.99999, "float16": 0.999, "bfloat16": 0.99}
+
+QUIET_CORES = 0.15  # of other processes' CPU time, at most, while an encoder has its turn
+PATIENCE = 4  # times as many rounds as asked for, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class Row:
     texts: int
     tokens: int  # real ones
     ms: dict[str, float]
+    quiet: bool
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,14 +63,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         name: sum(min(len(t), MAX_LENGTH) for t in tokenizer.tokenize(texts)) for name, texts in workloads.items()
     }
     rows, memory = [], {}
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"the load average is {load:.1f}: other processes are at work, and figures will say so too", flush=True)
     for dtype in options.dtype:
         with _processes(model.folder, dtype, workloads) as processes:
             for name, texts in workloads.items():
-                ms = _measure(processes, name, dtype, options.rounds)
-                rows.append(Row(name, dtype, len(texts), tokens[name], ms))
+                _compare(processes, name, COSINE[dtype])
+                ms, quiet = _measure(processes, name, options.rounds)
+                rows.append(Row(name, dtype, len(texts), tokens[name], ms, quiet))
                 print(f"{dtype} {name}: done", flush=True)
             memory[dtype] = {encoder: _ask(pipe, None) / 2**20 for encoder, pipe in processes.items()}
     _print(rows, memory)
@@ -71,7 +76,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         "model": model.model_id,
         "scale": options.scale,
         "rounds": options.rounds,
-        "load_average_before": load,
         "rows": [asdict(row) for row in rows],
         "peak_memory_mib": memory,
     }
@@ -118,40 +122,62 @@ def _processes(folder: Path, dtype: str, workloads: dict[str, Sequence[str]]) ->
             process.join()
 
 
-def _ask(pipe: Connection, workload: str | None) -> float:
+def _ask(pipe: Connection, workload: str | None) -> Any:
     pipe.send(workload)
-    return float(pipe.recv())
+    return pipe.recv()
 
 
-def _measure(processes: dict[str, Connection], workload: str, dtype: str, rounds: int) -> dict[str, float]:
-    vectors: dict[str, Floats] = {}
-    for name, pipe in processes.items():
-        pipe.send(workload)
-        vectors[name] = pipe.recv()
+def _compare(processes: dict[str, Connection], workload: str, least: float) -> None:
+    """End the program when encoders disagree."""
+    vectors: dict[str, Floats] = {name: _ask(pipe, workload) for name, pipe in processes.items()}
     first = next(iter(vectors))
     for name, rows in vectors.items():
         cosine = float((rows * vectors[first]).sum(1).min())
-        if cosine < COSINE[dtype]:
+        if cosine < least:
             raise SystemExit(f"{name} and {first} disagree on {workload}: cosine {cosine:.6f}")
-    seconds: dict[str, list[float]] = {name: [] for name in processes}
-    for i in range(rounds + 1):
-        for name, pipe in processes.items():
-            taken = _ask(pipe, workload)
-            if i:  # the first round warms up
-                seconds[name].append(taken)
-    return {name: statistics.median(times) * 1e3 for name, times in seconds.items()}
+
+
+def _measure(processes: dict[str, Connection], workload: str, rounds: int) -> tuple[dict[str, float], bool]:
+    """Medians in ms by encoder, and whether they were taken while nothing else ran."""
+    quiet: list[dict[str, float]] = []
+    disturbed: list[dict[str, float]] = []
+    _round(processes, workload)  # warms up
+    while len(quiet) < rounds and len(quiet) + len(disturbed) < PATIENCE * rounds:
+        seconds, others = _round(processes, workload)
+        (quiet if others < QUIET_CORES else disturbed).append(seconds)
+    enough = len(quiet) >= 3
+    chosen = quiet if enough else quiet + disturbed
+    return {name: statistics.median(seconds[name] for seconds in chosen) * 1e3 for name in processes}, enough
+
+
+def _round(processes: dict[str, Connection], workload: str) -> tuple[dict[str, float], float]:
+    """Seconds by encoder, and how many cores other processes kept busy during the worst turn."""
+    seconds, others = {}, 0.0
+    for name, pipe in processes.items():
+        start, busy = time.perf_counter(), _busy_s()
+        seconds[name], cpu = _ask(pipe, workload)
+        others = max(others, (_busy_s() - busy - cpu) / (time.perf_counter() - start))
+    return seconds, others
+
+
+def _busy_s() -> float:
+    """CPU seconds of all processes since the machine started."""
+    user, nice, system, _idle, _waiting, *interrupts = map(
+        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:8]
+    )
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def _print(rows: Sequence[Row], memory: dict[str, dict[str, float]]) -> None:
     for title, encoders in (("From texts", list(FROM_TEXTS)), ("From token ids", list(FROM_IDS))):
         ours, *rivals = encoders
-        print(f"\n{title}, medians; a ratio above 1 means that embert is faster\n")
+        print(f"\n{title}, medians; a ratio above 1 means that embert is faster; ~: other processes ran\n")
         head = ["workload", "dtype", "texts", "tokens", f"{ours} ms", "tokens/s"]
         record.print_table(
             [*head, *(cell for rival in rivals for cell in (f"{rival} ms", "ratio"))],
             [
                 [
-                    row.workload,
+                    row.workload + ("" if row.quiet else " ~"),
                     row.dtype,
                     str(row.texts),
                     f"{row.tokens:,}",

@@ -51,8 +51,8 @@ TRICKY = [
     "a\u3000b", "a\u200bb", "a\ufeffb", "a\u00adb", "[MASK]", "a[MASK]b", "[mask]", "[MASK", "MASK]",
     "[ MASK ]",
     "[CLS][SEP]", "[UNK] [PAD]", "[[MASK]]", "[MA\nSK]", "##ing", "## ing", "un##do", "don't", "e-mail", "a...b", "...",
-    "$5.99", "C++", "x_y", "#tag", "@me", "1/2", "50%", "\\n", "`code`", "~", "^", "|", "é", "e\u0301", "É", "ß",
-    "İ", "ǅ",
+    "$5.99", "C++", "x_y", "#tag", "@me", "1/2", "50%", "\\n", "`code`", "~", "^", "|", "é", "e\u0301", "É",
+    "ß", "İ", "ǅ",
     "日本", "a日b", "한국", "ｆｕｌｌ", "😀", "a😀b", "x" * 99, "x" * 100, "x" * 101, "x" * 1000, "x" * 64 + " " + "x" * 65,
     "a" * 63 + ".", "." * 300, "supercalifragilisticexpialidocious", "\u0378", "\U0010ffff",
 ]  # fmt: skip
