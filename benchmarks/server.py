@@ -13,7 +13,6 @@ import json
 import shlex
 import statistics
 import sys
-import time
 import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -182,7 +181,7 @@ class _Measure:
                 for serving in chosen
             }
             for row in self._rows(workload, f"{level} in flight", chosen, plans):
-                rates[row.server] = max(rates[row.server], row.median.requests_per_s)
+                rates[row.server] = max(row.median.requests_per_s, 1e-3)
                 rows.append(row)
         return rows
 
@@ -206,12 +205,15 @@ class _Measure:
         return rows
 
     def _probe(self, serving: Serving, workload: Workload) -> float:
-        """Warm the server up and return about how many requests/s one connection gets."""
-        _round(self.load, serving, Plan(serving.port, workload.requests, 2, settle_s=0.5, window_s=2.0))
-        plan = Plan(serving.port, workload.requests, 1, settle_s=0.0, window_s=2.0)
-        started = time.monotonic()
-        answers = self.load.run(plan)
-        return len(answers.status) / (time.monotonic() - started)
+        """Warm the server up and return about how many requests/s one connection gets, over a fair sample of them."""
+        self.load.run(Plan(serving.port, workload.requests, 2, settle_s=0.0, window_s=2.0))
+        window_s = 2.0
+        while True:
+            plan = Plan(serving.port, workload.requests, 1, settle_s=0.0, window_s=window_s)
+            answers = self.load.run(plan)
+            if len(answers.status) >= workload.cycle or window_s > 30.0:
+                return len(answers.status) / float(answers.answered.max() - answers.due.min())
+            window_s *= 2
 
     def _rows(self, workload: Workload, load: str, servings: Sequence[Serving], plans: dict[str, Plan]) -> list[Row]:
         rounds: dict[str, list[Round]] = {serving.name: [] for serving in servings}

@@ -30,15 +30,15 @@ class ModelError(EngineError):
     """The model cannot be served."""
 
 
-class ModelNotFound(ModelError):  # noqa: N818
+class ModelNotFound(ModelError):
     """No such folder, or the hub does not know it or cannot be reached."""
 
 
-class UnsupportedModel(ModelError):  # noqa: N818
+class UnsupportedModel(ModelError):
     """The model asks for something this engine does not run."""
 
 
-class BrokenModel(ModelError):  # noqa: N818
+class BrokenModel(ModelError):
     """Files are missing, truncated, or contradict each other."""
 
 
@@ -58,5 +58,5 @@ class EncoderError(EngineError):
     """A forward failed; the same encoder may be used again."""
 
 
-class EncoderLost(EncoderError):  # noqa: N818
+class EncoderLost(EncoderError):
     """A forward failed and the encoder cannot be used again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +105,12 @@ class Tokenizer:
         if prompt:
             texts = [prompt + text for text in texts]
         # Reading a little past the limit is enough to cut, but not to say how long a refused text is.
-        bodies = self._bodies(texts, self._room + 1 if truncate else None, direction, param)
+        wanted = self._room + 1 if truncate else None
+        try:
+            bodies = self._bodies(texts, wanted, direction)
+        except TypeError:
+            _check_unicode(texts, param)
+            raise
         limit, truncated = self._room * ID_BYTES, 0
         lengths = array("i")
         pieces: list[bytes] = []
@@ -161,7 +166,12 @@ class Tokenizer:
         """Tokens with their places. With a prompt, places count from the prompt's first character. Nothing is cut."""
         whole = [prompt + text for text in texts]
         answer = []
-        for text, encoding in zip(whole, self._encodings(whole, param, add_special_tokens, offsets=True), strict=True):
+        try:
+            encodings = self._backend.encode_batch(whole, add_special_tokens=add_special_tokens)
+        except TypeError:
+            _check_unicode(whole, param)
+            raise
+        for text, encoding in zip(whole, encodings, strict=True):
             tokens = []
             for token_id, token, (start, stop), special in zip(
                 encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True
@@ -183,11 +193,11 @@ class Tokenizer:
                     raise self._bad_id(index, token_id, param)
         return self._backend.decode_batch([list(s) for s in sequences], skip_special_tokens=skip_special_tokens)
 
-    def _bodies(self, texts: Sequence[str], wanted: int | None, direction: Direction, param: str) -> list[bytes]:
+    def _bodies(self, texts: Sequence[str], wanted: int | None, direction: Direction) -> list[bytes]:
         """Ids of each text without special tokens; at least its `wanted` first (last) ones where it has more."""
         words = self._words
         if words is None:
-            return self._library(texts, param)
+            return self._library(texts)
         split = [words.chunks(text) for text in texts]
         if wanted is not None:
             # Every chunk is at least one token, so the others can only be cut off.
@@ -195,31 +205,15 @@ class Tokenizer:
             split = [None if chunks is None else chunks[cut] for chunks in split]
         if None not in split:
             return words.lookup(split)  # type: ignore[arg-type]  # None was just ruled out
-        whole = iter(self._library([t for t, chunks in zip(texts, split, strict=True) if chunks is None], param))
+        whole = iter(self._library([t for t, chunks in zip(texts, split, strict=True) if chunks is None]))
         looked_up = iter(words.lookup([chunks for chunks in split if chunks is not None]))
         return [next(whole if chunks is None else looked_up) for chunks in split]
 
-    def _library(self, texts: Sequence[str], param: str = "inputs") -> list[bytes]:
-        """Ids of each text as the library gives them, without special tokens."""
-        return [array("i", encoding.ids).tobytes() for encoding in self._encodings(texts, param, False)]
-
-    def _encodings(self, texts: Sequence[str], param: str, special: bool, *, offsets: bool = False) -> list[Any]:
+    def _library(self, texts: Sequence[str]) -> list[bytes]:
+        """Ids of each text as the library gives them, without special tokens. TypeError for a text with a surrogate."""
         # The batch calls release the GIL; `encode` holds it.
-        encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
-        try:
-            return list(encode(list(texts), add_special_tokens=special))
-        except TypeError:
-            # A str with a surrogate has no UTF-8 form, which is all that the library says about it.
-            for index, text in enumerate(texts):
-                try:
-                    text.encode()
-                except UnicodeEncodeError as error:
-                    raise InputError(
-                        f"`{param}`: text {index} is not valid Unicode: character {error.start} is a lone surrogate",
-                        param=param,
-                        kind="tokenizer",
-                    ) from None
-            raise
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [array("i", encoding.ids).tobytes() for encoding in encodings]
 
     def _special_ids(self) -> tuple[bytes, bytes]:
         """What the post-processor puts before and after a text."""
@@ -248,3 +242,14 @@ class Tokenizer:
             f"`{param}`: sequence {index} has the token id {shown}; ids are integers from 0 to {self.vocab_size - 1}",
             param=param,
         )
+
+
+def _check_unicode(texts: Sequence[str], param: str) -> None:
+    """Raise InputError for the first text with a lone surrogate, which the library does not take for a str."""
+    for index, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"`{param}`: text {index} is not valid Unicode: it has a lone surrogate", param=param, kind="tokenizer"
+            ) from None

@@ -12,9 +12,9 @@ from typing import Any
 
 __all__ = ["WordCache"]
 
-# What str.split would take for whitespace but BERT's normalizer removes as control characters: with one of these in it,
-# a text's chunks are not the tokenizer's. All other ASCII control characters stay inside their chunk under both.
-SPLIT_BY_PYTHON_ONLY = re.compile(r"[\x0b\x0c\x1c-\x1f]")
+# BERT's normalizer removes control characters, some of which str.split takes for whitespace; a chunk of nothing else
+# would have no tokens. Texts with any of them are rare and go to the tokenizer.
+CONTROL_CHARACTERS = re.compile(r"[^\t\n\r -~]")
 
 MAX_CHUNKS = 65_536  # about 12 MB
 MAX_CHUNK_CHARACTERS = 64  # longer ones do not repeat
@@ -54,8 +54,11 @@ class WordCache:
         )
 
     def chunks(self, text: str) -> list[str] | None:
-        """The chunks whose ids make up the text's, or None when the whole text must go to the tokenizer."""
-        if not text.isascii() or (not text.isprintable() and SPLIT_BY_PYTHON_ONLY.search(text)):
+        """The chunks whose ids make up the text's, or None when the whole text must go to the tokenizer.
+
+        Each chunk is at least one token.
+        """
+        if not text.isascii() or (not text.isprintable() and CONTROL_CHARACTERS.search(text)):
             return None
         return text.split()
 

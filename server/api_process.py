@@ -10,14 +10,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
-from server.control import Drain, EngineState, Failed, Line, Ready, StartApi
+from server.control import Drain, EngineState, Failed, Line, Message, Ready, StartApi
 from server.logs import configure_logging
 from server.metrics import exposition, use_folder
 
@@ -102,6 +102,7 @@ def _uvicorn_config(config: ServeConfig, app: ASGIApp, *, tls: bool = True) -> u
         http="httptools",
         ws="none",
         interface="asgi3",
+        proxy_headers=False,  # nobody asks who the client is
         lifespan="off",
         access_log=False,  # 40 µs a request; the metrics tell more
         log_config=None,
@@ -119,10 +120,9 @@ async def _follow(line: Line, client: EngineClient, servers: list[_Server], star
     line.socket.setblocking(False)
     readable = asyncio.Event()
     loop.add_reader(line.socket, readable.set)
+    messages: Iterable[Message | None] = line.buffered()
     while True:
-        await readable.wait()
-        readable.clear()
-        for message in line.drain():
+        for message in messages:
             if message is None:
                 shutil.rmtree(start.runtime_folder, ignore_errors=True)
                 os._exit(1)
@@ -130,6 +130,9 @@ async def _follow(line: Line, client: EngineClient, servers: list[_Server], star
                 client.engine_changed(message)
             elif isinstance(message, Drain):
                 _drain_soon(client, servers, start.config)
+        await readable.wait()
+        readable.clear()
+        messages = line.drain()
 
 
 _draining: list[asyncio.Task[None]] = []

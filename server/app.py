@@ -41,13 +41,16 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
         description=_DESCRIPTION,
         swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
     )
-    app.router.routes[:0] = hot_routes(service)
+    hot = hot_routes(service)
+    app.router.routes[:0] = hot
     app.include_router(operations(service))
     app.add_exception_handler(ServerError, _on_server_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     _complete_openapi(app)
-    wrapped: ASGIApp = Gate(app, frozenset(METRIC_ROUTES), keys, service.metrics)
+    wrapped: ASGIApp = Gate(
+        app, {route.path: route.app for route in hot}, frozenset(METRIC_ROUTES), keys, service.metrics
+    )
     if service.config.cors_allow_origin:
         wrapped = CORSMiddleware(
             wrapped,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-__all__ = ["LATENCY_BUCKETS_S", "ConfigError", "ServeConfig", "environment_name", "option_name"]
+__all__ = ["LATENCY_BUCKETS_S", "ConfigError", "ServeConfig", "environment_name", "option_name", "read_api_keys"]
 
 LATENCY_BUCKETS_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -99,11 +101,28 @@ def _check(option: dataclasses.Field[Any], value: Any) -> None:
     name = option_name(option.name)
     if "choices" in limits and value not in limits["choices"]:
         raise ConfigError(f"{name} must be one of {', '.join(limits['choices'])}; it is {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number; it is {value}")
     if "low" in limits and not limits["low"] <= value <= limits.get("high", float("inf")):
         bounds = f"{limits['low']} to {limits['high']}" if "high" in limits else f"at least {limits['low']}"
         raise ConfigError(f"{name} must be {bounds}; it is {value}")
     if limits.get("secret") and not value:
         raise ConfigError(f"{name} must not be empty")
+
+
+def read_api_keys(config: ServeConfig) -> list[str]:
+    """All keys, those of --api-key-file included. Raises ConfigError when that cannot be used."""
+    keys, path = list(config.api_key), config.api_key_file
+    if path is not None:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise ConfigError(f"--api-key-file {path} holds no key")
+        keys += found
+    return keys
 
 
 def option_name(name: str) -> str:

@@ -134,11 +134,15 @@ class Line:
     def drain(self) -> Iterator[Message | None]:
         """What is there after the socket became readable; ends with None when the other side is gone."""
         alive = self._fill()
+        yield from self.buffered()
+        if not alive:
+            yield None
+
+    def buffered(self) -> Iterator[Message]:
+        """What was read along with earlier messages; waiting for the socket would miss it."""
         while b"\n" in self._buffer:
             head, _, self._buffer = self._buffer.partition(b"\n")
             yield _decoder.decode(head)
-        if not alive:
-            yield None
 
     def _fill(self) -> bool:
         try:

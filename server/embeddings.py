@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -111,8 +112,13 @@ async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
 async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /similarity`."""
     request = parse(SimilarityRequest, call.body)
+    if not request.inputs.source_sentence:
+        raise EmptyInput("`inputs.source_sentence` must not be empty", "inputs")
     if not request.inputs.sentences:
         raise EmptyInput("`inputs.sentences` must not be an empty list", "inputs")
+    for index, sentence in enumerate(request.inputs.sentences):
+        if not sentence:
+            raise EmptyInput(f"`inputs.sentences[{index}]` must not be empty", "inputs")
     parameters = request.parameters or SimilarityParameters()
     encoded = await service.tokenize(
         [request.inputs.source_sentence, *request.inputs.sentences],
@@ -194,6 +200,8 @@ class _HotRoute:
                 service.metrics.rejected[error.reject_reason].inc()
             await send_error(send, error, openai=self._openai)
             return
+        if call.timing.answered is not None:
+            service.metrics.response_encode_duration.observe(time.perf_counter() - call.timing.answered)
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *call.headers]
         headers += call.timing.headers(service.compute_type)
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -106,7 +106,7 @@ class EngineProcess:
         full = PackedBatch(np.zeros(sum(lengths), np.int32), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         for batch in (full, self._probe):
             self._encoder.encode(batch)
-        self._last_success = time.monotonic()
+        self._succeeded()
 
     def listen(self) -> None:
         """Bind the endpoint and start the receiving and sending threads."""
@@ -446,6 +446,10 @@ def main() -> None:
         raise SystemExit(1) from None
     except MemoryError:
         line.send(Failed(f"not enough memory to load {start.model_id}"))
+        raise SystemExit(1) from None
+    except Exception as error:  # whatever it is, a user must not be left with a traceback and no sentence
+        log.debug("loading failed", exc_info=True)
+        line.send(Failed(f"{start.model_id} cannot be loaded: {type(error).__name__}: {error}"))
         raise SystemExit(1) from None
     process.listen()
     threading.Thread(target=process.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()

@@ -12,11 +12,11 @@ import logging
 import os
 import re
 import time
-from pathlib import Path
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.config import ConfigError, ServeConfig
+from server.config import ServeConfig, read_api_keys
 from server.embeddings import send_error
 from server.errors import ServerError, Unauthorized
 from server.metrics import ApiMetrics
@@ -39,17 +39,8 @@ class Keys:
     """The accepted API keys; as digests, so that comparing takes the same time for every key given."""
 
     def __init__(self, config: ServeConfig) -> None:
-        keys = list(config.api_key)
-        if config.api_key_file is not None:
-            try:
-                lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"--api-key-file {config.api_key_file} cannot be read: {error}") from None
-            found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-            if not found:
-                raise ConfigError(f"--api-key-file {config.api_key_file} holds no key")
-            keys += found
-        self._digests = [self._digest(key.encode()) for key in keys]
+        """Raises ConfigError when --api-key-file cannot be used."""
+        self._digests = [self._digest(key.encode()) for key in read_api_keys(config)]
 
     @staticmethod
     def _digest(key: bytes) -> bytes:
@@ -71,8 +62,11 @@ class Keys:
 class Gate:
     """Wraps the whole app."""
 
-    def __init__(self, app: ASGIApp, routes: frozenset[str], keys: Keys, metrics: ApiMetrics) -> None:
-        self._app, self._routes, self._keys, self._metrics = app, routes, keys, metrics
+    def __init__(
+        self, app: ASGIApp, hot: Mapping[str, ASGIApp], routes: frozenset[str], keys: Keys, metrics: ApiMetrics
+    ) -> None:
+        """`hot` are the apps of POST routes that go past FastAPI's own layers; `routes` the values of the label."""
+        self._app, self._hot, self._routes, self._keys, self._metrics = app, hot, routes, keys, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -94,11 +88,14 @@ class Gate:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
+        if scope["method"] == "HEAD":  # a GET whose body uvicorn, which keeps its own scope, leaves out
+            scope = {**scope, "method": "GET"}
         metrics = self._metrics
         metrics.requests_in_flight.inc()
         try:
             self._keys.check(scope)
-            await self._app(scope, receive, send_noting)
+            app = self._hot.get(path, self._app) if scope["method"] == "POST" else self._app
+            await app(scope, receive, send_noting)
         except ServerError as error:
             await send_error(send_noting, error, openai=speaks_openai(path))
         except asyncio.CancelledError:

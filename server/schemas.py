@@ -18,6 +18,7 @@ __all__ = [
     "SimilarityRequest",
     "TextOrIds",
     "TokenizeRequest",
+    "describe_name",
     "parse",
 ]
 
@@ -136,6 +137,8 @@ def _explain(schema: type[BaseModel], error: ValidationError) -> BadRequest | In
     if (schema, field) in _WANTED:
         return Invalid(f"`{field}` must be {_WANTED[schema, field]}; `{name}` is {_describe(value)}", field)
     wanted = worst["msg"].removeprefix("Input should be ")
+    if kind == "literal_error" and isinstance(value, str) and value.isidentifier() and len(value) <= 20:
+        return Invalid(f"`{name}` must be {wanted}; it is {value!r}", field)
     return Invalid(f"`{name}` must be {wanted}; it is {_describe(value)}", field)
 
 
@@ -164,6 +167,11 @@ def _last_index(location: tuple[int | str, ...]) -> int:
 
 def _spell(path: list[int | str]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+def describe_name(name: str) -> str:
+    """A name that a client gave, for an error: as it is, unless it looks more like a text."""
+    return repr(name) if len(name) <= 100 and name.isprintable() else _describe(name)
 
 
 def _describe(value: Any) -> str:

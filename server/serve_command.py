@@ -10,7 +10,7 @@ import time
 from engine import Model, load_model
 from engine.errors import ModelError
 from server import __version__
-from server.config import ConfigError, ServeConfig
+from server.config import ConfigError, ServeConfig, read_api_keys
 from server.logs import configure_logging
 from server.supervisor import Supervisor, listen
 
@@ -24,8 +24,11 @@ def serve(config: ServeConfig) -> int:
     began = time.monotonic()
     configure_logging("supervisor", config.log_format, config.log_level)
     _check_tls(config)
+    read_api_keys(config)
     sockets = listen(config.host, config.port)
-    metrics_socket = listen(config.host, config.metrics_port)[0] if config.metrics_port is not None else None
+    metrics_socket = None
+    if config.metrics_port is not None:
+        metrics_socket = listen(config.host, config.metrics_port, "--metrics-port")[0]
     log.info("embert   %s", __version__)
     try:
         model = load_model(config.model, revision=config.revision, pooling=config.pooling, progress=sys.stderr.isatty())

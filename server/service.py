@@ -17,7 +17,7 @@ from server.control import EngineInfo
 from server.engine_client import Answer, EngineClient, Receive
 from server.errors import EmptyInput, Invalid, ModelUnknown, PayloadTooLarge
 from server.metrics import ApiMetrics
-from server.schemas import TextOrIds
+from server.schemas import TextOrIds, describe_name
 
 __all__ = ["Service", "Timing"]
 
@@ -37,10 +37,11 @@ class Timing:
     inference_s: float = 0.0
     characters: int = 0
     tokens: int = 0
+    answered: float | None = None  # when the vectors were here
 
     def note(self, answer: Answer) -> None:
         """Take over the engine's times."""
-        self.queue_s, self.inference_s = answer.queue_s, answer.inference_s
+        self.queue_s, self.inference_s, self.answered = answer.queue_s, answer.inference_s, time.perf_counter()
 
     def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
         """TEI's headers in whole milliseconds, Server-Timing in fractions."""
@@ -115,14 +116,16 @@ class Service:
             return self.default_prompt
         if name not in self.model.prompts:
             known = ", ".join(sorted(self.model.prompts)) or "none"
-            raise Invalid(f"`prompt_name` is not one of the model's prompts ({known})", "prompt_name")
+            raise Invalid(
+                f"`prompt_name` must be one of the model's prompts ({known}); it is {describe_name(name)}",
+                "prompt_name",
+            )
         return self.model.prompts[name]
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelUnknown when `name` is another model than the served one."""
         if name is not None and name not in (self.served_name, self.model.model_id):
-            shown = name if len(name) <= 100 and name.isprintable() else f"of {len(name)} characters"
-            raise ModelUnknown(f"`model` {shown} is not served here; {self.served_name} is", "model")
+            raise ModelUnknown(f"`model` must be {self.served_name}; it is {describe_name(name)}", "model")
 
     def check_dimensions(self, dimensions: int | None) -> int:
         """`dimensions` for the engine, 0 meaning all. Raises Invalid outside 1 … width."""

@@ -36,13 +36,14 @@ __all__ = ["Supervisor", "listen"]
 log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
+FIRST_STARTS = 3  # a child that dies this often before the server was ever ready will not come up
 LIVED_WELL_S = 30.0  # after this long, a new failure is a first failure
 SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group: one wish, told twice
 _BACKLOG = 4096
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Open the port, on every address `host` means. Raises ConfigError with one sentence."""
+def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
+    """Open the port, on every address `host` means. Raises ConfigError with one sentence, which names `option`."""
     try:
         addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -58,7 +59,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             sock.listen(_BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port"
+                f"cannot listen on {host} port {port}: {error.strerror}; choose another with {option}"
             ) from None
         sock.set_inheritable(True)
         sockets.append(sock)
@@ -227,9 +228,12 @@ class Supervisor:
     def _on_failed(self, message: Failed) -> None:
         log.error("%s", message.message)
         if not self._announced:  # nobody has been served yet: a wrong model or option, which a new try does not mend
-            self._status = 1
-            self._stop()
-            self._kill_at = time.monotonic()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._status = 1
+        self._stop()
+        self._kill_at = time.monotonic()
 
     def _announce(self) -> None:
         info = self._states[0].info
@@ -300,6 +304,10 @@ class Supervisor:
                     engine.line.send(ApiGone(child.endpoint))
         if self._stopping:
             return
+        if not self._announced and child.starts >= FIRST_STARTS:
+            log.error("%s %s; that was its start number %d, and it never was ready", child.name, how, child.starts)
+            self._give_up()
+            return
         if time.monotonic() - child.started > LIVED_WELL_S:
             child.backoff_s = BACKOFF_FIRST_S
         log.error("%s %s; starting it again in %.1f s", child.name, how, child.backoff_s)
@@ -317,6 +325,7 @@ class Supervisor:
             self._status = 1
             self._kill_at = 0.0
             return
+        self._signalled = time.monotonic()
         log.info(
             "%s: draining for up to %g s; again to leave at once",
             signal.Signals(number).name,

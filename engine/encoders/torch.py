@@ -1,16 +1,27 @@
-"""The CPU encoder: packed, in float32 or bfloat16. Also the reference that others are compared with."""
+"""The CPU encoder: packed, in float32 or bfloat16. Also the reference that others are compared with.
+
+A batch is cut, between sequences, into runs that go through all layers by themselves, one thread each. So threads
+never wait for each other within a layer, as they do in torch's own parallel loops: with other processes on the same
+cores such a loop was seen to take 200 times as long, because its threads spin for one that is not scheduled.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import platform
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+# A batch of one sequence uses torch's loops. Their threads shall sleep while they wait: read as torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 
 from engine.checkpoint import Checkpoint
@@ -28,9 +39,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # A larger batch gives no more tokens a second on a CPU, only a longer wait.
 MAX_BATCH_TOKENS = 2048
 
-# Tokens that go through the layers together: enough for full speed of the matrix products, few enough that what lies
-# between two of them stays in the last-level cache.
-MICRO_BATCH_TOKENS = 512
+# Tokens of a run: at most so many, which is enough for full speed of the matrix products and keeps what lies between
+# two of them in the last-level cache; and at least so many, below which weights cost more to read than a thread gains.
+MAX_RUN_TOKENS = 512
+MIN_RUN_TOKENS = 48
 
 Ints = npt.NDArray[np.int64]
 
@@ -76,7 +88,10 @@ class TorchEncoder:
         self._pooling = model.pooling
         _keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default heeds OMP_NUM_THREADS.
-        torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+        self._threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(
+            self._threads, thread_name_prefix="embert-forward", initializer=torch.set_num_threads, initargs=(1,)
+        )
         checkpoint = Checkpoint.open(model)
         with torch.inference_mode():
             self._bert = Bert(model.config, checkpoint, DTYPES[self.dtype])
@@ -110,8 +125,7 @@ class TorchEncoder:
     def wait(self, ticket: _Ticket) -> npt.NDArray[np.float32]:
         """Run the forward; see Encoder.wait."""
         try:
-            with torch.inference_mode():
-                return self._forward(ticket)
+            return self._forward(ticket)
         except Exception as error:
             longest = int(ticket.lengths.max(initial=0))
             raise EncoderError(
@@ -124,29 +138,48 @@ class TorchEncoder:
         return self.wait(self.submit(batch, task))
 
     def close(self) -> None:
-        """Let go of the weights."""
+        """End the threads and let go of the weights."""
+        self._pool.shutdown()
         del self._bert, self._heads
 
     def _forward(self, ticket: _Ticket) -> npt.NDArray[np.float32]:
         embed = ticket.task is Task.EMBED
         answer = np.empty((len(ticket.order if embed else ticket.ids), self.hidden_size), np.float32)
-        first_sequence = 0
-        for tokens, groups in _micro_batches(ticket.lengths):
+        runs = list(_runs(ticket.lengths, self._threads))
+        if len(runs) <= 1:
+            for run in runs:
+                torch.set_num_threads(self._threads if len(ticket.ids) >= MIN_RUN_TOKENS else 1)
+                self._run(ticket, run, answer)
+        else:
+            # Each run has its thread, so torch's own must not multiply them.
+            torch.set_num_threads(1)
+            try:
+                # Longest sequences first: the short ones fill the gaps at the end.
+                running = [self._pool.submit(self._run, ticket, run, answer) for run in reversed(runs)]
+                wait(running)
+            finally:
+                torch.set_num_threads(self._threads)
+            for one in running:
+                one.result()
+        return self._heads(answer, ticket.dimensions, ticket.normalize) if embed else answer
+
+    def _run(self, ticket: _Ticket, run: _Run, answer: npt.NDArray[np.float32]) -> None:
+        """Take one run through the layers and put its rows where they belong."""
+        tokens = run.tokens
+        with torch.inference_mode():  # a thread's own
             hidden = self._bert(
                 torch.from_numpy(ticket.ids[tokens]),
                 torch.from_numpy(ticket.positions[tokens]),
                 None if ticket.token_types is None else torch.from_numpy(ticket.token_types[tokens]),
-                groups,
+                run.groups,
             )
-            if embed:
-                pooled = torch.cat([self._pool(hidden, group) for group in groups]).numpy()
-                answer[ticket.order[first_sequence : first_sequence + len(pooled)]] = pooled
-                first_sequence += len(pooled)
+            if ticket.task is Task.EMBED:
+                pooled = torch.cat([self._pooled(hidden, group) for group in run.groups])
+                answer[ticket.order[run.sequences]] = pooled.numpy()
             else:
                 answer[ticket.tokens[tokens]] = hidden.float().numpy()
-        return self._heads(answer, ticket.dimensions, ticket.normalize) if embed else answer
 
-    def _pool(self, hidden: torch.Tensor, group: Group) -> torch.Tensor:
+    def _pooled(self, hidden: torch.Tensor, group: Group) -> torch.Tensor:
         """[T, hidden] → float32 [n, hidden] for a group of n sequences."""
         start, n, length = group
         rows = hidden[start : start + n * length].view(n, length, -1)
@@ -157,19 +190,35 @@ class TorchEncoder:
         return rows[:, 0 if self._pooling == "cls" else -1].float()
 
 
-def _micro_batches(lengths: Ints) -> Iterator[tuple[slice, list[Group]]]:
-    """Cut sorted sequences into runs of about MICRO_BATCH_TOKENS: the run's tokens, and groups within it."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbours among a ticket's sorted sequences."""
+
+    sequences: slice
+    tokens: slice
+    groups: list[Group]  # sequences of equal length, counted from the run's first token
+
+
+def _runs(lengths: Ints, threads: int) -> Iterator[_Run]:
+    """Cut sorted sequences [B] into runs of about equal numbers of tokens, a multiple of the threads where possible."""
+    if not len(lengths):
+        return
     ends = np.cumsum(lengths)
-    first, spent = 0, 0
-    while first < len(lengths):
-        last = max(first + 1, int(np.searchsorted(ends, spent + MICRO_BATCH_TOKENS, side="right")))
+    total = int(ends[-1])
+    count = threads * -(-total // (threads * MAX_RUN_TOKENS))
+    count = max(1, min(count, total // MIN_RUN_TOKENS))
+    # The sequence ends nearest to even shares of the tokens.
+    shares = np.arange(1, count) * total / count
+    cuts = np.searchsorted(ends - lengths / 2, shares)
+    bounds = np.unique(np.concatenate([[0], cuts, [len(lengths)]])).tolist()
+    for first, last in itertools.pairwise(bounds):
         sizes, counts = np.unique(lengths[first:last], return_counts=True)
-        starts = cumulative((sizes * counts).astype(np.int32))
-        yield (
-            slice(spent, int(ends[last - 1])),
-            list(zip(starts[:-1].tolist(), counts.tolist(), sizes.tolist(), strict=True)),
+        starts = cumulative((sizes * counts).astype(np.int32))[:-1]
+        yield _Run(
+            sequences=slice(first, last),
+            tokens=slice(int(ends[first] - lengths[first]), int(ends[last - 1])),
+            groups=list(zip(starts.tolist(), counts.tolist(), sizes.tolist(), strict=True)),
         )
-        first, spent = last, int(ends[last - 1])
 
 
 def _keep_freed_memory() -> None:

@@ -1,9 +1,11 @@
+# ruff: noqa: RUF001  # texts that look like others are the point
 """The default model, small random models written to disk, and HuggingFace's answers to compare with."""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+# As the encoder does: without it, transformers' threads spin for each other where tests share their cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -80,7 +86,8 @@ def build_bert(tmp_path: Path) -> BuildBert:
             # HuggingFace starts biases at 0 and LayerNorm at 1: an encoder that forgets them would pass.
             if "LayerNorm" in name or name.endswith("bias"):
                 parameter.data += torch.randn_like(parameter) * 0.2
-        model.to(dtype).save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
+        torch.nn.Module.to(model, dtype)  # transformers hides the type of its own
+        model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
         small_tokenizer(model.config.vocab_size).save(str(folder / "tokenizer.json"))
         if pooling is not None:
             write_modules(folder, pooling=pooling)
@@ -135,19 +142,19 @@ def write_modules(
 
 
 class HuggingFace:
-    """transformers' float32 answers, one sequence at a time, so without its padding."""
+    """transformers' float32 answers for sequences of one length, so without its padding."""
 
     def __init__(self, folder: Path) -> None:
         self._model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
     def hidden(self, ids: Ids, token_types: Ids | None = None) -> Floats:
-        """int32 [L] → float32 [L, hidden]."""
-        inputs = {"input_ids": torch.from_numpy(ids.astype(np.int64))[None]}
+        """int32 [L] → float32 [L, hidden], or [n, L] → [n, L, hidden]."""
+        inputs = {"input_ids": torch.from_numpy(np.atleast_2d(ids).astype(np.int64))}
         if token_types is not None:
-            inputs["token_type_ids"] = torch.from_numpy(token_types.astype(np.int64))[None]
+            inputs["token_type_ids"] = torch.from_numpy(np.atleast_2d(token_types).astype(np.int64))
         with torch.inference_mode():
-            hidden: Floats = self._model(**inputs).last_hidden_state[0].numpy()
-        return hidden
+            hidden: Floats = self._model(**inputs).last_hidden_state.numpy()
+        return np.reshape(hidden, (*ids.shape, -1))
 
     def pooled(self, ids: Ids, pooling: str) -> Floats:
         """int32 [L] → float32 [hidden], by the definition of each pooling."""

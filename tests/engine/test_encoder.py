@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +13,20 @@ from safetensors.torch import load_file, save_file
 import engine
 from engine.encoders import Encoder, PackedBatch, Task
 from engine.model import Model
-from tests.engine.conftest import BuildBert, HuggingFace, random_sequences, unit, write_modules
+from tests.engine.conftest import BuildBert, Floats, HuggingFace, random_sequences, unit, write_modules
 
 LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 5, 5, 5, 64, 127, 128]
 
 
 @pytest.fixture(scope="module")
-def oracle(real_texts: list[str], tokenizer: engine.Tokenizer, hugging_face: HuggingFace) -> np.ndarray:  # type: ignore[type-arg]
+def oracle(real_texts: list[str], tokenizer: engine.Tokenizer, hugging_face: HuggingFace) -> Floats:
     encoded = tokenizer.encode(real_texts, truncate=True)
     pieces = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
-    return unit(np.stack([hugging_face.pooled(ids, "mean") for ids in pieces]))
+    rows = np.empty((len(real_texts), 384), np.float32)
+    for length in np.unique(encoded.lengths):
+        (same,) = np.nonzero(encoded.lengths == length)
+        rows[same] = hugging_face.hidden(np.stack([pieces[i] for i in same])).mean(1)
+    return unit(rows)
 
 
 @pytest.mark.parametrize(("name", "cosine"), [("float32_encoder", 0.999999), ("bfloat16_encoder", 0.9995)])
@@ -32,7 +37,7 @@ def test_500_real_texts_equal_hugging_face(
     default_model: Model,
     tokenizer: engine.Tokenizer,
     real_texts: list[str],
-    oracle: np.ndarray,  # type: ignore[type-arg]
+    oracle: Floats,
 ) -> None:
     encoder: Encoder = request.getfixturevalue(name)
     vectors = engine.Engine(default_model, tokenizer, encoder).embed(real_texts)
@@ -68,7 +73,7 @@ def test_a_text_does_not_depend_on_its_batch(float32_encoder: Encoder) -> None:
 )
 @pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "plain"])
 def test_hidden_states_equal_hugging_face(
-    build_bert: BuildBert, config: dict[str, object], packed: bool, monkeypatch: pytest.MonkeyPatch
+    build_bert: BuildBert, config: dict[str, Any], packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packed:
         monkeypatch.setattr("engine.encoders.torch_bert.packed_works", lambda *_: False)
@@ -106,11 +111,10 @@ def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pyte
     np.testing.assert_allclose(hidden, np.concatenate(list(map(HuggingFace(folder).hidden, sequences))), atol=2e-4)
 
 
-@pytest.mark.parametrize("micro", [1, 50, 100_000])
-def test_micro_batches_change_nothing(
-    build_bert: BuildBert, micro: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.encoders.torch.MICRO_BATCH_TOKENS", micro)
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 50), (200, 300), (100_000, 100_000)])
+def test_runs_change_nothing(build_bert: BuildBert, low: int, high: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.encoders.torch.MIN_RUN_TOKENS", low)
+    monkeypatch.setattr("engine.encoders.torch.MAX_RUN_TOKENS", high)
     folder = build_bert()
     model = engine.load_model(str(folder))
     sequences = random_sequences(LENGTHS, model.config.vocab_size)

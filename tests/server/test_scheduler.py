@@ -1,4 +1,4 @@
-"""Properties of the scheduler: nothing lost, nothing twice, nothing reordered; budgets kept; batches bound late; shares fair."""
+"""The scheduler: no text lost, doubled or reordered; budgets kept; batches bound late; shares fair."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def run_a_batch(self) -> None:
         full, oldest = self.scheduler.full(), next(iter(self.scheduler.waiting()), None)
+        assert oldest is None or isinstance(oldest, int)
         candidates = {key for key in self.waiting if oldest is not None and self.tasks[key] == self.tasks[oldest]}
         small = {
             key

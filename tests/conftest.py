@@ -1,0 +1,24 @@
+"""The server that most tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.server.live import Live, live
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Live]:
+    """`embert serve` with the default model and default options, in float32 on any machine."""
+    with live("--device", "cpu") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def http(server: Live) -> Iterator[httpx.Client]:
+    """A client of `server`."""
+    with server.client() as client:
+        yield client

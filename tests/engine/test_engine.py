@@ -1,0 +1,247 @@
+"""Engine, packing, heads, and the choice of an encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+import engine
+from engine.encoders import Encoder, PackedBatch, Task
+from engine.errors import EncoderError, InputError, UnsupportedModel
+from engine.heads import Heads
+from engine.model import Model
+from engine.packing import cumulative
+from tests.engine.conftest import unit
+
+
+class Lengths:
+    """An encoder that answers each sequence's length and first id, and keeps what it was given."""
+
+    name, device, device_name, dtype, choice = "lengths", "nowhere", "nothing", "float32", ""
+
+    def __init__(self, model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> None:
+        self.asked = (device, dtype)
+        self.width, self.hidden_size = model.width, model.config.hidden_size
+        self.max_batch_tokens = max_batch_tokens or 64
+        self.batches: list[PackedBatch] = []
+        self.in_flight = 0
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> PackedBatch:
+        assert batch.tokens <= self.max_batch_tokens
+        self.in_flight += 1
+        assert self.in_flight <= 2
+        self.batches.append(batch)
+        return batch
+
+    def wait(self, ticket: PackedBatch) -> npt.NDArray[np.float32]:
+        self.in_flight -= 1
+        answer = np.zeros((ticket.sequences, self.width), np.float32)
+        answer[:, 0] = np.diff(ticket.cu_seqlens)
+        answer[:, 1] = ticket.ids[ticket.cu_seqlens[:-1] + 1]
+        return answer
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        return self.wait(self.submit(batch, task))
+
+    def close(self) -> None:
+        self.batches.clear()
+
+
+STAND_IN = f"{__name__}:Lengths"
+
+
+@pytest.fixture
+def stand_in(default_model: Model) -> Iterator[engine.Engine]:
+    model = dataclasses.replace(
+        default_model, max_input_length=32, prompts={"q": "find : ", "d": ""}, default_prompt_name="d"
+    )
+    with engine.Engine.load(model, encoder=STAND_IN, device="cpu") as loaded:
+        yield loaded
+
+
+@given(words=st.lists(st.integers(0, 40), max_size=60), budget=st.integers(32, 64))
+def test_embed_keeps_order_and_budget(default_model: Model, words: list[int], budget: int) -> None:
+    model = dataclasses.replace(default_model, max_input_length=32)
+    loaded = engine.Engine.load(model, encoder=STAND_IN, max_batch_tokens=64)
+    encoder: Any = loaded.encoder
+    done: list[int] = []
+    vectors = loaded.embed(["cat " * n for n in words], batch_tokens=budget, progress=done.append)
+    assert vectors[:, 0].tolist() == [min(n + 2, 32) for n in words]
+    assert sum(done) == len(words)
+    assert len(done) == len(encoder.batches)
+    assert all(batch.tokens <= budget for batch in encoder.batches)
+    # Each batch is full: the first text of the next one would not have fitted.
+    for batch, following in zip(encoder.batches, encoder.batches[1:], strict=False):
+        assert batch.tokens + following.cu_seqlens[1] > budget
+
+
+def test_embed_iter(stand_in: engine.Engine) -> None:
+    texts = ["cat " * (i % 9) for i in range(25)]
+    blocks = list(stand_in.embed_iter(iter(texts), window=10))
+    assert [len(block) for block in blocks] == [10, 10, 5]
+    np.testing.assert_array_equal(np.concatenate(blocks), stand_in.embed(texts))
+
+
+def test_prompts(stand_in: engine.Engine) -> None:
+    assert stand_in.embed(["cat"])[0, 0] == 3
+    assert stand_in.embed(["cat"], prompt_name="q")[0, 0] == 5
+    with pytest.raises(InputError) as caught:
+        stand_in.embed(["cat"], prompt_name="x")
+    assert str(caught.value) == "`prompt_name` 'x' is not known; this model's prompts: q, d"
+    assert caught.value.param == "prompt_name"
+
+
+def test_dimensions_and_normalize(stand_in: engine.Engine) -> None:
+    encoder: Any = stand_in.encoder
+    assert stand_in.embed(["cat"], dimensions=7, normalize=False).shape == (1, 7)
+    assert encoder.batches[-1].dimensions.tolist() == [7]
+    assert encoder.batches[-1].normalize.tolist() == [False]
+    assert stand_in.embed(["cat"]).shape == (1, 384)
+    assert encoder.batches[-1].dimensions is None
+    for bad in (0, -1, 385):
+        with pytest.raises(InputError, match=f"`dimensions` must be from 1 to 384, found {bad}") as caught:
+            stand_in.embed(["cat"], dimensions=bad)
+        assert caught.value.param == "dimensions"
+
+
+def test_truncate_false(stand_in: engine.Engine) -> None:
+    with pytest.raises(InputError, match="`texts`: text 1 has 42 tokens, the limit is 32"):
+        stand_in.embed(["cat", "cat " * 40], truncate=False)
+
+
+def test_no_texts(default_model: Model, tokenizer: engine.Tokenizer, float32_encoder: Encoder) -> None:
+    loaded = engine.Engine(default_model, tokenizer, float32_encoder)
+    assert loaded.embed([]).shape == (0, 384)
+    assert loaded.embed([], dimensions=5).shape == (0, 5)
+    assert list(loaded.embed_iter([])) == []
+
+
+@given(st.lists(st.integers(1, 20), max_size=30))
+def test_pack(lengths: list[int]) -> None:
+    random = np.random.default_rng(0)
+    sequences = [random.integers(0, 1000, n).astype(np.int32) for n in lengths]
+    batch = engine.pack(sequences, token_types=[ids % 2 for ids in sequences])
+    assert (batch.tokens, batch.sequences) == (sum(lengths), len(lengths))
+    assert batch.ids.dtype == batch.cu_seqlens.dtype == np.int32
+    assert batch.token_types is not None
+    np.testing.assert_array_equal(batch.token_types, batch.ids % 2)
+    for ids, start, stop in zip(sequences, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
+        np.testing.assert_array_equal(batch.ids[start:stop], ids)
+    np.testing.assert_array_equal(cumulative(np.array(lengths, np.int32)), batch.cu_seqlens)
+
+
+rows = st.integers(0, 6)
+
+
+@given(st.data())
+def test_heads(default_model: Model, data: st.DataObject) -> None:
+    n = data.draw(rows)
+    pooled = data.draw(arrays.arrays(np.float32, (n, 384), elements=st.floats(-100, 100, width=32)))
+    dimensions = data.draw(arrays.arrays(np.int32, n, elements=st.integers(0, 384)))
+    normalize = data.draw(arrays.arrays(np.bool_, n))
+    vectors = Heads(default_model)(pooled.copy(), dimensions, normalize)
+    assert np.isfinite(vectors).all()
+    for row, vector, kept, unit_length in zip(pooled, vectors, dimensions, normalize, strict=True):
+        kept = kept or 384
+        assert not vector[kept:].any()
+        norm = np.linalg.norm(row[:kept].astype(np.float64))
+        if unit_length and norm > 1e-6:
+            np.testing.assert_allclose(vector[:kept], row[:kept] / norm, atol=1e-5)
+        elif not unit_length:
+            np.testing.assert_array_equal(vector[:kept], row[:kept])
+
+
+def test_heads_of_zero_rows_and_all_defaults(default_model: Model) -> None:
+    heads = Heads(default_model)
+    random = np.random.default_rng(0).standard_normal((3, 384)).astype(np.float32)
+    random[1] = 0
+    vectors = heads(random.copy())
+    assert not vectors[1].any()
+    np.testing.assert_allclose(vectors[::2], unit(random[::2]), atol=1e-6)
+    np.testing.assert_array_equal(heads(random.copy(), normalize=np.zeros(3, np.bool_)), random)
+
+
+def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.encoders._cuda_unavailable", lambda: "built without CUDA")
+    chosen = engine.load_encoder(default_model)
+    assert (chosen.name, chosen.choice) == ("torch", "no CUDA device: built without CUDA")
+    assert chosen.max_batch_tokens == 2048
+    assert engine.load_encoder(default_model, encoder="torch").choice == "the torch encoder was asked for"
+    own: Any = engine.load_encoder(default_model, encoder=STAND_IN, device="tpu", dtype="bfloat16")
+    assert own.asked == ("tpu", "bfloat16")
+    assert own.choice == f"the encoder {STAND_IN} was asked for"
+
+
+def test_a_cuda_device_is_preferred(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    stand_in = types.ModuleType("engine.encoders.cuda")
+    stand_in.unavailable_reason = lambda: None  # type: ignore[attr-defined]
+    stand_in.CudaEncoder = Lengths  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "engine.encoders.cuda", stand_in)
+    chosen: Any = engine.load_encoder(default_model)
+    assert (chosen.asked, chosen.choice) == (("cuda:0", "auto"), "a CUDA device was found")
+    chosen = engine.load_encoder(default_model, device="cuda:1")
+    assert (chosen.asked, chosen.choice) == (("cuda:1", "auto"), "device cuda:1 was asked for")
+    assert engine.load_encoder(default_model, device="cpu").name == "torch"
+    stand_in.unavailable_reason = lambda: "no driver"  # type: ignore[attr-defined]
+    assert engine.load_encoder(default_model).choice == "no CUDA device: no driver"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cuda"}, "device cuda cannot be used: built without CUDA"),
+        ({"device": "cuda:3"}, "device cuda:3 cannot be used: built without CUDA"),
+        ({"encoder": "cuda"}, "device cuda cannot be used: built without CUDA"),
+        ({"encoder": "cuda", "device": "cpu"}, "the cuda encoder does not run on device cpu"),
+        ({"encoder": "torch", "device": "cuda"}, "the torch encoder does not run on device cuda"),
+        ({"device": "tpu"}, "device 'tpu' is not supported; supported: auto, cpu, cuda, cuda:N"),
+        ({"dtype": "int8"}, "dtype 'int8' is not supported; supported: auto, float32, float16, bfloat16"),
+        (
+            {"dtype": "float16"},
+            "dtype float16 is not supported on a CPU, which has no fast float16 products; supported: float32, bfloat16",
+        ),
+        ({"max_batch_tokens": 0}, "max_batch_tokens must be at least 1, found 0"),
+        (
+            {"encoder": "onnx"},
+            "encoder 'onnx' is not supported; supported: auto, torch, cuda, or package.module:factory",
+        ),
+        ({"encoder": "no.such:thing"}, "the encoder no.such:thing cannot be imported: No module named 'no'"),
+    ],
+)
+def test_encoders_that_cannot_be_had(
+    default_model: Model, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.encoders._cuda_unavailable", lambda: "built without CUDA")
+    with pytest.raises(UnsupportedModel) as caught:
+        engine.load_encoder(default_model, **options)
+    assert str(caught.value) == message
+
+
+def test_the_torch_encoder_runs_on_a_cpu_only(default_model: Model) -> None:
+    from engine.encoders.torch import TorchEncoder
+
+    with pytest.raises(UnsupportedModel, match="the torch encoder runs on device cpu, not cuda"):
+        TorchEncoder(default_model, device="cuda")
+
+
+def test_errors_of_a_forward_reach_the_caller(
+    default_model: Model, tokenizer: engine.Tokenizer, float32_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(float32_encoder, "_bert", fail)
+    loaded = engine.Engine(default_model, tokenizer, float32_encoder)
+    with pytest.raises(EncoderError, match=r"the forward of 200 sequences, \d+ tokens, .* failed: out of memory"):
+        loaded.embed(["some text"] * 200)

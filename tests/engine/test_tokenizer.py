@@ -1,0 +1,313 @@
+"""The tokenizer beside the library that it stands on, and its word cache beside both."""
+
+# ruff: noqa: RUF001  # texts that look like others are the point
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+
+import engine
+from engine.errors import BrokenModel, InputError
+from engine.model import Model
+from engine.tokenizer import Direction, TokenInfo
+from engine.word_cache import MAX_CHUNKS, WordCache
+from tests.engine.conftest import BuildBert
+
+
+@pytest.fixture(scope="module")
+def library(default_model: Model) -> Backend:
+    backend = Backend.from_file(str(default_model.folder / "tokenizer.json"))
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def sequences(encoded: engine.Encoded) -> list[list[int]]:
+    assert encoded.ids.dtype == encoded.lengths.dtype == np.int32
+    assert encoded.lengths.sum() == len(encoded.ids) == encoded.tokens
+    pieces = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
+    return [piece.tolist() for piece in pieces][: encoded.sequences]
+
+
+def expected(library: Backend, text: str, limit: int = 256, direction: str = "right") -> list[int]:
+    cutting = Backend.from_str(library.to_str())
+    cutting.enable_truncation(limit, direction=direction)
+    ids: list[int] = cutting.encode(text).ids
+    return ids
+
+
+TRICKY = [
+    "", " ", "\n", "a", "A", " a", "a ", "a\tb", "a\nb", "a\r\nb", "a\x0bb", "a\x0cb", "a\x1cb", "a\x1db", "a\x1eb",
+    "a\x1fb", "a\x00b", "a\x07b", "a\x7fb", "a\x80b", "a\x85b", "a\u00a0b", "a\u1680b", "a\u2003b", "a\u2028b",
+    "a\u2029b", "\x00", "a \x00 b", "a \x07\x7f b",
+    "a\u3000b", "a\u200bb", "a\ufeffb", "a\u00adb", "[MASK]", "a[MASK]b", "[mask]", "[MASK", "MASK]",
+    "[ MASK ]",
+    "[CLS][SEP]", "[UNK] [PAD]", "[[MASK]]", "[MA\nSK]", "##ing", "## ing", "un##do", "don't", "e-mail", "a...b", "...",
+    "$5.99", "C++", "x_y", "#tag", "@me", "1/2", "50%", "\\n", "`code`", "~", "^", "|", "é", "e\u0301", "É",
+    "ß", "İ", "ǅ",
+    "日本", "a日b", "한국", "ｆｕｌｌ", "😀", "a😀b", "x" * 99, "x" * 100, "x" * 101, "x" * 1000, "x" * 64 + " " + "x" * 65,
+    "a" * 63 + ".", "." * 300, "supercalifragilisticexpialidocious", "\u0378", "\U0010ffff",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TRICKY, ids=ascii)
+def test_tricky_texts(tokenizer: engine.Tokenizer, library: Backend, text: str) -> None:
+    assert sequences(tokenizer.encode([text], truncate=True)) == [expected(library, text)]
+
+
+ascii_texts = st.text(st.characters(max_codepoint=127))
+words = st.lists(
+    st.sampled_from(
+        ["the", "Cat", "[MASK]", "[SEP]", "##s", "isn't", "\t", "\n", "\x1c", "\x0b", " ", "...", "É", "日", "x" * 70]
+    ),
+    max_size=30,
+).map(" ".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(ascii_texts, words, st.text()), max_size=5))
+def test_equals_the_library(tokenizer: engine.Tokenizer, library: Backend, texts: list[str]) -> None:
+    encoded = tokenizer.encode(texts, truncate=True)
+    assert sequences(encoded) == [
+        library.encode(text).ids[:256] if len(text) < 200 else expected(library, text) for text in texts
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    text=st.one_of(words, st.text(max_size=40)),
+    limit=st.integers(3, 20),
+    direction=st.sampled_from(["right", "left"]),
+)
+def test_truncation_equals_the_library(
+    short_tokenizers: dict[int, engine.Tokenizer], library: Backend, text: str, limit: int, direction: Direction
+) -> None:
+    encoded = short_tokenizers[limit].encode([text], truncate=True, direction=direction)
+    assert sequences(encoded) == [expected(library, text, limit, direction)]
+    assert encoded.truncated == (len(library.encode(text).ids) > limit)
+
+
+@pytest.fixture(scope="module")
+def short_tokenizers(default_model: Model) -> dict[int, engine.Tokenizer]:
+    import dataclasses
+
+    return {
+        limit: engine.Tokenizer(dataclasses.replace(default_model, max_input_length=limit)) for limit in range(3, 21)
+    }
+
+
+def test_long_texts_are_cut_at_either_end(tokenizer: engine.Tokenizer, library: Backend) -> None:
+    text = " ".join(f"word{i}" for i in range(1000))
+    for direction in ("right", "left"):
+        encoded = tokenizer.encode([text, "short", text + " é"], truncate=True, direction=direction)
+        assert encoded.truncated == 2
+        assert encoded.lengths.tolist() == [256, 3, 256]
+        assert sequences(encoded)[0] == expected(library, text, 256, direction)
+        assert sequences(encoded)[2] == expected(library, text + " é", 256, direction)
+
+
+def test_too_long_without_truncation(tokenizer: engine.Tokenizer) -> None:
+    with pytest.raises(InputError) as caught:
+        tokenizer.encode(["fine", "word " * 300], truncate=False, param="input")
+    assert str(caught.value) == ("`input`: text 1 has 302 tokens, the limit is 256; shorten it or set truncate to true")
+    assert (caught.value.param, caught.value.kind) == ("input", "validation")
+    assert tokenizer.encode(["word " * 254], truncate=False).lengths.tolist() == [256]
+
+
+@pytest.mark.parametrize("text", ["a\ud800", "\udfff é", "\ud83d"])
+def test_lone_surrogates(tokenizer: engine.Tokenizer, text: str) -> None:
+    with pytest.raises(InputError, match=r"`inputs`: text 1 is not valid Unicode: it has a lone surrogate$") as e:
+        tokenizer.encode(["fine", text], truncate=True)
+    assert e.value.kind == "tokenizer"
+    with pytest.raises(InputError, match="lone surrogate"):
+        tokenizer.tokenize([text])
+
+
+def test_no_texts(tokenizer: engine.Tokenizer) -> None:
+    encoded = tokenizer.encode([], truncate=True)
+    assert (encoded.tokens, encoded.sequences, encoded.truncated) == (0, 0, 0)
+    assert encoded.lengths.dtype == np.int32
+
+
+def test_prompt(tokenizer: engine.Tokenizer) -> None:
+    with_prompt = tokenizer.encode(["cats"], truncate=True, prompt="query: ")
+    assert sequences(with_prompt) == sequences(tokenizer.encode(["query: cats"], truncate=True))
+
+
+def test_ids_are_taken_as_they_are(tokenizer: engine.Tokenizer) -> None:
+    encoded = tokenizer.from_ids([[5, 6, 7], [0], [30_521]], truncate=False)
+    assert sequences(encoded) == [[5, 6, 7], [0], [30_521]]
+    assert tokenizer.from_ids([], truncate=True).sequences == 0
+    long = list(range(300))
+    for direction, kept in (("right", long[:256]), ("left", long[-256:])):
+        cut = tokenizer.from_ids([long, [1]], truncate=True, direction=direction)  # type: ignore[arg-type]
+        assert sequences(cut) == [kept, [1]]
+        assert cut.truncated == 1
+    with pytest.raises(InputError, match="`inputs`: text 0 has 300 tokens, the limit is 256"):
+        tokenizer.from_ids([long], truncate=False)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([], "`input`: sequence 1 has no token ids"),
+        ([3, -1], "`input`: sequence 1 has the token id -1; ids are integers from 0 to 30521"),
+        ([30_522], "`input`: sequence 1 has the token id 30522; ids are integers from 0 to 30521"),
+        ([1 << 31], "`input`: sequence 1 has the token id 2147483648; ids are integers from 0 to 30521"),
+        ([10**5000], "`input`: sequence 1 has the token id out of all bounds; ids are integers from 0 to 30521"),
+        ([True], "`input`: sequence 1 has the token id True; ids are integers from 0 to 30521"),
+        ([1.0], "`input`: sequence 1 has the token id 1.0; ids are integers from 0 to 30521"),
+        ([float("nan")], "`input`: sequence 1 has the token id nan; ids are integers from 0 to 30521"),
+    ],
+)
+def test_bad_ids(tokenizer: engine.Tokenizer, ids: list[Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        tokenizer.from_ids([[1], ids], truncate=True, param="input")
+    assert str(caught.value) == message
+    assert caught.value.param == "input"
+    if ids:
+        with pytest.raises(InputError):
+            tokenizer.decode([[1], ids])
+
+
+def test_tokenize(tokenizer: engine.Tokenizer) -> None:
+    assert tokenizer.tokenize(["Héllo naïvety"]) == [
+        [
+            TokenInfo(101, "[CLS]", True, None, None),
+            TokenInfo(7592, "Héllo", False, 0, 5),
+            TokenInfo(15743, "naïve", False, 6, 11),
+            TokenInfo(3723, "ty", False, 11, 13),
+            TokenInfo(102, "[SEP]", True, None, None),
+        ]
+    ]
+    (bare,) = tokenizer.tokenize(["cats"], add_special_tokens=False)
+    assert [token.text for token in bare] == ["cats"]
+    (prompted,) = tokenizer.tokenize(["cats"], prompt="é: ")
+    assert [(t.text, t.start, t.stop) for t in prompted[1:-1]] == [("é", 0, 1), (":", 1, 2), ("cats", 3, 7)]
+    assert tokenizer.tokenize([]) == []
+    assert len(tokenizer.tokenize(["word " * 1000])[0]) == 1002
+
+
+def test_decode(tokenizer: engine.Tokenizer) -> None:
+    assert tokenizer.decode([[101, 7592, 2088, 102], []]) == ["hello world", ""]
+    assert tokenizer.decode([[101, 7592, 102]], skip_special_tokens=False) == ["[CLS] hello [SEP]"]
+
+
+def test_several_threads(default_model: Model, library: Backend, real_texts: list[str]) -> None:
+    tokenizer = engine.Tokenizer(default_model)
+    texts = [text for text in real_texts if len(text) < 2000][:200]
+    answers = [expected(library, text) for text in texts]
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(len(texts))
+        wrong.extend(texts[i] for i in order if sequences(tokenizer.encode([texts[i]], truncate=True)) != [answers[i]])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.word_cache.MAX_CHUNKS", 50)
+    asked: list[list[str]] = []
+
+    def encode(chunks: Any) -> list[bytes]:
+        asked.append(list(chunks))
+        return [chunk.encode() for chunk in chunks]
+
+    cache = WordCache(encode)
+    for i in range(100):
+        texts = [[f"w{i}", f"w{i + 1}", "x" * 65], ["same"]]
+        assert cache.lookup(texts) == ["".join(chunks).encode() for chunks in texts]
+        assert len(cache._ids) <= 50
+    assert "x" * 65 not in cache._ids
+    assert cache.lookup([[f"v{i}" for i in range(200)]]) == ["".join(f"v{i}" for i in range(200)).encode()]
+    assert len(cache._ids) <= 50
+    assert MAX_CHUNKS > 50
+
+
+def test_known_words_are_not_asked_for_again() -> None:
+    asked: list[list[str]] = []
+
+    def encode(chunks: Any) -> list[bytes]:
+        asked.append(sorted(chunks))
+        return [b"1234" for _ in chunks]
+
+    cache = WordCache(encode)
+    cache.lookup([["a", "b"], ["b", "a"]])
+    cache.lookup([["a", "c"], ["b"]])
+    cache.lookup([["a", "c"], ["b"]])
+    assert asked == [["a", "b"], ["c"]]
+
+
+def change(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [{"content": "two words"}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}, {"normalized": True}],
+    ids=str,
+)
+def test_added_tokens_that_look_around_turn_the_word_cache_off(build_bert: BuildBert, token: dict[str, Any]) -> None:
+    folder = build_bert(vocab_size=99)
+    added = {"id": 40, "content": "<x>", "special": True, "single_word": False, "lstrip": False, "rstrip": False}
+    description = json.loads((folder / "tokenizer.json").read_text())
+    assert WordCache.supports({**description, "added_tokens": [{**added, "normalized": False}]})
+    assert not WordCache.supports({**description, "added_tokens": [{**added, "normalized": False, **token}]})
+    assert not WordCache.supports({**description, "normalizer": None})
+    change(folder / "tokenizer.json", added_tokens=[{**added, "normalized": False, **token}])
+    library = Backend.from_file(str(folder / "tokenizer.json"))
+    text = "a <x> two words<x>b <X> c"
+    encoded = engine.Tokenizer(engine.load_model(str(folder))).encode([text], truncate=True)
+    assert sequences(encoded) == [library.encode(text).ids]
+
+
+def test_lowercase_of_sentence_transformers(build_bert: BuildBert) -> None:
+    folder = build_bert()
+    change(folder / "tokenizer.json", normalizer={"type": "NFC"}, pre_tokenizer={"type": "Whitespace"})
+    plain = engine.Tokenizer(engine.load_model(str(folder)))
+    assert 1 in plain.encode(["ABC"], truncate=True).ids
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9, "do_lower_case": true}')
+    lowered = engine.Tokenizer(engine.load_model(str(folder)))
+    assert lowered.encode(["ABC"], truncate=True).ids.tolist() == plain.encode(["abc"], truncate=True).ids.tolist()
+    assert lowered.max_input_length == 9
+
+
+def test_a_tokenizer_that_cannot_be_read(build_bert: BuildBert) -> None:
+    folder = build_bert()
+    model = engine.load_model(str(folder))
+    path = folder / "tokenizer.json"
+    good = path.read_text()
+    path.write_text(good[:500])
+    with pytest.raises(BrokenModel, match=r"tokenizer\.json is not valid JSON: "):
+        engine.Tokenizer(model)
+    path.write_text('{"version": "1.0"}')
+    with pytest.raises(BrokenModel, match=r"tokenizer\.json is not a tokenizer that can be read: "):
+        engine.Tokenizer(model)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(build_bert: BuildBert) -> None:
+    folder = build_bert(vocab_size=50)
+    change(folder / "config.json", vocab_size=49)
+    with pytest.raises(BrokenModel, match=r"tokenizer\.json has 50 tokens, the model has embeddings for 49$"):
+        engine.Tokenizer(engine.load_model(str(folder)))
+
+
+def test_no_room_for_text(build_bert: BuildBert) -> None:
+    folder = build_bert()
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 2}')
+    with pytest.raises(BrokenModel, match="no room for text within max_input_length 2"):
+        engine.Tokenizer(engine.load_model(str(folder)))

@@ -1,0 +1,214 @@
+"""A real `embert serve`, started for a test and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+__all__ = ["ROOT", "STAND_IN", "Live", "environment", "live", "run_cli", "until"]
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = ("--encoder", "tests.server.stand_in:create")
+START_TIMEOUT_S = 60.0
+
+T = TypeVar("T")
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without our own options in it, and with the repository importable."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("EMBERT_", "STAND_IN_"))}
+    paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
+    # The length of usage lines and of progress bars must not depend on who runs the tests.
+    return inherited | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100"} | dict(extra or {})
+
+
+def until(condition: Callable[[], T], timeout_s: float = 15.0, *, what: str = "the condition") -> T:
+    """The first true answer of `condition`, asked again and again. AssertionError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
+        time.sleep(0.02)
+
+
+@dataclass
+class Live:
+    """A running server."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    ports: list[int] = field(default_factory=list)  # of HTTP, then of --metrics-port
+    scheme: str = "http"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.ports[0]}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports[1]}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def api_pids(self) -> list[int]:
+        return self._pids("server.api_process")
+
+    @property
+    def engine_pids(self) -> list[int]:
+        return self._pids("server.engine_process")
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all processes, the supervisor first."""
+        return [self.process.pid, *self.api_pids, *self.engine_pids]
+
+    def _pids(self, module: str) -> list[int]:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if module in child.cmdline():
+                    found.append(child.pid)
+        return found
+
+    def client(self, **options: Any) -> httpx.Client:
+        """A client of this server; close it, or use it as a context manager."""
+        return httpx.Client(base_url=self.url, **{"timeout": 30.0, **options})
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """One request over a connection of its own."""
+        with self.client() as client:
+            return client.post(path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """One request over a connection of its own."""
+        with self.client() as client:
+            return client.get(path, **options)
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics: `name{label="value",…}` → value."""
+        lines = (line for line in self.get("/metrics").text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def is_ready(self) -> bool:
+        """Whether /readyz says so. False while nothing answers."""
+        if self.process.poll() is not None:
+            raise AssertionError(f"the server ended with status {self.process.returncode}")
+        try:
+            return self.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        until(self.is_ready, timeout_s, what="readiness")
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 40.0) -> int:
+        """The exit status, once the server has ended."""
+        return self.process.wait(timeout_s)
+
+    def _listening(self) -> list[int]:
+        """Ports the supervisor has opened, in the order in which it did."""
+        if self.process.poll() is not None:
+            raise AssertionError(f"the server ended with status {self.process.returncode}")
+        connections = psutil.Process(self.process.pid).net_connections("tcp")
+        return [c.laddr.port for c in sorted(connections, key=lambda c: c.fd) if c.status == psutil.CONN_LISTEN]
+
+
+@contextlib.contextmanager
+def live(
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    ready: bool = True,
+    status: int | None = 0,
+    clean_log: bool = True,
+) -> Iterator[Live]:
+    """`embert serve *options` on a free port, and the end of it.
+
+    Entered when /readyz is 200, or with `ready=False` as soon as the port is open. Left with SIGTERM (unless the test
+    has ended the server itself); the exit status must be `status` (None: any) and, with `clean_log`, the log must hold
+    no traceback. Whatever happens, no process stays.
+    """
+    with tempfile.TemporaryDirectory(prefix="embert-test-") as folder:
+        log_path = Path(folder, "log")
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "server.cli", "serve", "--host", "127.0.0.1", "--port", "0", *options],
+                cwd=ROOT,
+                env=environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        server = Live(process, log_path, scheme="https" if "--ssl-certfile" in options else "http")
+        family: set[psutil.Process] = set()
+        try:
+            wanted = 2 if "--metrics-port" in options else 1
+            server.ports = until(
+                lambda: found if len(found := server._listening()) >= wanted else [],
+                START_TIMEOUT_S,
+                what="an open port",
+            )
+            if ready:
+                server.wait_ready()
+            yield server
+            family |= _family(process.pid)
+            if process.poll() is None:
+                process.terminate()
+            ended = process.wait(60)
+            assert status is None or ended == status, f"the server ended with status {ended}"
+            if clean_log:
+                assert "Traceback" not in server.log, "the log holds a traceback"
+        except BaseException as error:
+            error.add_note(f"the server's log:\n{server.log[-8000:]}")
+            raise
+        finally:
+            family |= _family(process.pid)
+            for member in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            process.kill()
+            process.wait()
+
+
+def _family(pid: int) -> set[psutil.Process]:
+    try:
+        return set(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def run_cli(
+    *arguments: str, env: Mapping[str, str] | None = None, stdin: str | None = None, timeout_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """`embert *arguments` from start to end."""
+    return subprocess.run(
+        [sys.executable, "-m", "server.cli", *arguments],
+        cwd=ROOT,
+        env=environment(env),
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )

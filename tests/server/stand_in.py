@@ -1,0 +1,120 @@
+"""An encoder that fails to order: `--encoder tests.server.stand_in:create`.
+
+Vectors are cheap, but a text's own: they depend on its ids and on nothing else. The first id after [CLS] of any text of
+a batch is an order (token ids are sent as they are, so tests write them), and the environment has standing ones:
+
+    STAND_IN_LOAD_S        seconds that loading takes
+    STAND_IN_LOAD          error | missing (a file) | memory | exit: how loading fails
+    STAND_IN_S             seconds that every forward takes after loading
+    STAND_IN_CRASH_FILE    while this file exists, every forward ends the process
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.encoders import Encoder, PackedBatch, Task
+from engine.errors import BrokenModel, EncoderError, EncoderLost
+from engine.model import Model
+
+__all__ = ["CRASH", "FAIL", "HANG", "LOSE", "NAN", "SLEEP", "create", "expected"]
+
+# Ids that are orders. All are [unused…] in BERT's vocabulary: no text has them.
+FAIL = 10  # EncoderError
+NAN = 11  # vectors that are not finite, for this text only
+LOSE = 12  # EncoderLost
+CRASH = 13  # the process ends at once, as after a segmentation fault
+HANG = 14  # never comes back
+SLEEP = 20  # SLEEP + n: n tenths of a second, n up to 60
+
+WIDTH = 384
+
+
+class StandIn:
+    """See `engine.encoders.base.Encoder`."""
+
+    name = "stand-in"
+    device = "cpu"
+    device_name = "nothing"
+    dtype = "float32"
+    choice = ""
+
+    def __init__(self, model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> None:
+        time.sleep(float(os.environ.get("STAND_IN_LOAD_S", "0")))
+        match os.environ.get("STAND_IN_LOAD"):
+            case "error":
+                raise BrokenModel("the stand-in was told not to load")
+            case "missing":
+                raise FileNotFoundError("weights vanished")
+            case "memory":
+                raise MemoryError
+            case "exit":
+                os._exit(3)
+        self.width = model.width
+        self.hidden_size = model.config.hidden_size
+        self.max_batch_tokens = max_batch_tokens or 16384
+        self._delay_s = float(os.environ.get("STAND_IN_S", "0"))
+        self._crash_file = Path(os.environ.get("STAND_IN_CRASH_FILE", "/nonexistent"))
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Any:
+        return batch, task
+
+    def wait(self, ticket: Any) -> npt.NDArray[np.float32]:
+        batch, task = ticket
+        starts, stops = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+        orders = [
+            int(batch.ids[start + 1]) if stop - start > 1 else 0 for start, stop in zip(starts, stops, strict=True)
+        ]
+        warming = batch.sequences and not batch.ids.any()
+        if not warming:
+            time.sleep(self._delay_s + sum((order - SLEEP) / 10 for order in orders if SLEEP < order <= SLEEP + 60))
+        if CRASH in orders or self._crash_file.exists():
+            os._exit(139)
+        if HANG in orders:
+            time.sleep(3600)
+        if LOSE in orders:
+            raise EncoderLost("the stand-in was told to be lost")
+        if FAIL in orders:
+            raise EncoderError("the stand-in was told to fail")
+        if task is Task.TOKENS:
+            return np.stack([_vector(np.array([id_]), self.hidden_size) for id_ in batch.ids])
+        rows = []
+        for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            row = _vector(batch.ids[start:stop], self.width)
+            if orders[index] == NAN:
+                row[self.width // 2] = np.nan
+            if batch.dimensions is not None and batch.dimensions[index]:
+                row[batch.dimensions[index] :] = 0
+            rows.append(row / np.linalg.norm(row))
+        return np.stack(rows)
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        return self.wait(self.submit(batch, task))
+
+    def close(self) -> None:
+        pass
+
+
+def _vector(ids: npt.NDArray[Any], width: int) -> npt.NDArray[np.float32]:
+    seed = int(np.dot(ids.astype(np.int64), np.arange(1, len(ids) + 1)))
+    phases = np.arange(width, dtype=np.float32) + np.float32(seed % 10_007)
+    row: npt.NDArray[np.float32] = np.sin(phases * np.float32(0.37)) + np.float32(1e-3)
+    return row
+
+
+def expected(ids: list[int]) -> npt.NDArray[np.float32]:
+    """The answer for one text given as ids, float32 [384]."""
+    row = _vector(np.array(ids), WIDTH)
+    answer: npt.NDArray[np.float32] = row / np.linalg.norm(row)
+    return answer
+
+
+def create(model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> Encoder:
+    """What `--encoder` names."""
+    return StandIn(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)

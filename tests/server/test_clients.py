@@ -1,0 +1,266 @@
+"""What client libraries get, and that it is what transformers computes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import openai
+import pytest
+import torch
+import transformers
+from huggingface_hub import InferenceClient
+
+import engine
+from tests.server.live import Live
+
+Floats = npt.NDArray[np.float32]
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+TEXTS = [
+    "Hello, world",
+    "a",
+    "Ångström façade naïve 👩‍🚀 — 東京は日本の首都です。",
+    "def f(x: int) -> str:\n\treturn f'{x!r:>10}'",
+    "The quick brown fox jumps over the lazy dog.",
+    "Hello, world",
+]
+LONG = "very long " * 700
+
+
+class Oracle:
+    """transformers in float32: its tokenizer, its model, mean pooling, length 1."""
+
+    def __init__(self) -> None:
+        folder = engine.load_model().folder
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = self.tokenizer(text, truncation=True, max_length=256)["input_ids"]
+        return found
+
+    def hidden(self, ids: list[int]) -> Floats:
+        with torch.inference_mode():
+            answer: Floats = self.model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
+        return answer
+
+    def embed(self, texts: list[str]) -> Floats:
+        rows = np.stack([self.hidden(self.ids(text)).mean(0) for text in texts])
+        unit: Floats = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return unit
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    return Oracle()
+
+
+@pytest.fixture(scope="module")
+def client(server: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def hub(server: Live) -> InferenceClient:
+    return InferenceClient(server.url)
+
+
+def cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
+    left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    found: Floats = np.sum(left * right, 1) / (np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1))
+    return found
+
+
+def rows(answer: openai.types.CreateEmbeddingResponse) -> Floats:
+    assert [item.index for item in answer.data] == list(range(len(answer.data)))
+    assert all(item.object == "embedding" for item in answer.data)
+    return np.array([item.embedding for item in answer.data], np.float32)
+
+
+# --- openai ---
+
+
+def test_openai_default_is_base64_and_equals_transformers(client: openai.OpenAI, oracle: Oracle) -> None:
+    texts = [*TEXTS, LONG]
+    answer = client.embeddings.create(model=MODEL, input=texts)
+    vectors = rows(answer)
+    assert cosines(vectors, oracle.embed(texts)).min() >= 0.999999
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert (answer.object, answer.model) == ("list", MODEL)
+    tokens = sum(len(oracle.ids(text)) for text in texts)
+    assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (tokens, tokens)
+
+
+def test_openai_float_is_the_same_number_for_number(client: openai.OpenAI) -> None:
+    by_base64 = rows(client.embeddings.create(model=MODEL, input=TEXTS))
+    by_float = rows(client.embeddings.create(model=MODEL, input=TEXTS, encoding_format="float"))
+    assert (by_base64 == by_float).all()  # orjson writes the shortest decimal that reads back as the same float32
+
+
+def test_openai_one_text_is_a_list_of_one(client: openai.OpenAI, oracle: Oracle) -> None:
+    vectors = rows(client.embeddings.create(model=MODEL, input="Hello, world"))
+    assert vectors.shape == (1, 384)
+    assert cosines(vectors, oracle.embed(["Hello, world"])).min() >= 0.999999
+
+
+def test_openai_token_ids_are_used_as_they_are(client: openai.OpenAI, oracle: Oracle) -> None:
+    ids = [oracle.ids(text) for text in TEXTS]
+    texts = rows(client.embeddings.create(model=MODEL, input=TEXTS))
+    assert cosines(rows(client.embeddings.create(model=MODEL, input=ids)), texts).min() >= 0.9999999
+    assert cosines(rows(client.embeddings.create(model=MODEL, input=ids[0])), texts[:1]).min() >= 0.9999999
+    # No special tokens are put around them, and none are taken away.
+    bare = ids[0][1:-1]
+    mean = oracle.hidden(bare).mean(0)
+    assert cosines(rows(client.embeddings.create(model=MODEL, input=bare)), mean[None]).min() >= 0.999999
+
+
+def test_openai_dimensions_cut_and_normalise_again(client: openai.OpenAI) -> None:
+    whole = rows(client.embeddings.create(model=MODEL, input=TEXTS))
+    for dimensions in (1, 7, 384):
+        cut = rows(client.embeddings.create(model=MODEL, input=TEXTS, dimensions=dimensions))
+        expected = whole[:, :dimensions] / np.linalg.norm(whole[:, :dimensions], axis=1, keepdims=True)
+        assert cut.shape == (len(TEXTS), dimensions)
+        assert np.allclose(cut, expected, atol=1e-6)
+
+
+def test_openai_extensions(client: openai.OpenAI) -> None:
+    long = client.embeddings.create(model=MODEL, input=LONG, extra_body={"truncate": True})
+    assert long.usage.prompt_tokens == 256
+    raw = client.embeddings.create(model=MODEL, input="a", user="somebody", extra_body={"normalize": False})
+    assert np.linalg.norm(rows(raw)) > 1.5
+    with pytest.raises(openai.UnprocessableEntityError) as error:
+        client.embeddings.create(model=MODEL, input=LONG, extra_body={"truncate": False})
+    assert error.value.param == "input"
+
+
+def test_openai_models(client: openai.OpenAI) -> None:
+    assert [(model.id, model.object) for model in client.models.list()] == [(MODEL, "model")]
+    card = client.models.retrieve(MODEL)
+    assert (card.id, card.owned_by) == (MODEL, "embert")
+    assert card.created > 1_700_000_000
+
+
+def test_openai_error_classes(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.embeddings.create(model="text-embedding-3-small", input="a")
+    assert (unknown.value.code, unknown.value.param, unknown.value.type) == (
+        "model_not_found",
+        "model",
+        "invalid_request_error",
+    )
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.models.retrieve("text-embedding-3-small")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as empty:
+        client.embeddings.create(model=MODEL, input="")
+    assert empty.value.param == "input"
+    with pytest.raises(openai.UnprocessableEntityError) as wide:
+        client.embeddings.create(model=MODEL, input="a", dimensions=385)
+    assert wide.value.param == "dimensions"
+    assert "384" in wide.value.message
+    assert "385" in wide.value.message
+    with pytest.raises(openai.UnprocessableEntityError):
+        client.embeddings.create(model=MODEL, input=[30522])
+
+
+async def _many(url: str, texts: list[str]) -> list[Floats]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        answers = await asyncio.gather(*(client.embeddings.create(model=MODEL, input=text) for text in texts))
+    return [rows(answer)[0] for answer in answers]
+
+
+def test_openai_sixty_four_at_once_get_their_own_vectors(server: Live, client: openai.OpenAI) -> None:
+    texts = [f"text number {i} " + "and more " * (i % 5) for i in range(64)]
+    together = rows(client.embeddings.create(model=MODEL, input=texts))
+    alone = np.stack(asyncio.run(_many(server.url, texts)))
+    assert cosines(alone, together).min() >= 0.999999
+
+
+# --- huggingface_hub ---
+
+
+def test_hub_feature_extraction(hub: InferenceClient, oracle: Oracle) -> None:
+    vectors = hub.feature_extraction("Hello, world")
+    assert vectors.shape == (1, 384)
+    assert vectors.dtype == np.float32
+    assert cosines(vectors, oracle.embed(["Hello, world"])).min() >= 0.999999
+
+
+def test_hub_feature_extraction_of_several_with_parameters(hub: InferenceClient, oracle: Oracle) -> None:
+    vectors = hub.feature_extraction(TEXTS, normalize=False, truncate=True, truncation_direction="right")
+    assert vectors.shape == (len(TEXTS), 384)
+    assert (np.linalg.norm(vectors, axis=1) > 1.5).all()
+    assert cosines(vectors, oracle.embed(TEXTS)).min() >= 0.999999
+
+
+def test_hub_sentence_similarity(server: Live) -> None:
+    found = InferenceClient(f"{server.url}/similarity").sentence_similarity(
+        "a cat sits", other_sentences=["a cat is sitting", "stock prices fell"]
+    )
+    assert found[0] > 0.8 > 0.3 > found[1]
+
+
+# --- text-embeddings-inference's own bodies, and every form of the same answer ---
+
+
+def test_tei_body(http: httpx.Client, oracle: Oracle) -> None:
+    body = {"inputs": TEXTS, "normalize": True, "truncate": True, "truncation_direction": "Right", "prompt_name": None}
+    answer = http.post("/embed", json=body)
+    assert answer.headers["content-type"] == "application/json"
+    assert cosines(answer.json(), oracle.embed(TEXTS)).min() >= 0.999999
+    single = http.post("/embed", json={"inputs": "Hello, world"}).json()
+    assert np.shape(single) == (1, 384)  # always 2-D
+
+
+def test_all_forms_of_an_answer_hold_the_same_bits(http: httpx.Client) -> None:
+    raw = {"accept": "application/octet-stream"}
+    forms = {
+        "tei json": np.array(http.post("/embed", json={"inputs": TEXTS}).json(), np.float32),
+        "root": np.array(http.post("/", json={"inputs": TEXTS}).json(), np.float32),
+    }
+    for path in ("/v1/embeddings", "/embeddings"):
+        floats = http.post(path, json={"input": TEXTS}).json()
+        assert all(isinstance(item["embedding"], list) for item in floats["data"])
+        forms[f"{path} float"] = np.array([item["embedding"] for item in floats["data"]], np.float32)
+        coded = http.post(path, json={"input": TEXTS, "encoding_format": "base64"}).json()
+        buffers = [base64.b64decode(item["embedding"]) for item in coded["data"]]
+        forms[f"{path} base64"] = np.stack([np.frombuffer(buffer, "<f4") for buffer in buffers])
+        assert {**floats, "data": None} == {**coded, "data": None}
+    for path, field in (("/v1/embeddings", "input"), ("/embed", "inputs"), ("/", "inputs")):
+        answer = http.post(path, json={field: TEXTS}, headers=raw)
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.headers["x-embedding-shape"] == f"{len(TEXTS)},384"
+        forms[f"{path} raw"] = np.frombuffer(answer.content, "<f4").reshape(-1, 384)
+    first = forms.pop("tei json")
+    assert first.shape == (len(TEXTS), 384)
+    for name, form in forms.items():
+        assert (form == first).all(), name
+
+
+def test_raw_rows_follow_dimensions(http: httpx.Client) -> None:
+    answer = http.post(
+        "/embed", json={"inputs": TEXTS, "dimensions": 16}, headers={"accept": "application/octet-stream"}
+    )
+    assert answer.headers["x-embedding-shape"] == f"{len(TEXTS)},16"
+    assert len(answer.content) == len(TEXTS) * 16 * 4
+
+
+def test_embed_all_is_the_last_hidden_state(http: httpx.Client, oracle: Oracle) -> None:
+    answer = http.post("/embed_all", json={"inputs": TEXTS[:4]}).json()
+    for text, vectors in zip(TEXTS[:4], answer, strict=True):
+        hidden = oracle.hidden(oracle.ids(text))  # special tokens included, not normalised
+        assert np.shape(vectors) == hidden.shape
+        assert np.allclose(vectors, hidden, atol=1e-4)
+
+
+def test_more_texts_than_one_batch_holds(http: httpx.Client, oracle: Oracle) -> None:
+    texts = [f"{i} " + "word " * (i % 60) for i in range(100)]
+    vectors = np.array(http.post("/embed", json={"inputs": texts}).json(), np.float32)
+    some = list(range(0, 100, 23))
+    assert cosines(vectors[some], oracle.embed([texts[i] for i in some])).min() >= 0.999999

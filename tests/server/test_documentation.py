@@ -1,0 +1,208 @@
+"""The reference documentation says what is there, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import dataclasses
+import json
+import re
+import shlex
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from server import errors
+from server.app import METRIC_ROUTES
+from server.cli import _parser
+from server.config import ServeConfig, environment_name, option_name
+from tests.server.live import ROOT, run_cli
+
+API = (ROOT / "docs" / "api.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+
+# --- configuration.md ---
+
+OPTION = re.compile(r"^\| `(MODEL|--[\w-]+)` \| `(EMBERT_\w+)` \| (.+?) \| (.+?) \|$", re.MULTILINE)
+
+
+def shown(value: Any) -> str | None:
+    """A default as the table shows it, or None when it is words."""
+    match value:
+        case None | ():
+            return None
+        case bool():
+            return "`true`" if value else "`false`"
+        case tuple():
+            return "`" + ",".join(f"{item:g}" for item in value) + "`"
+        case float():
+            return f"`{value:g}`"
+        case _:
+            return f"`{value}`"
+
+
+def test_every_option_is_documented_and_no_other() -> None:
+    rows = {name: (variable, default) for name, variable, default, _ in OPTION.findall(CONFIGURATION)}
+    options = {
+        "MODEL" if option.metadata.get("positional") else option_name(option.name): option
+        for option in dataclasses.fields(ServeConfig)
+    }
+    assert sorted(rows) == sorted(options)
+    for name, option in options.items():
+        variable, default = rows[name]
+        assert variable == environment_name(option.name)
+        expected = shown(option.default)
+        if expected is None:
+            assert "`" not in default, name
+        else:
+            assert default == expected, name
+
+
+def test_choices_are_documented() -> None:
+    meanings = {variable: meaning for _, variable, _, meaning in OPTION.findall(CONFIGURATION)}
+    for option in dataclasses.fields(ServeConfig):
+        for choice in option.metadata.get("choices", ()):
+            assert f"`{choice}`" in meanings[environment_name(option.name)]
+
+
+def test_help_names_every_option() -> None:
+    text = run_cli("serve", "--help").stdout
+    for option in dataclasses.fields(ServeConfig):
+        assert ("MODEL" if option.metadata.get("positional") else option_name(option.name)) in text
+
+
+@pytest.mark.parametrize("command", ["embed", "info"])
+def test_options_of_the_other_commands_are_documented(command: str) -> None:
+    table = CONFIGURATION.partition("# The other commands")[2]
+    rows = re.findall(r"^\| (`--.+?) \| ([\w, ]+) \|", table, re.MULTILINE)
+    documented = {
+        name for names, commands in rows if command in commands for name in re.findall(r"`(--[\w-]+)`", names)
+    }
+    (commands,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    actual = {name for action in commands.choices[command]._actions for name in action.option_strings}
+    assert documented == {name for name in actual if name.startswith("--")} - {"--help"}
+
+
+# --- api.md ---
+
+
+def documented_routes() -> set[tuple[str, str]]:
+    return set(re.findall(r"`(GET|POST) (/[^`\s]*)`", API))
+
+
+def test_every_route_is_documented_and_no_other(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    served = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
+    served |= {("GET", "/ping"), ("GET", "/docs"), ("GET", "/openapi.json")}  # left out of the document on purpose
+    assert documented_routes() == served
+    assert {path for _, path in served} | {"other"} == set(METRIC_ROUTES)
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(documented_routes()))
+def test_documented_routes_answer(http: httpx.Client, method: str, path: str) -> None:
+    answer = http.request(method, path.replace("{id}", "sentence-transformers/all-MiniLM-L6-v2"))
+    assert answer.status_code == (200 if method == "GET" else 400)  # 400: it is there, and wants a body
+
+
+def test_every_field_is_documented(http: httpx.Client) -> None:
+    schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    for name in ("EmbeddingsRequest", "EmbedRequest", "TokenizeRequest", "DecodeRequest", "SimilarityParameters"):
+        for field in schemas[name]["properties"]:
+            assert f"`{field}`" in API or f'"{field}"' in API, (name, field)
+
+
+EXAMPLE = re.compile(r"```sh\n(curl .+?)\n```\n```json\n(.+?)\n```", re.DOTALL)
+
+
+def run_example(http: httpx.Client, command: str) -> httpx.Response:
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[0] == "curl"
+    path = words[1].removeprefix("localhost:8080")
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    assert set(options) <= {"-H", "-d"}
+    if "-d" not in options:
+        return http.get(path)
+    name, _, value = options["-H"].partition(": ")
+    return http.post(path, content=options["-d"], headers={name: value})
+
+
+def alike(found: Any, expected: Any) -> bool:
+    """Equal, but that floats are close and facts of this machine are of the same kind."""
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and list(found) == list(expected)
+            and all(name in LOCAL or alike(found[name], expected[name]) for name in expected)
+        )
+    if isinstance(expected, list):
+        return isinstance(found, list) and len(found) == len(expected) and all(map(alike, found, expected))
+    if isinstance(expected, str) and BASE64.fullmatch(expected):
+        return alike(*(np.frombuffer(base64.b64decode(each), "<f4").tolist() for each in (found, expected)))
+    if isinstance(expected, float):
+        return isinstance(found, float) and abs(found - expected) < 2e-3
+    return bool(found == expected)
+
+
+BASE64 = re.compile("[A-Za-z0-9+/]{16}")  # 3 numbers
+LOCAL = {"created", "device", "device_name", "backend", "backend_choice", "model_dtype", "last_success_age_s",
+         "tokenization_workers", "max_batch_tokens", "max_queue_tokens", "max_concurrent_requests"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "expected"), EXAMPLE.findall(API), ids=lambda text: text[:60])
+def test_examples(http: httpx.Client, command: str, expected: str) -> None:
+    answer = run_example(http, command)
+    if "…" in expected:
+        assert answer.status_code == 200
+        return
+    assert alike(answer.json(), json.loads(expected)), answer.text
+
+
+def test_there_are_examples_of_all_routes_that_answer_json() -> None:
+    paths = re.findall(r"^curl localhost:8080(\S+)", API, re.MULTILINE)
+    assert {re.sub("models/.*", "models/{id}", path) for path in paths} == {path for _, path in documented_routes()} - {
+        "/", "/embeddings", "/ping", "/metrics", "/docs", "/openapi.json",
+    }  # fmt: skip
+
+
+def test_headers_are_documented(http: httpx.Client) -> None:
+    answer = http.post("/embed", json={"inputs": "a"}, headers={"accept": "application/octet-stream"})
+    sent = set(answer.headers) - {"date", "content-type", "content-length"}
+    documented = set(re.findall(r"^\| `([\w-]+)` \| [^|]+ \|$", API.partition("## Headers")[2], re.MULTILINE))
+    assert sent == documented
+
+
+def test_errors_are_documented(http: httpx.Client) -> None:
+    table = API.partition("## Errors")[2].partition("## Keys")[0]
+    operation = http.get("/openapi.json").json()["paths"]["/v1/embeddings"]["post"]
+    for status in set(operation["responses"]) - {"200"}:
+        assert re.search(rf"^\| [\d, ]*\b{status}\b", table, re.MULTILINE), status
+
+    rows = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("| 4")]
+    rows += [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("| 5")]
+    for kind in errors.ServerError.__subclasses__():
+        error = kind("")
+        facts = (error.tei_type, error.openai_type, error.openai_code or "–")  # noqa: RUF001 - the table's dash
+        found = [
+            row
+            for row in rows
+            if str(error.status) in row[0] and tuple(row[3:]) == facts[1:] and row[2] in ("–", facts[0])  # noqa: RUF001
+        ]
+        assert found, kind
+
+
+# --- /docs without internet ---
+
+
+def test_docs_load_nothing_from_elsewhere(http: httpx.Client) -> None:
+    page = http.get("/docs").text
+    urls = re.findall(r"""(?:src|href)=["']([^"']+)""", page) + re.findall(r"""url:\s*["']([^"']+)""", page)
+    assert len(urls) >= 3
+    for url in urls:
+        assert url.startswith("/"), url
+        answer = http.get(url)
+        assert answer.status_code == 200
+        assert len(answer.content) > 100
+    assert "//cdn" not in page
+    assert http.get("/redoc").status_code == 404

@@ -1,0 +1,194 @@
+"""What the server says when the encoder fails, when there is too much work, when time runs out, and while it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.server.live import STAND_IN, Live, live, until
+from tests.server.stand_in import FAIL, NAN, SLEEP, expected
+
+GOOD = [101, 7592, 102]
+OPTIONS = ("--max-batch-tokens", "256", "--max-queue-tokens", "600", "--request-timeout", "2")
+
+
+def order(number: int) -> list[int]:
+    return [101, number, 102]
+
+
+@pytest.fixture(scope="module")
+def failing() -> Iterator[Live]:
+    with live(*STAND_IN, *OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture
+def client(failing: Live) -> Iterator[httpx.Client]:
+    with failing.client() as client:
+        yield client
+        answer = client.post("/embed", json={"inputs": GOOD})  # whatever happened
+        assert np.allclose(answer.json()[0], expected(GOOD), atol=1e-6)
+
+
+def facts(answer: httpx.Response) -> tuple[int, str, str]:
+    """Status, type and message, in either dialect."""
+    error = answer.json()["error"]
+    if isinstance(error, str):
+        return answer.status_code, answer.json()["error_type"], error
+    assert error["param"] is None
+    assert error["code"] is None
+    return answer.status_code, error["type"], error["message"]
+
+
+@pytest.mark.parametrize("number", [FAIL, NAN])
+def test_a_failed_forward_is_424(client: httpx.Client, number: int) -> None:
+    said = "told to fail" if number == FAIL else "not finite"
+    status, kind, message = facts(client.post("/embed", json={"inputs": order(number)}))
+    assert (status, kind) == (424, "Backend")
+    assert said in message
+    status, kind, message = facts(client.post("/v1/embeddings", json={"input": [GOOD, order(number)]}))
+    assert (status, kind) == (424, "server_error")
+    assert said in message
+    assert client.post("/embed_all", json={"inputs": order(FAIL)}).status_code == 424
+
+
+@pytest.mark.parametrize("number", [FAIL, NAN])
+def test_a_failure_is_its_own_requests_only(client: httpx.Client, failing: Live, number: int) -> None:
+    """Requests that were batched with a failing one are answered."""
+    others = [[101, 5000 + i, 102] for i in range(12)]
+    with ThreadPoolExecutor(14) as pool:
+        blocking = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 4)})  # so that the rest is batched
+        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
+        bad = pool.submit(client.post, "/embed", json={"inputs": order(number)})
+        good = [pool.submit(client.post, "/embed", json={"inputs": ids}) for ids in others]
+        assert blocking.result().status_code == 200
+        assert bad.result().status_code == 424
+        for ids, answer in zip(others, good, strict=True):
+            assert np.allclose(answer.result().json()[0], expected(ids), atol=1e-6)
+
+
+def test_vectors_are_never_null(client: httpx.Client) -> None:
+    for accept in ("application/json", "application/octet-stream"):
+        answer = client.post("/embed", json={"inputs": [order(NAN)]}, headers={"accept": accept})
+        assert answer.status_code == 424
+        assert "null" not in answer.text
+
+
+def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: Live) -> None:
+    before = failing.metrics()['embert_rejected_total{reason="queue_full"}']
+    with ThreadPoolExecutor(4) as pool:
+        blocking = [pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 8)})]
+        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
+        blocking.append(pool.submit(client.post, "/embed", json={"inputs": [[7] * 200] * 2}))
+        until(lambda: failing.metrics()["embert_queue_tokens"] >= 400, what="the queued request")
+        for path, field, kind in (("/embed", "inputs", "Overloaded"), ("/v1/embeddings", "input", "rate_limit_error")):
+            answer = client.post(path, json={field: [7] * 200})
+            status, type_, message = facts(answer)
+            assert (status, type_) == (429, kind)
+            assert "403" in message  # what the queue holds
+            assert "200" in message  # what was sent
+            assert "600" in message
+            assert "--max-queue-tokens" in message
+            assert 1 <= int(answer.headers["retry-after"]) <= 60
+        small = pool.submit(client.post, "/embed", json={"inputs": GOOD})  # there is room for this one
+        assert [each.result().status_code for each in (*blocking, small)] == [200, 200, 200]
+    assert failing.metrics()['embert_rejected_total{reason="queue_full"}'] == before + 2
+
+
+def test_one_request_above_the_whole_budget_runs_alone(client: httpx.Client) -> None:
+    answer = client.post("/embed", json={"inputs": [[7] * 200] * 5})  # 1000 tokens, the budget is 600
+    assert answer.status_code == 200
+    assert np.allclose(answer.json(), [expected([7] * 200)] * 5, atol=1e-6)
+
+
+def test_out_of_time_is_503(client: httpx.Client, failing: Live) -> None:
+    before = failing.metrics()['embert_rejected_total{reason="deadline"}']
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 30)})
+        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
+        waiting = pool.submit(client.post, "/v1/embeddings", json={"input": GOOD})
+        for answer, kind in ((running.result(), "Unhealthy"), (waiting.result(), "server_error")):
+            status, type_, message = facts(answer)
+            assert (status, type_) == (503, kind)
+            assert "2 s" in message
+            assert "--request-timeout" in message
+            assert int(answer.headers["retry-after"]) >= 1
+    assert failing.metrics()['embert_rejected_total{reason="deadline"}'] == before + 2
+
+
+def test_health_never_waits_behind_a_batch(client: httpx.Client, failing: Live) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 10)})
+        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
+        for path in ("/health", "/ping", "/readyz", "/livez", "/info", "/metrics", "/v1/models"):
+            answer = client.get(path)
+            assert answer.status_code == 200
+            assert not running.done()
+        running.result()
+
+
+def test_a_client_that_leaves_frees_its_place(client: httpx.Client, failing: Live) -> None:
+    name = 'embert_cancelled_texts_total{stage="queued"}'
+    before = failing.metrics()[name]
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 9)})
+        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
+        with pytest.raises(httpx.ReadTimeout):
+            failing.post("/embed", {"inputs": [[7] * 200] * 2}, timeout=0.2)
+        until(lambda: failing.metrics()[name] == before + 2, what="the cancellation")
+        assert failing.metrics()["embert_queue_tokens"] == 0
+        assert running.result().status_code == 200
+    until(lambda: failing.metrics()["embert_requests_in_flight"] == 1, what="the end of all requests")
+
+
+def test_while_loading() -> None:
+    with live(*STAND_IN, env={"STAND_IN_LOAD_S": "4"}, ready=False) as server, server.client() as client:
+        _until_it_answers(client)
+        ready = client.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json()["status"] == "loading"
+        assert client.get("/livez").status_code == 200
+        assert client.get("/health").status_code == 503
+        assert client.get("/info").json()["max_input_length"] == 256
+        assert client.get("/v1/models").status_code == 200
+        for path, body, kind in (
+            ("/embed", {"inputs": "a"}, "Unhealthy"),
+            ("/v1/embeddings", {"input": "a"}, "server_error"),
+            ("/embed_all", {"inputs": "a"}, "Unhealthy"),
+            ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]}}, "Unhealthy"),
+        ):
+            answer = client.post(path, json=body)
+            status, type_, message = facts(answer)
+            assert (status, type_) == (503, kind)
+            assert "loading" in message
+            assert int(answer.headers["retry-after"]) >= 1
+        # What is wrong with a request is said before that it came too early; and tokenising needs no engine.
+        assert client.post("/embed", json={"inputs": []}).status_code == 400
+        assert client.post("/tokenize", json={"inputs": "a"}).status_code == 200
+        metrics = server.metrics()
+        assert metrics['embert_rejected_total{reason="loading"}'] == 4
+        assert metrics['embert_engine_up{engine="0"}'] == 0
+        server.wait_ready()
+        assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+        assert server.metrics()['embert_engine_up{engine="0"}'] == 1
+
+
+def _until_it_answers(client: httpx.Client) -> None:
+    def answers() -> bool:
+        try:
+            return client.get("/livez", timeout=10).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    until(answers, 10, what="an answer")
+
+
+def test_told_to_stop_while_loading() -> None:
+    with live(*STAND_IN, env={"STAND_IN_LOAD_S": "60"}, ready=False) as server, server.client() as client:
+        _until_it_answers(client)
+        server.signal()
+        assert server.wait(10) == 0

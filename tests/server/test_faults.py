@@ -1,0 +1,360 @@
+"""Processes killed, hung, drained and flooded for real: clients are answered in bounded time, and it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from tests.server.live import STAND_IN, Live, live, until
+from tests.server.stand_in import CRASH, FAIL, HANG, LOSE, SLEEP, expected
+
+PATIENCE_S = 20.0  # no client may wait longer than this, whatever happens
+
+
+@dataclass
+class Crowd:
+    """Clients that ask for known vectors without pause, and what became of their requests."""
+
+    server: Live
+    clients: int = 16
+    answers: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+    wrong: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Crowd:
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE_S + 10)
+        assert not self._thread.is_alive(), "a client hangs"
+        assert self.slowest_s < PATIENCE_S
+        assert self.wrong == 0
+
+    async def _run(self) -> None:
+        async with httpx.AsyncClient(base_url=self.server.url, timeout=PATIENCE_S) as http:
+            await asyncio.gather(*(self._client(http, number) for number in range(self.clients)))
+
+    async def _client(self, http: httpx.AsyncClient, number: int) -> None:
+        turn = 0
+        while not self._stop.is_set():
+            turn += 1
+            sequences = [[101, 1000 + number, 2000 + turn % 500 + text, 102] for text in range(1 + number % 4)]
+            began = time.perf_counter()
+            try:
+                answer = await http.post("/embed", json={"inputs": sequences})
+            except httpx.TransportError as error:
+                self.answers[type(error).__name__] += 1
+                await asyncio.sleep(0.02)
+                continue
+            finally:
+                self.slowest_s = max(self.slowest_s, time.perf_counter() - began)
+            self.answers[str(answer.status_code)] += 1
+            if answer.status_code == 200:
+                wanted = np.stack([expected(ids) for ids in sequences])
+                self.wrong += not np.allclose(np.array(answer.json()), wanted, atol=1e-5)
+            else:
+                assert answer.headers["retry-after"]
+                await asyncio.sleep(0.02)
+
+    def wait_for(self, more: int, kind: str = "200") -> None:
+        """Until so many more answers of a kind have come."""
+        before = self.answers[kind]
+        until(lambda: self.answers[kind] >= before + more, what=f"{more} more answers {kind}")
+
+
+def post(server: Live, ids: list[list[int]], into: list[httpx.Response]) -> threading.Thread:
+    """Send a request from a thread of its own."""
+    thread = threading.Thread(target=lambda: into.append(server.post("/embed", {"inputs": ids})))
+    thread.start()
+    return thread
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_killed_engine_comes_back_and_every_request_is_answered() -> None:
+    with live(*STAND_IN, env={"STAND_IN_S": "0.005"}) as server:
+        with Crowd(server) as crowd:
+            crowd.wait_for(50)
+            for _ in range(2):
+                (pid,) = server.engine_pids
+                os.kill(pid, signal.SIGKILL)
+                until(lambda old=pid: server.engine_pids not in ([], [old]), what="a new engine process")  # type: ignore[misc]
+                server.wait_ready()
+                crowd.wait_for(50)
+        assert set(crowd.answers) <= {"200", "503"}, crowd.answers
+        metrics = server.metrics()
+        assert metrics['embert_engine_restarts_total{engine="0"}'] == 2
+        assert metrics['embert_engine_up{engine="0"}'] == 1
+        assert server.get("/health").status_code == 200
+
+
+def test_what_a_lost_engine_owed_is_sent_once_more() -> None:
+    with live(*STAND_IN) as server:
+        answers: list[httpx.Response] = []
+        slow = [101, SLEEP + 10, 102]
+        threads = [post(server, [slow], answers), post(server, [[101, 5000, 102]] * 3, answers)]
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 3, what="both in flight")  # and this very one
+        os.kill(server.engine_pids[0], signal.SIGKILL)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert [answer.status_code for answer in answers] == [200, 200]
+        by_size = sorted((np.array(answer.json()) for answer in answers), key=len)
+        np.testing.assert_allclose(by_size[0], [expected(slow)], atol=1e-5)
+        np.testing.assert_allclose(by_size[1], [expected([101, 5000, 102])] * 3, atol=1e-5)
+
+
+def test_a_request_that_kills_every_engine_is_given_up_on_and_others_live() -> None:
+    with live(*STAND_IN) as server:
+        answer = server.post("/embed", {"inputs": [[101, CRASH, 102]]})
+        assert answer.status_code == 503
+        assert "lost twice" in answer.json()["error"]
+        server.wait_ready()
+        assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+
+
+def test_a_lost_encoder_answers_424_and_is_replaced() -> None:
+    with live(*STAND_IN) as server:
+        (pid,) = server.engine_pids
+        answer = server.post("/embed", {"inputs": [[101, LOSE, 102]]})
+        assert answer.status_code == 424
+        until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+        server.wait_ready()
+        assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+
+
+def test_a_failing_request_does_not_fail_its_neighbours() -> None:
+    with live(*STAND_IN, env={"STAND_IN_S": "0.002"}) as server, Crowd(server) as crowd:
+        crowd.wait_for(20)
+        for _ in range(10):
+            assert server.post("/embed", {"inputs": [[101, FAIL, 102]]}).status_code == 424
+        crowd.wait_for(20)
+        assert set(crowd.answers) == {"200"}
+
+
+def test_a_hanging_engine_keeps_nobody_waiting() -> None:
+    with live(*STAND_IN, "--request-timeout", "1", "--drain-timeout", "1", status=None) as server:
+        began = time.monotonic()
+        answer = server.post("/embed", {"inputs": [[101, HANG, 102]]})
+        assert answer.status_code == 503
+        assert "--request-timeout" in answer.json()["error"]
+        assert time.monotonic() - began < 3
+        assert server.metrics()['embert_rejected_total{reason="deadline"}'] == 1
+
+
+def test_a_killed_api_process_comes_back() -> None:
+    with live(*STAND_IN, env={"STAND_IN_S": "0.005"}) as server:
+        engine = server.engine_pids
+        with Crowd(server) as crowd:
+            crowd.wait_for(50)
+            (pid,) = server.api_pids
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: server.api_pids not in ([], [pid]), what="a new API process")
+            crowd.wait_for(50)
+        assert not any(status.isdigit() and status not in ("200", "503") for status in crowd.answers), crowd.answers
+        assert server.engine_pids == engine  # nobody else was disturbed
+        assert server.metrics()["embert_requests_in_flight"] == 1  # the dead process's share is forgotten
+
+
+def test_with_two_api_processes_one_may_die() -> None:
+    with live(*STAND_IN, "--workers", "2") as server:
+        os.kill(server.api_pids[0], signal.SIGKILL)
+        for _ in range(20):
+            assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+
+
+def test_children_do_not_outlive_a_killed_supervisor() -> None:
+    with live(*STAND_IN, status=-signal.SIGKILL) as server:
+        children = server.api_pids + server.engine_pids
+        folders = [Path(path) for path in re.findall(r"/\S*/embert-\w+", " ".join(_open_paths(server.engine_pids[0])))]
+        server.signal(signal.SIGKILL)
+        until(lambda: not alive(children), 5, what="the end of the children")
+        assert folders
+        until(lambda: not any(folder.exists() for folder in folders), 5, what="the end of the runtime folder")
+
+
+def _open_paths(pid: int) -> list[str]:
+    return [mapped.path for mapped in psutil.Process(pid).memory_maps()]
+
+
+def test_sigterm_lets_requests_in_flight_finish() -> None:
+    with live(*STAND_IN) as server:
+        folder_count = len(list(Path("/tmp").glob("embert-*")))
+        answers: list[httpx.Response] = []
+        thread = post(server, [[101, SLEEP + 15, 102]], answers)
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
+        with server.client() as client:
+            client.get("/livez")
+            server.signal(signal.SIGTERM)
+            until(lambda: client.get("/readyz").json()["status"] == "draining", 2, what="readiness to flip")
+            refused = client.post("/embed", json={"inputs": "too late"})
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+        thread.join(PATIENCE_S)
+        assert [answer.status_code for answer in answers] == [200]
+        assert server.wait() == 0
+        assert len(list(Path("/tmp").glob("embert-*"))) < folder_count
+
+
+def test_drain_timeout_bounds_the_wait() -> None:
+    with live(*STAND_IN, "--drain-timeout", "1", status=None) as server:
+        answers: list[object] = []
+
+        def ask() -> None:
+            try:
+                answers.append(server.post("/embed", {"inputs": [[101, SLEEP + 60, 102]]}))
+            except httpx.TransportError as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        server.wait(15)
+        assert time.monotonic() - began < 10
+        thread.join(PATIENCE_S)
+        assert len(answers) == 1
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with live(*STAND_IN, status=1) as server:
+        answers: list[object] = []
+
+        def ask() -> None:
+            try:
+                answers.append(server.post("/embed", {"inputs": [[101, SLEEP + 60, 102]]}))
+            except httpx.TransportError as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
+        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGTERM)  # `timeout` and shells tell one wish twice; this is no second one
+        time.sleep(0.8)
+        assert server.process.poll() is None
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.wait(10) == 1
+        assert time.monotonic() - began < 2
+        thread.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_loading_server_can_be_stopped(number: signal.Signals) -> None:
+    with live(*STAND_IN, env={"STAND_IN_LOAD_S": "30"}, ready=False) as server:
+        until(lambda: server.engine_pids and server.api_pids, what="the children")
+        until(lambda: _answers(server, "/livez"), what="an answer")
+        began = time.monotonic()
+        server.signal(number)
+        assert server.wait(10) == 0
+        assert time.monotonic() - began < 5
+
+
+def _answers(server: Live, path: str) -> bool:
+    try:
+        return server.get(path).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_an_engine_that_never_comes_up_ends_the_server() -> None:
+    with live(*STAND_IN, env={"STAND_IN_LOAD": "exit"}, ready=False, status=1) as server:
+        assert server.wait(30) == 1
+        assert "never was ready" in server.log
+
+
+def test_clients_that_leave_free_the_queue() -> None:
+    with live(*STAND_IN, "--max-batch-tokens", "256") as server:
+        answers: list[httpx.Response] = []
+        running = post(server, [[101, SLEEP + 20, 102]], answers)
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
+        for _ in range(5):
+            with pytest.raises(httpx.ReadTimeout):
+                server.post("/embed", {"inputs": [[101, 7, 102]] * 8}, timeout=0.3)
+        cancelled = 'embert_cancelled_texts_total{stage="queued"}'
+        until(lambda: server.metrics()[cancelled] == 40, 5, what="all their texts to be dropped")
+        assert server.metrics()["embert_queue_texts"] == 0
+        running.join(PATIENCE_S)
+        assert [answer.status_code for answer in answers] == [200]
+
+
+def test_a_flood_gets_200_or_429_and_the_queue_stays_bounded() -> None:
+    options = ("--max-queue-tokens", "64", "--max-batch-tokens", "256")
+    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02"}) as server:
+        with Crowd(server, clients=48) as crowd:
+            crowd.wait_for(100)
+            crowd.wait_for(50, "429")
+            assert server.metrics()["embert_queue_tokens"] <= 64
+            assert server.get("/health").status_code == 200
+        assert set(crowd.answers) == {"200", "429"}
+        metrics = server.metrics()
+        assert metrics['embert_rejected_total{reason="queue_full"}'] == crowd.answers["429"]
+        assert metrics["embert_queue_tokens"] == metrics["embert_queue_texts"] == 0
+
+
+def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
+    with live(*STAND_IN, "--max-queue-tokens", "64", "--max-batch-tokens", "256") as server:
+        answer = server.post("/embed", {"inputs": [[101, index, 102] for index in range(1000, 1500)]})
+        assert answer.status_code == 200
+        wanted = np.stack([expected([101, index, 102]) for index in range(1000, 1500)])
+        np.testing.assert_allclose(np.array(answer.json()), wanted, atol=1e-5)
+        assert server.metrics()['embert_batches_total{engine="0"}'] >= 1500 / 256
+
+
+def _raw(data: bytes, *, half_close: bool = False) -> Callable[[Live], bytes]:
+    def send(server: Live) -> bytes:
+        with socket.create_connection(("127.0.0.1", server.ports[0]), timeout=5) as sock:
+            sock.sendall(data)
+            if half_close:
+                sock.shutdown(socket.SHUT_WR)
+            try:
+                return sock.recv(65536)
+            except (TimeoutError, ConnectionResetError):
+                return b""
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("data", "half_close", "starts"),
+    [
+        (b"\x16\x03\x01 this is TLS", False, b"HTTP/1.1 400"),
+        (b"GET / HTTP/9.9\r\n\r\n", False, b"HTTP/1.1 400"),
+        (b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n", False, b"HTTP/1.1 400"),
+        (b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{", True, b""),
+        (b"", True, b""),
+    ],
+)
+def test_bytes_that_are_not_http_hurt_nobody(server: Live, data: bytes, half_close: bool, starts: bytes) -> None:
+    assert _raw(data, half_close=half_close)(server).startswith(starts)
+    assert server.get("/readyz").status_code == 200
+
+
+def test_idle_connections_keep_nobody_out(server: Live) -> None:
+    idle = [socket.create_connection(("127.0.0.1", server.ports[0]), timeout=5) for _ in range(300)]
+    try:
+        assert server.post("/embed", {"inputs": "still there?"}).status_code == 200
+    finally:
+        for sock in idle:
+            sock.close()

@@ -1,0 +1,205 @@
+"""The metrics: all there from the start, at zero, documented, and true afterwards."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.app import METRIC_ROUTES
+from server.config import LATENCY_BUCKETS_S
+from server.metrics import CANCEL_STAGES, REJECT_REASONS
+from tests.server.live import ROOT, STAND_IN, Live, environment, live
+
+DOCUMENT = ROOT / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(embert_\w+)` \| (\w+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+
+# The contract's list.
+REQUIRED = [
+    "requests_total",
+    "request_duration_seconds",
+    "tokenize_duration_seconds",
+    "queue_duration_seconds",
+    "inference_duration_seconds",
+    "response_encode_duration_seconds",
+    "texts_total",
+    "tokens_total",
+    "truncated_texts_total",
+    "request_texts",
+    "text_tokens",
+    "batches_total",
+    "batch_texts",
+    "batch_tokens",
+    "batch_token_fill_ratio",
+    "padding_tokens_total",
+    "queue_texts",
+    "queue_tokens",
+    "requests_in_flight",
+    "engine_busy_ratio",
+    "rejected_total",
+    "cancelled_texts_total",
+    "engine_restarts_total",
+    "engine_up",
+    "engine_last_success_timestamp_seconds",
+    "build_info",
+    "model_info",
+]
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Live]:
+    """A server that nobody has sent work to."""
+    with live(*STAND_IN, "--latency-buckets", "0.001,0.1,5") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def families(fresh: Live) -> dict[str, tuple[str, set[str]]]:
+    """Name → type and labels, of a server at rest; counters by the name of their samples."""
+    found = {}
+    for family in text_string_to_metric_families(fresh.get("/metrics").text):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = {label for sample in family.samples for label in sample.labels}
+        found[name] = (family.type, labels - {"le"})
+    return found
+
+
+@pytest.fixture(scope="module")
+def at_rest(fresh: Live, families: dict[str, tuple[str, set[str]]]) -> dict[str, float]:
+    return fresh.metrics()
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    rows = ROW.findall(Path(DOCUMENT).read_text())
+    return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows}
+
+
+def test_documented_is_what_is_exported(families: dict[str, tuple[str, set[str]]]) -> None:
+    assert documented() == families
+
+
+def test_nothing_the_contract_wants_is_missing(families: dict[str, tuple[str, set[str]]]) -> None:
+    assert {f"embert_{name}" for name in REQUIRED} <= set(families)
+
+
+def test_every_name_begins_with_ours_and_every_metric_has_help(fresh: Live) -> None:
+    for family in text_string_to_metric_families(fresh.get("/metrics").text):
+        assert family.name.startswith("embert_")
+        assert len(family.documentation) > 5
+        assert family.documentation != "Multiprocess metric"
+
+
+def test_zero_from_the_start(at_rest: dict[str, float]) -> None:
+    one = {"embert_build_info", "embert_model_info", "embert_engine_up", "embert_requests_in_flight"}
+    alive = {"embert_engine_last_success_timestamp_seconds", "embert_engine_busy_ratio"}
+    operations = ("/readyz", "/metrics")  # asked for by this test
+    for sample, value in at_rest.items():
+        name = sample.partition("{")[0]
+        if name in one:
+            assert value == 1, sample
+        elif name not in alive and not any(f'route="{route}"' in sample for route in operations):
+            assert value == 0, sample
+
+
+def test_labels_that_are_known_are_all_there(at_rest: dict[str, float]) -> None:
+    for route in METRIC_ROUTES:
+        assert f'embert_requests_total{{route="{route}",status="200"}}' in at_rest
+        assert f'embert_request_duration_seconds_count{{route="{route}"}}' in at_rest
+    for reason in REJECT_REASONS:
+        assert at_rest[f'embert_rejected_total{{reason="{reason}"}}'] == 0
+    for stage in CANCEL_STAGES:
+        assert at_rest[f'embert_cancelled_texts_total{{stage="{stage}"}}'] == 0
+    text = DOCUMENT.read_text()
+    for label in (*METRIC_ROUTES, *REJECT_REASONS, *CANCEL_STAGES):
+        assert f"`{label}`" in text
+
+
+def test_info_metrics(at_rest: dict[str, float]) -> None:
+    names = [sample for sample in at_rest if sample.startswith("embert_model_info")]
+    assert len(names) == 1
+    for fact in (
+        'model="sentence-transformers/all-MiniLM-L6-v2"',
+        'dtype="float32"',
+        'backend="stand-in"',
+        'device="cpu"',
+    ):
+        assert fact in names[0]
+
+
+def test_latency_buckets(at_rest: dict[str, float], server: Live) -> None:
+    def bounds(samples: dict[str, float]) -> list[str]:
+        return re.findall(r'embert_queue_duration_seconds_bucket\{le="(.+?)"\}', "\n".join(samples))
+
+    assert bounds(at_rest) == ["0.001", "0.1", "5.0", "+Inf"]
+    assert [float(bound) for bound in bounds(server.metrics())] == [*LATENCY_BUCKETS_S, float("inf")]
+
+
+def test_requests_count(fresh: Live, at_rest: dict[str, float]) -> None:
+    def grown(name: str) -> float:
+        return after.get(name, 0) - before.get(name, 0)
+
+    before = fresh.metrics()
+    fresh.post("/embed", {"inputs": [[101, 5, 102], [101, 5, 6, 7, 102]]})
+    fresh.post("/v1/embeddings", {"input": [[101] * 20] * 5})
+    fresh.post("/embed_all", {"inputs": [101, 5, 102]})
+    fresh.post("/embed", {"inputs": ""})
+    fresh.post("/embed", {"inputs": ["a"] * 2049})
+    fresh.post("/embed", {"inputs": [7] * 300})
+    after = fresh.metrics()
+    assert grown('embert_requests_total{route="/embed",status="200"}') == 2
+    assert grown('embert_requests_total{route="/embed",status="400"}') == 1
+    assert grown('embert_requests_total{route="/embed",status="413"}') == 1
+    assert grown('embert_requests_total{route="/v1/embeddings",status="200"}') == 1
+    assert grown('embert_request_duration_seconds_count{route="/embed"}') == 4
+    assert grown('embert_rejected_total{reason="too_large"}') == 1
+    texts, tokens = 2 + 5 + 1 + 1, 8 + 100 + 3 + 256
+    assert grown("embert_texts_total") == texts
+    assert grown("embert_tokens_total") == tokens
+    assert grown("embert_truncated_texts_total") == 1
+    assert grown("embert_request_texts_count") == 4
+    assert grown("embert_request_texts_sum") == texts
+    assert grown("embert_text_tokens_count") == texts
+    assert grown("embert_text_tokens_sum") == tokens
+    # By bucket: 3, 3, 5, five times 20, 256.
+    cumulative = {4: 2, 8: 3, 16: 3, 32: 8, 64: 8, 128: 8, 256: 9, 512: 9}
+    for bound, count in cumulative.items():
+        assert grown(f'embert_text_tokens_bucket{{le="{float(bound)}"}}') == count
+    assert grown("embert_tokenize_duration_seconds_count") == 4
+    assert grown("embert_response_encode_duration_seconds_count") == 4
+    batches = grown('embert_batches_total{engine="0"}')
+    assert 1 <= batches <= 4
+    for name in ("batch_texts", "batch_tokens", "batch_token_fill_ratio"):
+        assert grown(f'embert_{name}_count{{engine="0"}}') == batches
+    assert grown('embert_batch_texts_sum{engine="0"}') == texts
+    assert grown('embert_batch_tokens_sum{engine="0"}') == tokens
+    assert grown('embert_batch_token_fill_ratio_sum{engine="0"}') == pytest.approx(tokens / 16384)
+    assert grown("embert_inference_duration_seconds_count") == batches
+    assert grown("embert_queue_duration_seconds_count") == 4
+    assert after["embert_padding_tokens_total" + '{engine="0"}'] == 0
+    assert after["embert_queue_tokens"] == after["embert_queue_texts"] == 0
+    assert after["embert_requests_in_flight"] == 1  # the one that asks
+
+
+def test_many_lengths_are_observed_as_one_by_one(tmp_path: Path) -> None:
+    """`observe_text_tokens` fills buckets without `observe`, which is too slow for a thousand texts."""
+    program = """
+import sys, numpy as np
+from pathlib import Path
+from server.metrics import ApiMetrics, use_folder
+use_folder(Path(sys.argv[1]))
+metrics = ApiMetrics(["/"], [1.0])
+lengths = np.array([1, 4, 5, 8, 9, 16, 17, 100, 8192, 8193, 20000, 3, 3, 3], np.int32)
+metrics.observe_text_tokens(lengths)
+fast = [bucket.get() for bucket in metrics.text_tokens._buckets], metrics.text_tokens._sum.get()
+for length in lengths.tolist():
+    metrics.text_tokens.observe(length)
+slow = [bucket.get() for bucket in metrics.text_tokens._buckets], metrics.text_tokens._sum.get()
+assert [2 * value for value in fast[0]] == slow[0], (fast, slow)
+assert 2 * fast[1] == slow[1]
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment(), cwd=ROOT, check=True)

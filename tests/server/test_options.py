@@ -1,0 +1,250 @@
+"""What a request can ask for, and what the server does by default: truncation, prompts, dimensions, tokens.
+
+The stand-in's vectors depend on the ids alone, so they tell which ids the server made of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import engine
+from server import __version__
+from tests.server.live import STAND_IN, Live, live
+from tests.server.models import copy_model, edit_json
+from tests.server.stand_in import expected
+
+PROMPTS = {"query": "find: ", "document": "", "long": "a b c d "}
+LONG = " ".join(f"w{i}" for i in range(400))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> engine.Tokenizer:
+    return engine.Tokenizer(engine.load_model())
+
+
+@pytest.fixture(scope="module")
+def prompted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = copy_model(tmp_path_factory.mktemp("prompted"))
+    edit_json(folder / "config_sentence_transformers.json", prompts=PROMPTS, default_prompt_name=None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompted(prompted_model: Path) -> Iterator[Live]:
+    options = ("--default-prompt-name", "query", "--no-auto-truncate", "--max-client-batch-size", "8")
+    with live(str(prompted_model), *STAND_IN, *options, "--payload-limit", "20000") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(prompted: Live) -> Iterator[httpx.Client]:
+    with prompted.client() as client:
+        yield client
+
+
+def whole(tokenizer: engine.Tokenizer, text: str) -> list[int]:
+    """All ids of a text, however long, with [CLS] and [SEP]."""
+    return [token.id for token in tokenizer.tokenize([text])[0]]
+
+
+def same(answer: httpx.Response, ids: list[int]) -> None:
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    vectors = [item["embedding"] for item in body["data"]] if isinstance(body, dict) else body
+    assert np.allclose(vectors, [expected(ids)], atol=1e-6)
+
+
+# --- prompts ---
+
+
+@pytest.mark.parametrize(
+    ("asked", "put_before"),
+    [({}, "find: "), ({"prompt_name": None}, "find: "), ({"prompt_name": "query"}, "find: "),
+     ({"prompt_name": "long"}, "a b c d "), ({"prompt_name": "document"}, "")],
+)  # fmt: skip
+def test_prompt(client: httpx.Client, tokenizer: engine.Tokenizer, asked: dict[str, Any], put_before: str) -> None:
+    ids = whole(tokenizer, f"{put_before}a text")
+    same(client.post("/embed", json={"inputs": "a text", **asked}), ids)
+    same(client.post("/v1/embeddings", json={"input": "a text", **asked}), ids)
+    assert len(client.post("/embed_all", json={"inputs": "a text", **asked}).json()[0]) == len(ids)
+    body = {"inputs": {"source_sentence": "a text", "sentences": ["more"]}, "parameters": asked}
+    other = expected(whole(tokenizer, f"{put_before}more"))
+    assert np.allclose(client.post("/similarity", json=body).json(), [expected(ids) @ other], atol=1e-6)
+
+
+def test_unknown_prompt_names_those_there_are(client: httpx.Client) -> None:
+    answer = client.post("/v1/embeddings", json={"input": "a", "prompt_name": "passage"})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"] == "prompt_name"
+    assert "(document, long, query); it is 'passage'" in answer.json()["error"]["message"]
+    assert client.get("/info").json()["prompts"] == ["document", "long", "query"]
+
+
+def test_ids_get_no_prompt(client: httpx.Client) -> None:
+    same(client.post("/embed", json={"inputs": [101, 5, 102]}), [101, 5, 102])
+    assert client.post("/embed", json={"inputs": [101], "prompt_name": "query"}).status_code == 422
+
+
+def test_tokenize_takes_a_prompt_when_asked(client: httpx.Client, tokenizer: engine.Tokenizer) -> None:
+    plain = client.post("/tokenize", json={"inputs": "a text"}).json()[0]
+    assert [token["id"] for token in plain] == whole(tokenizer, "a text")
+    prompted = client.post("/tokenize", json={"inputs": "a text", "prompt_name": "query"}).json()[0]
+    assert [token["id"] for token in prompted] == whole(tokenizer, "find: a text")
+
+
+def test_default_prompt_as_text(tokenizer: engine.Tokenizer, prompted_model: Path) -> None:
+    env = {"EMBERT_DEFAULT_PROMPT": "clustering: ", "EMBERT_MODEL": str(prompted_model)}
+    with live(*STAND_IN, env=env) as server:
+        same(server.post("/embed", {"inputs": "a text"}), whole(tokenizer, "clustering: a text"))
+        same(server.post("/embed", {"inputs": "a text", "prompt_name": "query"}), whole(tokenizer, "find: a text"))
+
+
+# --- truncation ---
+
+
+def cut(ids: list[int], direction: str) -> list[int]:
+    """256 tokens, [CLS] and [SEP] among them."""
+    body = ids[1:-1]
+    return [ids[0], *(body[:254] if direction == "right" else body[-254:]), ids[-1]]
+
+
+@pytest.mark.parametrize("spelt", ["right", "Right", "RIGHT", "left", "Left"])
+def test_truncation_direction(client: httpx.Client, tokenizer: engine.Tokenizer, spelt: str) -> None:
+    ids = cut(whole(tokenizer, LONG), spelt.lower())
+    asked = {"truncate": True, "truncation_direction": spelt, "prompt_name": "document"}
+    same(client.post("/embed", json={"inputs": LONG, **asked}), ids)
+    body = {"inputs": {"source_sentence": LONG, "sentences": [LONG]}, "parameters": asked}
+    assert np.allclose(client.post("/similarity", json=body).json(), [1], atol=1e-6)
+    assert len(client.post("/embed_all", json={"inputs": LONG, **asked}).json()[0]) == 256
+
+
+def test_a_prompt_is_kept_when_cut_on_the_right(client: httpx.Client, tokenizer: engine.Tokenizer) -> None:
+    answer = client.post("/embed", json={"inputs": LONG, "truncate": True})
+    same(answer, cut(whole(tokenizer, f"find: {LONG}"), "right"))
+
+
+def test_ids_are_cut_as_they_are(client: httpx.Client) -> None:
+    ids = list(range(1000, 1300))
+    same(client.post("/embed", json={"inputs": ids, "truncate": True}), ids[:256])
+    same(client.post("/embed", json={"inputs": ids, "truncate": True, "truncation_direction": "left"}), ids[-256:])
+    same(client.post("/v1/embeddings", json={"input": [ids], "truncate": True}), ids[:256])
+
+
+def test_no_auto_truncate_is_the_default_of_requests_that_do_not_say(client: httpx.Client, http: httpx.Client) -> None:
+    for asked in ({}, {"truncate": None}, {"truncate": False}):
+        assert client.post("/embed", json={"inputs": LONG, **asked}).status_code == 422
+        assert client.post("/v1/embeddings", json={"input": LONG, **asked}).status_code == 422
+    for asked in ({}, {"truncate": None}, {"truncate": True}):  # a server with default options
+        assert http.post("/embed", json={"inputs": LONG, **asked}).headers["x-compute-tokens"] == "256"
+    assert client.get("/info").json()["auto_truncate"] is False
+    assert http.get("/info").json()["auto_truncate"] is True
+
+
+def test_truncated_texts_are_counted(client: httpx.Client, prompted: Live) -> None:
+    before = prompted.metrics()["embert_truncated_texts_total"]
+    client.post("/embed", json={"inputs": [LONG, "short", LONG], "truncate": True})
+    assert prompted.metrics()["embert_truncated_texts_total"] == before + 2
+
+
+# --- dimensions and normalize, with the real model ---
+
+
+def test_normalize_and_dimensions(http: httpx.Client) -> None:
+    def embed(**asked: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.array(http.post("/embed", json={"inputs": ["Hello, world", "a"], **asked}).json())
+
+    unit, raw = embed(), embed(normalize=False)
+    assert np.allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    lengths = np.linalg.norm(raw, axis=1, keepdims=True)
+    assert (lengths > 1.5).all()
+    assert np.allclose(raw / lengths, unit, atol=1e-6)
+    cut_raw = embed(normalize=False, dimensions=10)
+    assert np.allclose(cut_raw, raw[:, :10], atol=1e-6)
+    cut_unit = embed(dimensions=10)
+    assert np.allclose(np.linalg.norm(cut_unit, axis=1), 1, atol=1e-6)
+    assert np.allclose(cut_unit, raw[:, :10] / np.linalg.norm(raw[:, :10], axis=1, keepdims=True), atol=1e-6)
+    assert (embed(dimensions=384) == unit).all()
+
+
+# --- other limits ---
+
+
+def test_own_limits(client: httpx.Client) -> None:
+    assert client.post("/embed", json={"inputs": ["a"] * 8}).status_code == 200
+    too_many = client.post("/embed", json={"inputs": ["a"] * 9})
+    assert too_many.status_code == 413
+    assert "9 texts; the limit is 8" in too_many.json()["error"]
+    too_big = client.post("/embed", json={"inputs": "a" * 20_000})
+    assert too_big.status_code == 413
+    assert "20000" in too_big.json()["error"]
+    info = client.get("/info").json()
+    assert (info["max_client_batch_size"], info["payload_limit"]) == (8, 20_000)
+
+
+# --- similarity, tokenize, decode ---
+
+
+def test_similarity(http: httpx.Client) -> None:
+    sentences = ["a cat sits", "a cat is sitting", "stock prices fell"]
+    vectors = np.array(http.post("/embed", json={"inputs": sentences}).json())
+    found = http.post("/similarity", json={"inputs": {"source_sentence": sentences[0], "sentences": sentences}}).json()
+    assert np.allclose(found, vectors @ vectors[0], atol=1e-6)
+    assert found[0] == pytest.approx(1, abs=1e-6)
+    assert found[1] > 0.8 > 0.3 > found[2]
+
+
+def test_tokenize(http: httpx.Client) -> None:
+    text = "Ünïcode 👩‍🚀 tokenization"
+    first, second = http.post("/tokenize", json={"inputs": [text, ""]}).json()
+    assert [sorted(token) for token in first] == [["id", "special", "start", "stop", "text"]] * len(first)
+    assert first[0] == {"id": 101, "text": "[CLS]", "special": True, "start": None, "stop": None}
+    assert first[-1] == {"id": 102, "text": "[SEP]", "special": True, "start": None, "stop": None}
+    for token in first[1:-1]:
+        assert token["text"] == text[token["start"] : token["stop"]]  # characters, not bytes
+    assert [token["id"] for token in second] == [101, 102]
+    bare = http.post("/tokenize", json={"inputs": text, "add_special_tokens": False}).json()[0]
+    assert bare == first[1:-1]
+
+
+def test_decode(http: httpx.Client) -> None:
+    ids = [token["id"] for token in http.post("/tokenize", json={"inputs": "hello, world"}).json()[0]]
+    assert http.post("/decode", json={"ids": ids}).json() == ["hello, world"]
+    assert http.post("/decode", json={"ids": [ids, ids[1:3]]}).json() == ["hello, world", "hello,"]
+    kept = http.post("/decode", json={"ids": ids, "skip_special_tokens": False}).json()
+    assert kept == ["[CLS] hello, world [SEP]"]
+
+
+# --- operations ---
+
+
+def test_info(http: httpx.Client) -> None:
+    info = http.get("/info").json()
+    assert info["model_id"] == info["served_model_name"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert (info["model_dtype"], info["backend"], info["device"], info["architecture"]) == (
+        "float32", "torch", "cpu", "bert",
+    )  # fmt: skip
+    assert (info["max_input_length"], info["max_client_batch_size"], info["dimensions"]) == (256, 2048, 384)
+    assert info["max_queue_tokens"] == info["max_concurrent_requests"] == 64 * info["max_batch_tokens"]
+    assert info["max_batch_requests"] is None
+    assert info["payload_limit"] == 10_000_000
+    assert info["tokenization_workers"] >= 1
+    assert info["version"] == __version__
+    for name in ("model_sha", "prompts", "device_name", "backend_choice"):
+        assert name in info
+
+
+def test_health(http: httpx.Client) -> None:
+    http.post("/embed", json={"inputs": "a"})
+    for path in ("/health", "/ping"):
+        body = http.get(path).json()
+        assert body["status"] == "ok"
+        assert body["last_success_age_s"] is None or 0 <= body["last_success_age_s"] < 15
+    assert http.get("/livez").json()["status"] == "ok"
+    assert http.get("/readyz").json()["status"] == "ready"

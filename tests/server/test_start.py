@@ -1,0 +1,235 @@
+"""Starts that cannot succeed: one sentence on stderr, the right exit status, soon, and no traceback."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.server.live import STAND_IN, live, run_cli
+from tests.server.models import copy_model, edit_json
+
+
+def refused(*options: str, env: dict[str, str] | None = None, status: int = 1, within_s: float = 30.0) -> str:
+    """The one sentence that a start which fails leaves on stderr."""
+    began = time.monotonic()
+    ended = run_cli("serve", "--host", "127.0.0.1", "--port", "0", *options, env=env)
+    assert time.monotonic() - began < within_s
+    assert ended.returncode == status, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+    complaints = [
+        line for line in ended.stderr.splitlines() if any(word in line for word in ("ERROR", "error:", "CRITICAL"))
+    ]
+    assert len(complaints) == 1, ended.stderr
+    return complaints[0]
+
+
+# --- models ---
+
+
+def test_no_such_model(tmp_path: Path) -> None:
+    assert str(tmp_path / "nothing") in refused(str(tmp_path / "nothing"), env={"HF_HUB_OFFLINE": "1"})
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    said = refused(str(tmp_path))
+    assert str(tmp_path) in said
+    assert "config.json" in said
+
+
+def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
+    said = refused(str(copy_model(tmp_path, without=("tokenizer.json",))))
+    assert "no tokenizer.json" in said
+    assert "save_pretrained" in said  # the command that makes one
+
+
+def test_a_tokenizer_that_is_not_one(tmp_path: Path) -> None:
+    copy_model(tmp_path, without=("tokenizer.json",))
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    assert "tokenizer.json" in refused(str(tmp_path))
+
+
+def test_a_pickled_checkpoint(tmp_path: Path) -> None:
+    copy_model(tmp_path, without=("model.safetensors",))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/pwned'\ntR.")
+    said = refused(str(tmp_path))
+    assert "pickled" in said
+    assert "from_pretrained" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty", b""),
+        ("not safetensors", b"x" * 1000),
+        ("header longer than the file", (10**15).to_bytes(8, "little") + b"{}"),
+        ("no tensors", (2).to_bytes(8, "little") + b"{}"),
+    ],
+)
+def test_a_broken_safetensors_file(tmp_path: Path, name: str, content: bytes) -> None:
+    copy_model(tmp_path, without=("model.safetensors",))
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert "model.safetensors" in refused(str(tmp_path))
+
+
+def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
+    copy_model(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "model.safetensors" in refused(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "llama"),
+        ({"hidden_act": "quick_gelu"}, "quick_gelu"),
+    ],
+)
+def test_an_unsupported_architecture(tmp_path: Path, changed: dict[str, object], named: str) -> None:
+    copy_model(tmp_path)
+    edit_json(tmp_path / "config.json", **changed)
+    assert named in refused(str(tmp_path)).lower()
+
+
+def test_a_config_that_is_not_json(tmp_path: Path) -> None:
+    copy_model(tmp_path, without=("config.json",))
+    (tmp_path / "config.json").write_text("{")
+    assert "config.json" in refused(str(tmp_path))
+
+
+# --- the encoder, whose trouble shows only in its own process ---
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [("error", "told not to load"), ("memory", "not enough memory"), ("missing", "weights vanished")],
+)
+def test_an_encoder_that_does_not_load(way: str, said: str) -> None:
+    assert said in refused(*STAND_IN, env={"STAND_IN_LOAD": way})
+
+
+@pytest.mark.parametrize(
+    ("encoder", "said"),
+    [
+        ("nonsense", "'nonsense'"),
+        ("tests.server.nowhere:create", "tests.server.nowhere"),
+        ("tests.server.stand_in:nothing", "nothing"),
+        ("cuda", "cuda"),
+    ],
+)
+def test_an_encoder_that_is_not_there(encoder: str, said: str) -> None:
+    assert said in refused("--encoder", encoder)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:0", "cuda:0,1"])
+def test_a_device_that_is_not_there(device: str) -> None:
+    assert device.partition(",")[0] in refused("--device", device)
+
+
+# --- options ---
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("--port", str(port), status=2, within_s=10)
+    assert str(port) in said
+    assert "in use" in said
+    assert "--port" in said
+
+
+def test_a_metrics_port_in_use_is_named_as_such() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("--metrics-port", str(port), status=2, within_s=10)
+    assert str(port) in said
+    assert "--metrics-port" in said
+
+
+def test_a_second_server_on_the_same_port() -> None:
+    with live(*STAND_IN) as first:
+        assert "in use" in refused("--port", str(first.ports[0]), status=2, within_s=10)
+        assert first.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--host", "no.such.host.invalid"), ("--host", "no.such.host.invalid")),
+        (("--host", "192.0.2.1"), ("192.0.2.1",)),
+        (("--max-batch-tokens", "100"), ("--max-batch-tokens", "100", "256")),
+        (("--default-prompt-name", "query"), ("--default-prompt-name", "'query'", "none")),
+        (("--api-key-file", "/nonexistent/keys"), ("--api-key-file", "/nonexistent/keys")),
+        (("--api-key", ""), ("--api-key", "empty")),
+        (("--ssl-keyfile", "/nonexistent"), ("--ssl-keyfile", "--ssl-certfile")),
+        (("--ssl-keyfile", "/nonexistent", "--ssl-certfile", "/nonexistent"), ("--ssl-certfile", "/nonexistent")),
+        (("--workers", "-1"), ("--workers", "0 to 256", "-1")),
+        (("--port", "70000"), ("--port", "0 to 65535", "70000")),
+        (("--request-timeout", "0"), ("--request-timeout", "0.001")),
+        (("--request-timeout", "nan"), ("--request-timeout", "nan")),
+        (("--request-timeout", "inf"), ("--request-timeout", "inf")),
+        (("--dtype", "int8"), ("--dtype", "float32", "'int8'")),
+        (("--log-level", "loud"), ("--log-level", "warning", "'loud'")),
+        (("--latency-buckets", "1,0.5"), ("--latency-buckets", "1", "0.5")),
+        (("--default-prompt", "a", "--default-prompt-name", "b"), ("--default-prompt", "--default-prompt-name")),
+        (("--workers", "many"), ("--workers", "many")),
+        (("--not-an-option",), ("--not-an-option",)),
+        (("one", "two"), ("two",)),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else None,
+)
+def test_options_that_cannot_be(options: tuple[str, ...], said: tuple[str, ...]) -> None:
+    sentence = refused(*options, status=2, within_s=15)
+    for piece in said:
+        assert piece in sentence
+
+
+def test_a_key_file_without_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# nobody\n\n")
+    assert "holds no key" in refused("--api-key-file", str(keys), status=2)
+
+
+def test_environment_variables_are_named_in_errors() -> None:
+    assert "EMBERT_WORKERS" in refused(env={"EMBERT_WORKERS": "many"}, status=2)
+    said = refused(env={"EMBERT_AUTO_TRUNCATE": "maybe"}, status=2)
+    assert "EMBERT_AUTO_TRUNCATE" in said
+    assert "'maybe'" in said
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    """Neither processes nor temporary folders, after a start that fails late."""
+    ended = run_cli(
+        "serve",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        *STAND_IN,
+        env={"STAND_IN_LOAD": "error", "TMPDIR": str(tmp_path)},
+    )
+    assert ended.returncode == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_children_refuse_to_be_started_by_hand() -> None:
+    for module in ("server.api_process", "server.engine_process"):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.sendall(b'{"type":"Drain"}\n')
+            ended = subprocess.run(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        assert ended.returncode == 1
+        assert ended.stderr == f"{module} is started by `embert serve`\n"
