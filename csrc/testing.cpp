@@ -4,6 +4,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -58,7 +59,12 @@ class Bench {
     synchronize();
   }
   void fill(Address to, int byte, size_t bytes) { check(cudaMemsetAsync(at(to), byte, bytes, stream_.handle), "fill"); }
-  void synchronize() { check(cudaStreamSynchronize(stream_.handle), "synchronize"); }
+  void synchronize() {
+    nb::gil_scoped_release release;
+    const cudaError_t code = cudaStreamSynchronize(stream_.handle);
+    nb::gil_scoped_acquire acquire;
+    check(code, "synchronize");
+  }
 
   void begin_recording() { check(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal), "begin_recording"); }
   void end_recording() {

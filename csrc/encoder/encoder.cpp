@@ -62,10 +62,7 @@ Status Encoder::init() {
   cudaDeviceProp properties{};
   EMBERT_CUDA(cudaGetDeviceProperties(&properties, options_.device));
   const bool is_hopper = properties.major == 9 && properties.minor == 0;
-  const bool own = options_.gemm == "hopper" ||
-                   (options_.gemm == "auto" && is_hopper && shape_.dtype != DType::kFloat32);
-  if (own && !is_hopper) return Status::refused("the hopper GEMM needs compute capability 9.0");
-  EMBERT_TRY(own ? make_hopper(shape_.dtype, gemm_) : make_cublaslt(shape_.dtype, options_.cublaslt_library, gemm_));
+  EMBERT_TRY(make_gemm(is_hopper));
   stream_.dependent_launch = gemm_->dependent_launch();
 
   row_capacity_ = (options_.max_tokens + 127) / 128 * 128;
@@ -101,6 +98,15 @@ Status Encoder::init() {
     }
   }
   return {};
+}
+
+Status Encoder::make_gemm(bool is_hopper) {
+  const std::string& asked = options_.gemm;
+  const bool own = is_hopper && shape_.dtype != DType::kFloat32;
+  if (asked == "hopper" && !own) return Status::refused("the hopper GEMM needs compute capability 9.0 and a 16-bit type");
+  if (asked == "hopper" || (asked == "auto" && own)) return make_hopper(shape_.dtype, gemm_);
+  if (asked == "cublaslt" || asked == "auto") return make_cublaslt(shape_.dtype, options_.cublaslt_library, gemm_);
+  return Status::refused("no GEMM is called " + asked);
 }
 
 Encoder::~Encoder() {
@@ -335,7 +341,11 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
 
 Status Encoder::capture(Slot& slot, std::pair<int, int> bucket) {
   const auto [tokens, sequences] = bucket;
-  const Plan plan{tokens, sequences, max_tiles(tokens, sequences), sequences, slot.input.as(), slot.direct_output.as<float>()};
+  Plan plan{tokens, sequences, max_tiles(tokens, sequences), sequences, slot.input.as(), slot.direct_output.as<float>()};
+  if (sequences == 1) {  // one sequence is short or long, and the bucket tells
+    plan.shorts = tokens <= kAttentionShort ? 1 : 0;
+    plan.tiles = plan.shorts == 1 ? 0 : (tokens + kAttentionRows - 1) / kAttentionRows;
+  }
   EMBERT_CUDA(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal));
   const Status status = forward(plan, stream_);
   cudaGraph_t graph = nullptr;

@@ -90,6 +90,7 @@ class Encoder {
 
   Encoder(const ModelShape& shape, const EncoderOptions& options) : shape_(shape), options_(options), weights_(shape) {}
   Status init();
+  Status make_gemm(bool is_hopper);
   Status check(const BatchView& batch) const;
   Status forward(const Plan& plan, const Stream& stream);
   Status submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket);

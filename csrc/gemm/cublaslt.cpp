@@ -31,6 +31,7 @@ struct Library {
   decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
   decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
+  decltype(&cublasLtMatmulAlgoCheck) algo_check = nullptr;
 };
 
 Status open_library(const std::string& path, Library& library) {
@@ -55,6 +56,7 @@ Status open_library(const std::string& path, Library& library) {
   find(library.preference_destroy, "cublasLtMatmulPreferenceDestroy");
   find(library.preference_set, "cublasLtMatmulPreferenceSetAttribute");
   find(library.heuristic, "cublasLtMatmulAlgoGetHeuristic");
+  find(library.algo_check, "cublasLtMatmulAlgoCheck");
   return complete ? Status() : Status::refused("cuBLASLt lacks a function this build needs: another major version?");
 }
 
@@ -188,26 +190,45 @@ class CublasLtLinear final : public Linear {
     const auto key = std::make_pair(bucket_of(rows), residual);
     auto algo = algos_.find(key);
     if (algo == algos_.end()) {
-      cublasLtMatmulPreference_t preference = nullptr;
-      EMBERT_TRY(CublasLt::check(library.preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
-      const size_t workspace = kWorkspaceBytes;
-      const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;  // one K partition for every number of rows
-      library.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
-      library.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof(no_split));
-      cublasLtMatmulHeuristicResult_t result{};
-      int found = 0;
-      const cublasStatus_t status =
-          library.heuristic(owner_.handle_, desc_, weight_layout_, made.rows_layout_x, made.rows_layout_y,
-                            made.rows_layout_y, preference, 1, &result, &found);
-      library.preference_destroy(preference);
-      if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
-        return Status::refused("cuBLASLt has no algorithm for " + std::to_string(rows) + " rows, " +
-                               std::to_string(weights_.in) + " to " + std::to_string(weights_.out));
-      }
-      algo = algos_.emplace(key, result.algo).first;
+      // Asked for the whole bucket: what suits 1 row (a matrix-vector kernel) may refuse 15, and rounds differently.
+      cublasLtMatmulAlgo_t found{};
+      EMBERT_TRY(best_algo(key.first, found));
+      algo = algos_.emplace(key, found).first;
     }
     made.algo = algo->second;
+    cublasLtMatmulHeuristicResult_t checked{};
+    const cublasStatus_t fits =
+        library.algo_check(owner_.handle_, desc_, weight_layout_, made.rows_layout_x, made.rows_layout_y, made.rows_layout_y,
+                           &made.algo, &checked);
+    if (fits != CUBLAS_STATUS_SUCCESS) EMBERT_TRY(best_algo(rows, made.algo));
     plan = &plans_.emplace(std::make_pair(rows, residual), made).first->second;
+    return {};
+  }
+
+  Status best_algo(int rows, cublasLtMatmulAlgo_t& algo) {
+    const Library& library = owner_.library_;
+    const cudaDataType_t type = data_type(owner_.dtype_);
+    cublasLtMatrixLayout_t x_layout = nullptr, y_layout = nullptr;
+    cublasLtMatmulPreference_t preference = nullptr;
+    EMBERT_TRY(CublasLt::check(library.layout_create(&x_layout, type, weights_.in, rows, weights_.in), "cublasLt layout"));
+    EMBERT_TRY(CublasLt::check(library.layout_create(&y_layout, type, weights_.out, rows, weights_.out), "cublasLt layout"));
+    EMBERT_TRY(CublasLt::check(library.preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
+    const size_t workspace = kWorkspaceBytes;
+    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;  // one K partition for every number of rows
+    library.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
+    library.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof(no_split));
+    cublasLtMatmulHeuristicResult_t result{};
+    int found = 0;
+    const cublasStatus_t status = library.heuristic(owner_.handle_, desc_, weight_layout_, x_layout, y_layout, y_layout,
+                                                    preference, 1, &result, &found);
+    library.layout_destroy(x_layout);
+    library.layout_destroy(y_layout);
+    library.preference_destroy(preference);
+    if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+      return Status::refused("cuBLASLt has no algorithm for " + std::to_string(rows) + " rows, " + std::to_string(weights_.in) +
+                             " to " + std::to_string(weights_.out));
+    }
+    algo = result.algo;
     return {};
   }
 

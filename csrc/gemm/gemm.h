@@ -32,7 +32,7 @@ class GemmProvider {
   virtual const char* name() const = 0;
   virtual Status prepare(const LinearWeights& weights, std::unique_ptr<Linear>& linear) = 0;
   virtual size_t workspace_bytes() const = 0;
-  // The most kernels of ours that may be chained by programmatic dependent launch: only where no foreign kernel runs.
+  // Whether the kernels before and after may be chained by programmatic dependent launch.
   virtual bool dependent_launch() const = 0;
 };
 

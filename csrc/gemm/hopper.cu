@@ -13,9 +13,12 @@ namespace {
 
 using hopper::TileShape;
 
-// All tuned numbers. Wide: two row tiles share W, for many rows. Middle: more and smaller tiles, for a few hundred rows.
+// All tuned numbers. Wide: two row tiles share W, for many rows. The others: more and smaller tiles for fewer rows, and a ring
+// deep enough that all of W's tile is on its way before the earlier kernel ends (K = 768: 12 stages).
 using Wide = TileShape<128, 128, 2, 5>;
-using Middle = TileShape<64, 64, 1, 8>;
+using Middle = TileShape<64, 64, 1, 12>;
+using Narrow = TileShape<64, 32, 1, 12>;
+using Slim = TileShape<64, 16, 1, 14>;
 
 class Hopper;
 
@@ -35,7 +38,7 @@ class HopperLinear final : public Linear {
 
   Hopper& owner_;
   LinearWeights weights_;
-  CUtensorMap wide_map_{}, middle_map_{};
+  CUtensorMap wide_map_{}, middle_map_{}, narrow_map_{}, slim_map_{};
 };
 
 class Hopper final : public GemmProvider {
@@ -91,7 +94,9 @@ class Hopper final : public GemmProvider {
 
 Status HopperLinear::init() {
   EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Wide::kColumns / Wide::kCluster, wide_map_));
-  return owner_.map(weights_.weight, weights_.out, weights_.in, Middle::kColumns / Middle::kCluster, middle_map_);
+  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Middle::kColumns, middle_map_));
+  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Narrow::kColumns, narrow_map_));
+  return owner_.map(weights_.weight, weights_.out, weights_.in, Slim::kColumns, slim_map_);
 }
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
@@ -119,8 +124,8 @@ Status HopperLinear::run_kernel(const CUtensorMap& w_map, const void* x, const v
   config.attrs = attributes;
   config.numAttrs = stream.dependent_launch ? 2 : 1;
   const cudaError_t code =
-      cudaLaunchKernelEx(&config, kernel, x_map, w_map, residual_map, y_map, static_cast<const T*>(weights_.bias), rows,
-                         weights_.out, weights_.in);
+      cudaLaunchKernelEx(&config, kernel, x_map, w_map, residual_map, y_map, static_cast<const T*>(weights_.bias),
+                         static_cast<const T*>(residual), static_cast<T*>(y), rows, weights_.out, weights_.in);
   if (code == cudaSuccess) return {};
   return Status::cuda(code, ("hopper gemm (" + std::to_string(rows) + " rows, " + std::to_string(weights_.in) + " to " +
                              std::to_string(weights_.out) + ")").c_str());
@@ -147,10 +152,19 @@ Status HopperLinear::run_shape(const CUtensorMap& w_map, const void* x, const vo
 
 template <typename T>
 Status HopperLinear::run_type(const void* x, const void* residual, int rows, void* y, const Stream& stream) {
-  // Wide tiles as soon as they fill the device once; below, the smaller ones spread the work over more of it.
-  const int wide_tiles = (rows + Wide::kRows - 1) / Wide::kRows * ((weights_.out + Wide::kColumns - 1) / Wide::kColumns);
-  if (wide_tiles >= owner_.processors()) return run_shape<T, Wide>(wide_map_, x, residual, rows, y, stream);
-  return run_shape<T, Middle>(middle_map_, x, residual, rows, y, stream);
+  // The smallest tiles that still find a multiprocessor each; tile shapes change no bits, so any rule is right.
+  const auto tiles = [&](int tile_rows, int tile_columns) {
+    return (rows + tile_rows - 1) / tile_rows * ((weights_.out + tile_columns - 1) / tile_columns);
+  };
+  const int processors = owner_.processors();
+  if (tiles(Slim::kRows, Slim::kColumns) <= processors) return run_shape<T, Slim>(slim_map_, x, residual, rows, y, stream);
+  if (tiles(Narrow::kRows, Narrow::kColumns) <= processors) {
+    return run_shape<T, Narrow>(narrow_map_, x, residual, rows, y, stream);
+  }
+  if (tiles(Middle::kRows, Middle::kColumns) <= 2 * processors) {
+    return run_shape<T, Middle>(middle_map_, x, residual, rows, y, stream);
+  }
+  return run_shape<T, Wide>(wide_map_, x, residual, rows, y, stream);
 }
 
 Status HopperLinear::run(const void* x, const void* residual, int rows, void* y, const Stream& stream) {

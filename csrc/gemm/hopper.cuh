@@ -18,20 +18,24 @@ __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarr
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // Arrives at the barrier at the same place in another block of the cluster (or this one).
 __device__ __forceinline__ void arrive_in_cluster(uint32_t barrier, uint32_t block) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
       "r"(block)
       : "memory");
 }
+// The default scope on purpose: at cluster scope every wait and arrival would order all memory, at twice the step's time.
 __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra finished;\n"
       "bra again;\n"
       "finished:\n}" ::"r"(barrier),
@@ -122,6 +126,20 @@ __device__ __forceinline__ void wait_products() {
       "%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}"                                                                           \
       : EMBERT_F8(0), EMBERT_F8(8), EMBERT_F8(16), EMBERT_F8(24)                                                          \
       : "l"(a), "l"(b), "r"(int(add)))
+#define EMBERT_WGMMA_32(type)                                                                                             \
+  asm volatile(                                                                                                           \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"                                                                    \
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                                     \
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}"                            \
+      : EMBERT_F8(0), EMBERT_F8(8)                                                                                        \
+      : "l"(a), "l"(b), "r"(int(add)))
+#define EMBERT_WGMMA_16(type)                                                                                             \
+  asm volatile(                                                                                                           \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"                                                                    \
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                                     \
+      "{%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, add, 1, 1, 0, 0;\n}"                                                            \
+      : EMBERT_F8(0)                                                                                                      \
+      : "l"(a), "l"(b), "r"(int(add)))
 
 // c[64 × kN] (+)= a[64 × 16] · b[kN × 16]ᵀ by the whole warpgroup. Warp w holds rows 16w …; within it, c[4j + i] is laid out
 // as an m16n8 accumulator of columns 8j … 8j + 7.
@@ -141,10 +159,28 @@ __device__ __forceinline__ void multiply(float (&c)[32], uint64_t a, uint64_t b,
     EMBERT_WGMMA_64("bf16");
   }
 }
+template <typename T>
+__device__ __forceinline__ void multiply(float (&c)[16], uint64_t a, uint64_t b, bool add) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    EMBERT_WGMMA_32("f16");
+  } else {
+    EMBERT_WGMMA_32("bf16");
+  }
+}
+template <typename T>
+__device__ __forceinline__ void multiply(float (&c)[8], uint64_t a, uint64_t b, bool add) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    EMBERT_WGMMA_16("f16");
+  } else {
+    EMBERT_WGMMA_16("bf16");
+  }
+}
 
 #undef EMBERT_F8
 #undef EMBERT_WGMMA_128
 #undef EMBERT_WGMMA_64
+#undef EMBERT_WGMMA_32
+#undef EMBERT_WGMMA_16
 
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {

@@ -24,23 +24,40 @@ struct TileShape {
   static constexpr int kXBytes = kRows * kDepth * 2;
   static constexpr int kWBytes = kColumns * kDepth * 2;
   static constexpr int kStageBytes = kXBytes + kWBytes;
-  static constexpr int kOutBytes = kRows * kColumns * 2;  // a consumer's staging tile: boxes of 64 columns
+  // Tiles of a few columns go from registers to memory; others through a staging tile a consumer, in boxes of 64 columns.
+  static constexpr bool kStaged = kColumns >= 64;
+  static constexpr int kOutBytes = kStaged ? kRows * kColumns * 2 : 0;
   static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + 2 * kOutBytes + 256;
 
   static_assert(kRows % 64 == 0, "wgmma's M is 64");
-  static_assert(kColumns == 64 || kColumns == 128, "the widths of wgmma that hopper.cuh wraps");
+  static_assert(kColumns == 16 || kColumns == 32 || kColumns == 64 || kColumns == 128, "the widths that hopper.cuh wraps");
   static_assert(kColumns / kCluster % 8 == 0, "each block's share of W's tile starts on a swizzle pattern");
   static_assert(kSharedBytes <= 232448, "227 KB is what a block of sm_90 can have");
-  static_assert((2 * kStages + 2) * 8 <= 256, "the barriers' room");
+  static_assert(kStageBytes % 1024 == 0, "a stage starts on a swizzle pattern");
+  static_assert((2 * kStages + 4) * 8 <= 256, "the barriers' room");
 };
 
 constexpr int kGemmThreads = 384;
+
+// Two neighbouring elements of y from their sums.
+template <typename T, Activation kActivation, bool kResidual>
+__device__ __forceinline__ uint32_t finished(float low, float high, uint32_t bias, uint32_t residual) {
+  const float2 shift = unpack_two<T>(bias);
+  low += shift.x;
+  high += shift.y;
+  if constexpr (kResidual) {
+    const float2 rest = unpack_two<T>(residual);
+    low += rest.x;
+    high += rest.y;
+  }
+  return pack_two<T>(activate<kActivation, false>(low), activate<kActivation, false>(high));
+}
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
 __global__ void __launch_bounds__(kGemmThreads, 1)
     gemm_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map, const T* bias,
-                int rows, int out, int in) {
+                const T* residual, T* y, int rows, int out, int in) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kBlocks = Shape::kRows / 64;  // wgmma rows blocks of a tile
   extern __shared__ uint8_t raw[];
@@ -48,7 +65,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   const uint32_t staging = base + Shape::kStages * Shape::kStageBytes;
   const uint32_t full = staging + 2 * Shape::kOutBytes;
   const uint32_t empty = full + 8 * Shape::kStages;
-  const uint32_t residual_full = empty + 8 * Shape::kStages;
+  const uint32_t residual_full = empty + 8 * Shape::kStages;  // one a consumer
+  const uint32_t multiplied = residual_full + 16;              // one a consumer: it has seen its tile's last stage
   const int group = threadIdx.x / 128;
   const uint32_t rank = Shape::kCluster > 1 ? block_in_cluster() : 0;
 
@@ -59,6 +77,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     }
     init_barrier(residual_full, 1);
     init_barrier(residual_full + 8, 1);
+    init_barrier(multiplied, 4);
+    init_barrier(multiplied + 8, 4);
     fence_barrier_init();
   }
   dependents_may_launch();
@@ -78,22 +98,28 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     if (threadIdx.x == 0) {
       prefetch_map(&x_map);
       prefetch_map(&w_map);
-      wait_for_earlier_kernels();
       uint32_t stage = 0, phase = 1;  // the first pass over the ring finds every stage empty
       constexpr int kShare = Shape::kColumns / Shape::kCluster;
+      const auto load_w = [&](uint32_t at, int step, int column) {
+        const uint32_t w_to = base + at * Shape::kStageBytes + Shape::kXBytes;
+        arrive_expecting(full + 8 * at, Shape::kStageBytes);
+        if constexpr (Shape::kCluster > 1) {
+          load_box_for(uint16_t((1 << Shape::kCluster) - 1), &w_map, w_to + rank * kShare * 128, full + 8 * at,
+                       step * Shape::kDepth, column + int(rank) * kShare);
+        } else {
+          load_box(&w_map, w_to, full + 8 * at, step * Shape::kDepth, column);
+        }
+      };
+      // Weights depend on no earlier kernel: the first ones are on their way while that one still runs.
+      const int early = first_tile < tiles ? min(steps, Shape::kStages) : 0;
+      for (int step = 0; step < early; ++step) load_w(step, step, column_of(first_tile));
+      wait_for_earlier_kernels();
       for (int tile = first_tile; tile < tiles; tile += tile_stride) {
         const int row = row_of(tile), column = column_of(tile);
         for (int step = 0; step < steps; ++step) {
-          const uint32_t x_to = base + stage * Shape::kStageBytes, w_to = x_to + Shape::kXBytes;
           wait_barrier(empty + 8 * stage, phase);
-          arrive_expecting(full + 8 * stage, Shape::kStageBytes);
-          load_box(&x_map, x_to, full + 8 * stage, step * Shape::kDepth, row);
-          if constexpr (Shape::kCluster > 1) {
-            load_box_for(uint16_t((1 << Shape::kCluster) - 1), &w_map, w_to + rank * kShare * 128, full + 8 * stage,
-                         step * Shape::kDepth, column + int(rank) * kShare);
-          } else {
-            load_box(&w_map, w_to, full + 8 * stage, step * Shape::kDepth, column);
-          }
+          if (tile != first_tile || step >= early) load_w(stage, step, column);
+          load_box(&x_map, base + stage * Shape::kStageBytes, full + 8 * stage, step * Shape::kDepth, row);
           if (++stage == Shape::kStages) stage = 0, phase ^= 1;
         }
       }
@@ -108,7 +134,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     for (int tile = first_tile; tile < tiles; tile += tile_stride, ++turn) {
       if (turn % 2 != consumer) continue;
       const int row = row_of(tile), column = column_of(tile);
-      if (thread == 0) {
+      if (Shape::kStaged && thread == 0) {
         wait_stores_read();  // the previous tile has left the staging memory
         if constexpr (kResidual) {
           wait_for_earlier_kernels();
@@ -129,6 +155,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
       // The ring's place where this tile begins: tiles are `steps` apart.
       uint32_t stage = uint32_t(turn) * steps % Shape::kStages, phase = uint32_t(turn) * steps / Shape::kStages % 2;
       uint32_t last_stage = stage;
+      // Not before the other consumer has seen all its stages: a barrier tells a phase from the next, not from the one after.
+      if (turn > 0) wait_barrier(multiplied + 8 * (1 - consumer), (turn - 1) / 2 % 2);
       for (int step = 0; step < steps; ++step) {
         wait_barrier(full + 8 * stage, phase);
         const uint32_t x_from = base + stage * Shape::kStageBytes, w_from = x_from + Shape::kXBytes;
@@ -148,8 +176,30 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
         last_stage = stage;
         if (++stage == Shape::kStages) stage = 0, phase ^= 1;
       }
+      if (lane == 0) arrive(multiplied + 8 * consumer);
       wait_products<0>();
       if (lane < Shape::kCluster) arrive_in_cluster(empty + 8 * last_stage, lane);
+
+      if constexpr (!Shape::kStaged) {
+        if constexpr (kResidual) wait_for_earlier_kernels();
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+          for (int j = 0; j < Shape::kColumns / 8; ++j) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const int y_row = row + block * 64 + warp * 16 + lane / 4 + 8 * half;
+              const int y_column = column + j * 8 + 2 * (lane % 4);
+              if (y_row >= rows || y_column >= out) continue;
+              const size_t at = size_t(y_row) * out + y_column;
+              const uint32_t rest = kResidual ? *reinterpret_cast<const uint32_t*>(residual + at) : 0;
+              *reinterpret_cast<uint32_t*>(y + at) =
+                  finished<T, kActivation, kResidual>(c[block][4 * j + 2 * half], c[block][4 * j + 2 * half + 1], biases[j], rest);
+            }
+          }
+        }
+        continue;
+      }
 
       if constexpr (kResidual) {
         wait_barrier(own_residual, residual_phase);
@@ -170,14 +220,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {  // (rows 0-7, j), (rows 8-15, j), (rows 0-7, j + 1), (rows 8-15, j + 1)
             const int at_c = 4 * (j + i / 2) + 2 * (i % 2);
-            const float2 shift = unpack_two<T>(biases[j + i / 2]);
-            float low = c[block][at_c] + shift.x, high = c[block][at_c + 1] + shift.y;
-            if constexpr (kResidual) {
-              const float2 rest = unpack_two<T>(residuals[i]);
-              low += rest.x;
-              high += rest.y;
-            }
-            packed[i] = pack_two<T>(activate<kActivation, false>(low), activate<kActivation, false>(high));
+            packed[i] = finished<T, kActivation, kResidual>(c[block][at_c], c[block][at_c + 1], biases[j + i / 2], residuals[i]);
           }
           store_matrices(at, packed);
         }
@@ -191,7 +234,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
         commit_stores();
       }
     }
-    if (thread == 0) wait_stores_done();
+    if (Shape::kStaged && thread == 0) wait_stores_done();
   }
   // A block may leave only when its neighbour has multicast and arrived into it for the last time.
   if constexpr (Shape::kCluster > 1) {

@@ -26,8 +26,9 @@ constexpr size_t long_shared_bytes() {  // Q, then two steps of K and V
   return size_t(kAttentionRows + 4 * kKeys) * (kDim + 8) * sizeof(T);
 }
 
+// Four blocks a multiprocessor where shared memory allows them: 128 registers a thread.
 template <typename T, int kDim>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
     attention_long_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context) {
   using Warp = AttentionWarp<T, kDim, kKeys>;
   static_assert(kAttentionRows == 16 * kWarps, "a warp owns 16 query rows");

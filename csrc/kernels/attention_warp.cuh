@@ -138,11 +138,26 @@ template <typename T, int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void copy_head_rows(T* to, const T* from, size_t pitch, int valid, int dim, int thread) {
   constexpr int kPacks = kDim / 8;
   constexpr int kPitch = kDim + 8;
+  static_assert(kRows * kPacks % kThreads == 0, "every thread copies the same number of packs");
+  if constexpr (kThreads % kPacks == 0) {  // a thread keeps its column, and its rows are evenly spaced
+    constexpr int kRowsAtOnce = kThreads / kPacks;
+    const int row = thread / kPacks, pack = thread % kPacks;
+    const bool real = pack * 8 < dim;
+    const T* source = from + (real ? row * pitch + pack * 8 : 0);
+    const uint32_t target = shared_address(to + row * kPitch + pack * 8);
 #pragma unroll
-  for (int i = thread; i < kRows * kPacks; i += kThreads) {
-    const int row = i / kPacks, pack = i % kPacks;
-    const bool real = row < valid && pack * 8 < dim;
-    copy_async(shared_address(to + row * kPitch + pack * 8), from + (real ? row * pitch + pack * 8 : 0), real);
+    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
+      const bool copies = real && row + i * kRowsAtOnce < valid;
+      copy_async(target + i * kRowsAtOnce * kPitch * sizeof(T), copies ? source : from, copies);
+      source += kRowsAtOnce * pitch;
+    }
+  } else {
+#pragma unroll
+    for (int i = thread; i < kRows * kPacks; i += kThreads) {
+      const int row = i / kPacks, pack = i % kPacks;
+      const bool copies = row < valid && pack * 8 < dim;
+      copy_async(shared_address(to + row * kPitch + pack * 8), from + (copies ? row * pitch + pack * 8 : 0), copies);
+    }
   }
 }
 
