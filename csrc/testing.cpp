@@ -59,6 +59,9 @@ class Bench {
     synchronize();
   }
   void fill(Address to, int byte, size_t bytes) { check(cudaMemsetAsync(at(to), byte, bytes, stream_.handle), "fill"); }
+  void copy(Address to, Address from, size_t bytes) {
+    check(cudaMemcpyAsync(at(to), at(from), bytes, cudaMemcpyDeviceToDevice, stream_.handle), "copy");
+  }
   void synchronize() {
     nb::gil_scoped_release release;
     const cudaError_t code = cudaStreamSynchronize(stream_.handle);
@@ -121,6 +124,7 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
       .def("upload", &Bench::upload)
       .def("download", &Bench::download)
       .def("fill", &Bench::fill)
+      .def("copy", &Bench::copy)
       .def("synchronize", &Bench::synchronize)
       .def("begin_recording", &Bench::begin_recording)
       .def("end_recording", &Bench::end_recording)

@@ -77,7 +77,7 @@ class Ticket:
 class CudaEncoder:
     """BERT on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `engine.encoders.base.Encoder`.
 
-    `dtype` is "auto" (float16), "float16", "bfloat16" or "float32" (no TF32). `gemm` is "auto", "hopper" (this project's
+    `dtype` is "auto" (float16), "float16", "bfloat16" or "float32" (no TF32). `gemm` is "auto", "hopper" (our own
     kernels, compute capability 9.0) or "cublaslt". `graphs` captures the forwards of small batches at start.
 
     Raises UnsupportedModel when the device or the model cannot be run, BrokenModel for weights that cannot be read.
@@ -172,7 +172,10 @@ class CudaEncoder:
         return Ticket(number, task, *later)
 
     def wait(self, ticket: Ticket) -> npt.NDArray[np.float32]:
-        """Return the answer: float32 [B, width] for EMBED, [T, hidden_size] for TOKENS. Raises EncoderError, EncoderLost."""
+        """Return the answer: float32 [B, width] for EMBED, [T, hidden_size] for TOKENS.
+
+        Raises EncoderError when this forward failed, EncoderLost when no later one can work either.
+        """
         try:
             answer: npt.NDArray[np.float32] = self._encoder.wait(ticket.number)
         except (self._cuda.Refused, self._cuda.Lost) as error:
@@ -190,7 +193,7 @@ class CudaEncoder:
         self._encoder = None
 
     def _load(self, checkpoint: Checkpoint, layers: int) -> None:
-        """Upload all weights as they are stored; the device converts. The arrays live until `start` has synchronised."""
+        """Upload all weights as they are stored; the device converts. The arrays live until `start` returns."""
         alive = []
         tensors = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
         tensors += [

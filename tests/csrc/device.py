@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tests.csrc.reference import FLOAT16, FLOAT32
 
 GUARD = 4096  # bytes after each array, all ones (NaN in every float type)
-STORAGE = {FLOAT32: np.float32, FLOAT16: np.float16}
+STORAGE: dict[int, type[np.generic]] = {FLOAT32: np.float32, FLOAT16: np.float16}
 
 
 def numpy_type(dtype: int) -> type[np.generic]:

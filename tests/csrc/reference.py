@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Doubles = npt.NDArray[np.float64]
 
@@ -36,7 +37,7 @@ def exact(x: npt.NDArray[Any]) -> Doubles:
 
 def error(got: npt.NDArray[Any], wanted: Doubles) -> float:
     """Relative Frobenius error; NaN where anything is NaN."""
-    return float(np.linalg.norm(exact(got) - wanted) / max(np.linalg.norm(wanted), 1e-30))
+    return float(np.linalg.norm(exact(got) - wanted)) / max(float(np.linalg.norm(wanted)), 1e-30)
 
 
 def rounding(wanted: Doubles, dtype: int) -> float:
@@ -46,21 +47,24 @@ def rounding(wanted: Doubles, dtype: int) -> float:
 
 def layernorm(x: Doubles, gamma: Doubles, beta: Doubles, epsilon: float) -> Doubles:
     centred = x - x.mean(axis=1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + epsilon) * gamma + beta
+    y: Doubles = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + epsilon) * gamma + beta
+    return y
 
 
 def erf(x: Doubles) -> Doubles:
-    from scipy.special import erf as scipy_erf
-
-    return np.asarray(scipy_erf(x), dtype=np.float64)
+    y: Doubles = torch.erf(torch.from_numpy(x)).numpy()
+    return y
 
 
 def activation(x: Doubles, kind: int) -> Doubles:
+    y = x
     if kind == GELU:
-        return 0.5 * x * (1 + erf(x / np.sqrt(2)))
-    if kind == GELU_TANH:
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    return np.maximum(x, 0) if kind == RELU else x
+        y = 0.5 * x * (1 + erf(x / np.sqrt(2)))
+    elif kind == GELU_TANH:
+        y = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    elif kind == RELU:
+        y = np.maximum(x, 0)
+    return y
 
 
 def attention(qkv: Doubles, lengths: list[int], heads: int) -> Doubles:

@@ -1,0 +1,284 @@
+"""The CUDA encoder against its rivals on one GPU, from token ids, FP16.
+
+    python -m benchmarks.gpu [--models base large minilm=FOLDER] [--compile base:passage]
+
+embert is timed as a server uses it: numpy in, numpy out, two batches in flight, wall clock. The rivals are timed on the
+device alone, with inputs already there: transformers padded (sdpa) by events around the call, the packed torch model
+(varlen attention, no padding) as a replayed CUDA graph, with --compile through torch.compile max-autotune too. Everyone
+takes turns round by round; embert has a process of its own; figures are medians. Before timing, vectors are compared.
+Models without a folder have random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+import engine
+from benchmarks import record
+from benchmarks.rivals.packed_torch import PackedBert
+from engine.encoders.base import PackedBatch
+from engine.encoders.cuda import CudaEncoder
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "base": {},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+MAX_TOKENS = 32768
+
+
+def lengths_of(workload: str) -> npt.NDArray[np.int64]:
+    """The lengths of a workload's texts, the same in every run."""
+    random = np.random.default_rng(0)
+    if workload == "query":
+        return random.integers(8, 25, 512)
+    if workload == "passage":
+        return np.clip(random.lognormal(np.log(92), 0.5, 256), 16, 256).astype(np.int64)
+    if workload == "uniform512":
+        return random.integers(1, 513, 64)
+    count, length = workload.split("x")
+    return np.full(int(count), int(length))
+
+
+THROUGHPUT = ["query", "passage", "uniform512", "128x128", "32x512"]
+LATENCY = ["1x16", "1x32", "1x64", "1x128", "1x256", "1x512", "8x32", "32x32"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu")
+    parser.add_argument("--models", nargs="+", default=["base", "large"], help="base, large, or name=FOLDER")
+    parser.add_argument("--workloads", nargs="+", default=[*THROUGHPUT, *LATENCY])
+    parser.add_argument(
+        "--compile",
+        nargs="*",
+        default=[],
+        help="MODEL:WORKLOAD for which torch.compile is a rival too; it takes minutes",
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(argv)
+    peak = gemm_peak()
+    print(f"8192³ FP16 matrix product (torch): {peak:.0f} TFLOP/s\n", flush=True)
+    rows = []
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = model_folder(name, Path(scratch))
+            rows += run_model(name.partition("=")[0], folder, options, peak)
+    ratios = [row["ratio"] for row in rows]
+    print(f"\ngeometric mean of the ratios to the best rival: {statistics.geometric_mean(ratios):.2f}")
+    figures = {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cuda": torch.version.cuda,
+        "gemm_peak_tflops": peak,
+        "rounds": options.rounds,
+        "rows": rows,
+    }
+    print(f"written: {record.write('encoder-gpu', figures)}")
+
+
+def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float) -> list[dict[str, Any]]:
+    """All workloads of one model: compare, time, print."""
+    ours = Embert(folder)
+    ready, (weights, _, total) = ours.started
+    print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
+    model = transformers.BertModel.from_pretrained(
+        folder, add_pooling_layer=False, dtype=torch.float16, attn_implementation="sdpa"
+    )
+    model = model.cuda().eval()  # type: ignore[call-arg]
+    packed = PackedBert(model)
+    rows = []
+    for workload in options.workloads:
+        lengths = lengths_of(workload)
+        batch = random_batch(lengths)
+        with torch.inference_mode():
+            runners: dict[str, Callable[[], float]] = {"transformers": padded_runner(model, batch)}
+            graph, vectors = packed.graph(batch, compiled=False)
+            runners["packed"] = graph
+            compare(ours, batch, vectors)
+            if f"{name}:{workload}" in options.compile:
+                runners["packed compiled"], _ = packed.graph(batch, compiled=True)
+            times: dict[str, list[float]] = {who: [] for who in ["embert", *runners]}
+            for round_number in range(options.rounds + 1):
+                for who in times:
+                    value = ours.ask("pipelined", batch) if who == "embert" else runners[who]()
+                    if round_number > 0:
+                        times[who].append(float(value))
+            latency = float(ours.ask("alone", batch))
+        ms = {who: statistics.median(values) for who, values in times.items()}
+        tflops = useful_flops(model.config, lengths) / ms["embert"] * 1e-9
+        best = min(value for who, value in ms.items() if who != "embert")
+        tokens = int(lengths.sum())
+        rows.append(
+            {
+                "model": name,
+                "workload": workload,
+                "tokens": tokens,
+                "ms": ms,
+                "alone_ms": latency,
+                "tokens_per_s": tokens / ms["embert"] * 1e3,
+                "useful_tflops": tflops,
+                "share_of_peak": tflops / peak,
+                "ratio": best / ms["embert"],
+            }
+        )
+        print(
+            f"{name:7s} {workload:11s} {tokens:6d} tokens: "
+            + ", ".join(f"{who} {value:.3f}" for who, value in ms.items())
+            + f" ms; submit to answer {latency:.3f} ms; {tflops:.0f} useful TFLOP/s; "
+            + f"{best / ms['embert']:.2f}x the best rival",
+            flush=True,
+        )
+    ours.close()
+    return rows
+
+
+def model_folder(name: str, scratch: Path) -> Path:
+    """A folder given by name=FOLDER; else one with random weights of a known shape, in FP16."""
+    if "=" in name:
+        return Path(name.partition("=")[2])
+    # A model folder needs a tokenizer, though none is used here.
+    (scratch / "tokenizer.json").write_text("{}")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SHAPES[name])
+    model: torch.nn.Module = transformers.BertModel(config, add_pooling_layer=False)
+    model.to(torch.float16).save_pretrained(scratch)
+    return scratch
+
+
+def random_batch(lengths: npt.NDArray[np.int64]) -> PackedBatch:
+    """Random ids of these lengths."""
+    ids = np.random.default_rng(1).integers(1000, 30000, int(lengths.sum())).astype(np.int32)
+    return PackedBatch(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+
+class Embert:
+    """The CUDA encoder in a process of its own, without torch."""
+
+    def __init__(self, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(str(folder), theirs), daemon=True)
+        self._process.start()
+        self.started: tuple[float, tuple[int, int, int]] = self._pipe.recv()
+
+    def ask(self, what: str, batch: PackedBatch) -> Any:
+        """Run serve's `what` on a batch."""
+        self._pipe.send((what, batch))
+        return self._pipe.recv()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.send(None)
+        self._process.join()
+
+
+def serve(folder: str, pipe: Connection) -> None:
+    """Load the encoder, tell how long that took and the memory it uses, then answer until None is asked."""
+    start = time.perf_counter()
+    ours = CudaEncoder(engine.load_model(folder), max_batch_tokens=MAX_TOKENS)
+    pipe.send((time.perf_counter() - start, ours.memory))
+    while (asked := pipe.recv()) is not None:
+        what, batch = asked
+        if what == "pipelined":
+            pipe.send(pipelined(ours, batch))
+        elif what == "alone":
+            pipe.send(statistics.median(one(ours, batch) for _ in range(20)))
+        else:
+            pipe.send(ours.encode(batch))
+    ours.close()
+
+
+def pipelined(ours: CudaEncoder, batch: PackedBatch) -> float:
+    """Milliseconds a batch, two in flight."""
+    times = max(4, min(200, 400_000 // batch.tokens))
+    start = time.perf_counter()
+    ticket = ours.submit(batch)
+    for _ in range(times - 1):
+        following = ours.submit(batch)
+        ours.wait(ticket)
+        ticket = following
+    ours.wait(ticket)
+    return (time.perf_counter() - start) / times * 1e3
+
+
+def one(ours: CudaEncoder, batch: PackedBatch) -> float:
+    """Milliseconds from submit to the answer, with nothing else in flight."""
+    start = time.perf_counter()
+    ours.encode(batch)
+    return (time.perf_counter() - start) * 1e3
+
+
+def device_ms(run: Callable[[], object], tokens: int) -> float:
+    """Milliseconds on the device, by events around several calls."""
+    times = max(4, min(200, 400_000 // tokens))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    for _ in range(times):
+        run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / times
+
+
+def padded_runner(model: Any, batch: PackedBatch) -> Callable[[], float]:
+    """The transformers model on one padded batch, with mean pooling."""
+    lengths = np.diff(batch.cu_seqlens)
+    ids = np.zeros((len(lengths), int(lengths.max())), np.int64)
+    for row, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
+        ids[row, : end - start] = batch.ids[start:end]
+    there = torch.tensor(ids, device="cuda")
+    mask = torch.tensor(np.arange(ids.shape[1]) < lengths[:, None], device="cuda")
+
+    def run() -> object:
+        states = model(input_ids=there, attention_mask=mask).last_hidden_state
+        return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+    run()
+    return lambda: device_ms(run, batch.tokens)
+
+
+def compare(ours: Embert, batch: PackedBatch, theirs: npt.NDArray[np.float32]) -> None:
+    """End the program when the rival computes something else."""
+    cosine = float((ours.ask("vectors", batch) * theirs).sum(axis=1).min())
+    if cosine < 0.999:
+        raise SystemExit(f"embert and the packed torch model disagree: cosine {cosine:.6f}")
+
+
+def useful_flops(config: Any, lengths: npt.NDArray[np.int64]) -> float:
+    """FLOPs of real tokens: the four matrix products of a layer and attention."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    products = 2 * (4 * hidden * hidden + 2 * hidden * inner) * int(lengths.sum())
+    return float(config.num_hidden_layers * (products + 4 * hidden * int((lengths**2).sum())))
+
+
+def gemm_peak() -> float:
+    """TFLOP/s of torch's own 8192³ product of random FP16 matrices."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    return 2 * 8192**3 / device_ms(lambda: a @ b, 20_000) * 1e-9
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, as its module says."""
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text().split("\n")[0].strip() if path.is_file() else "unknown"
+
+
+if __name__ == "__main__":
+    main()

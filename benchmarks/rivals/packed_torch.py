@@ -1,0 +1,100 @@
+"""The rival that a good engineer builds in an afternoon: BERT in torch, packed, with varlen flash attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from engine.encoders.base import PackedBatch
+
+__all__ = ["PackedBert"]
+
+
+class PackedBert:
+    """A transformers BertModel's weights, run without padding; mean pooling, vectors of length 1."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._layers = []
+        for layer in model.encoder.layer:
+            attention = layer.attention.self
+            parts = (attention.query, attention.key, attention.value)
+            self._layers.append(
+                (
+                    torch.cat([p.weight for p in parts]).detach(),
+                    torch.cat([p.bias for p in parts]).detach(),
+                    layer.attention.output,
+                    layer.intermediate.dense,
+                    layer.output,
+                )
+            )
+        self._heads = model.config.num_attention_heads
+
+    def graph(self, batch: PackedBatch, *, compiled: bool) -> tuple[Callable[[], float], npt.NDArray[np.float32]]:
+        """A timer of the captured forward of this batch, in ms a forward; and the batch's vectors."""
+        lengths = np.diff(batch.cu_seqlens)
+        positions = np.concatenate([np.arange(n) for n in lengths])
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        ids, places, owners, cu, counts = (
+            torch.tensor(array, device="cuda")
+            for array in (batch.ids.astype(np.int64), positions, rows, batch.cu_seqlens, lengths)
+        )
+        longest = int(lengths.max())
+        forward = self._forward
+        if compiled:
+            torch._dynamo.reset()
+            forward = torch.compile(self._forward, mode="max-autotune-no-cudagraphs", dynamic=False)
+
+        def run() -> torch.Tensor:
+            return forward(ids, places, owners, cu, counts, longest)
+
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            vectors = run()
+        graph.replay()
+        answer = vectors.float().cpu().numpy()
+        times = max(4, min(200, 400_000 // batch.tokens))
+
+        captured = (ids, places, owners, cu, counts, vectors)  # the graph knows their addresses only
+
+        def measure() -> float:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            for _ in range(times):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end)) / (times if len(captured) else 1)
+
+        return measure, answer
+
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        cu: torch.Tensor,
+        counts: torch.Tensor,
+        longest: int,
+    ) -> torch.Tensor:
+        embeddings = self._model.embeddings
+        x = embeddings.word_embeddings(ids) + embeddings.position_embeddings(positions)
+        x = embeddings.LayerNorm(x + embeddings.token_type_embeddings.weight[0])
+        tokens, hidden = x.shape
+        for qkv_weight, qkv_bias, attention_out, inner, out in self._layers:
+            q, k, v = functional.linear(x, qkv_weight, qkv_bias).view(tokens, 3, self._heads, -1).unbind(1)
+            context = torch.ops.aten._flash_attention_forward(q, k, v, cu, cu, longest, longest, 0.0, False, False)[0]
+            x = attention_out.LayerNorm(attention_out.dense(context.reshape(tokens, hidden)) + x)
+            x = out.LayerNorm(out.dense(functional.gelu(inner(x))) + x)
+        sums = torch.zeros(len(counts), hidden, device=x.device).index_add_(0, owners, x.float())
+        return functional.normalize(sums / counts[:, None], dim=1)

@@ -1,0 +1,215 @@
+"""The CUDA encoder beside transformers in float64, and its promises: same text same bits, two in flight, no growth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+
+import engine
+from engine.encoders.base import PackedBatch, Task
+from engine.encoders.cuda import CudaEncoder
+from engine.errors import EncoderError
+
+pytestmark = pytest.mark.gpu
+
+MAX_TOKENS = 16384
+Floats = npt.NDArray[Any]
+
+
+def random_bert(folder: Path, **config: Any) -> Path:
+    """A model with random weights in FP16."""
+    (folder / "tokenizer.json").write_text("{}")
+    torch.manual_seed(0)
+    model: torch.nn.Module = transformers.BertModel(transformers.BertConfig(**config), add_pooling_layer=False)
+    model.to(torch.float16).save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_bert(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def encoder(base: Path) -> Iterator[CudaEncoder]:
+    made = CudaEncoder(engine.load_model(str(base)), max_batch_tokens=MAX_TOKENS)
+    yield made
+    made.close()
+
+
+def packed(random: np.random.Generator, lengths: npt.NDArray[np.int64], **more: Any) -> PackedBatch:
+    ids = random.integers(1000, 30000, int(lengths.sum())).astype(np.int32)
+    return PackedBatch(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), **more)
+
+
+def part(batch: PackedBatch, rows: npt.NDArray[np.int64]) -> PackedBatch:
+    """Some sequences of a batch, in the order given, with their raw vectors asked for."""
+    pieces = [batch.ids[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]] for i in rows]
+    cu_seqlens = np.concatenate([[0], np.cumsum([len(p) for p in pieces])]).astype(np.int32)
+    return PackedBatch(np.concatenate(pieces), cu_seqlens, normalize=np.zeros(len(pieces), np.bool_))
+
+
+def in_parts(encoder: CudaEncoder, batch: PackedBatch) -> Floats:
+    lengths = np.diff(batch.cu_seqlens)
+    groups = np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(np.cumsum(lengths) // (MAX_TOKENS - 512))) + 1)
+    return np.concatenate([encoder.encode(part(batch, rows)) for rows in groups])
+
+
+def hugging_face(folder: Path, batch: PackedBatch, dtype: torch.dtype) -> Floats:
+    """Mean-pooled vectors of transformers on the GPU, sequences of like length together."""
+    model: Any = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
+    model = model.cuda().eval()
+    lengths = np.diff(batch.cu_seqlens)
+    vectors = np.empty((len(lengths), model.config.hidden_size))
+    order = np.argsort(lengths)
+    for start in range(0, len(order), 64):
+        rows = order[start : start + 64]
+        ids = np.zeros((len(rows), lengths[rows].max()), np.int64)
+        for at, row in enumerate(rows):
+            ids[at, : lengths[row]] = batch.ids[batch.cu_seqlens[row] : batch.cu_seqlens[row + 1]]
+        mask = torch.tensor(np.arange(ids.shape[1]) < lengths[rows][:, None], device="cuda")
+        with torch.inference_mode():
+            states = model(input_ids=torch.tensor(ids, device="cuda"), attention_mask=mask).last_hidden_state.double()
+        vectors[rows] = ((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)).cpu().numpy()
+    return vectors
+
+
+def relative_error(got: Floats, wanted: Floats) -> float:
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+def cosines(a: Floats, b: Floats) -> Floats:
+    return np.asarray((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
+
+
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+
+
+@pytest.mark.parametrize("config", [{}, LARGE], ids=["base", "large"])
+def test_1000_sequences_beside_hugging_face(
+    tmp_path: Path, random: np.random.Generator, config: dict[str, Any]
+) -> None:
+    folder = random_bert(tmp_path, **config)
+    batch = packed(random, random.integers(1, 513, 1000))
+    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
+    got = in_parts(ours, batch)
+    ours.close()
+    wanted = hugging_face(folder, batch, torch.float64)
+    cosine = cosines(got, wanted)
+    assert float(np.median(cosine)) >= 0.99999
+    assert cosine.min() >= 0.9999
+    assert relative_error(got, wanted) <= relative_error(hugging_face(folder, batch, torch.float16), wanted)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_other_types(base: Path, random: np.random.Generator, dtype: str, limit: float) -> None:
+    batch = packed(random, random.integers(1, 513, 40))
+    ours = CudaEncoder(engine.load_model(str(base)), max_batch_tokens=MAX_TOKENS, dtype=dtype)
+    assert relative_error(in_parts(ours, batch), hugging_face(base, batch, torch.float64)) <= limit
+    ours.close()
+
+
+def test_a_text_has_the_same_bits_in_any_company(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    lengths = np.concatenate([[1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 200, 50)])
+    batch = packed(random, lengths)
+    everyone = np.arange(len(lengths))
+    together = encoder.encode(part(batch, everyone))
+    for _ in range(30):
+        rows = random.permutation(everyone)[: int(random.integers(1, len(everyone) + 1))]
+        assert (encoder.encode(part(batch, rows)) == together[rows]).all()
+    for row in everyone:
+        assert (encoder.encode(part(batch, row[None])) == together[row]).all()
+
+
+def test_1000_repeats_are_equal(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    for lengths in (random.integers(1, 60, 12), random.integers(1, 300, 40)):
+        batch = packed(random, lengths)
+        first = encoder.encode(batch)
+        assert all((encoder.encode(batch) == first).all() for _ in range(500))
+
+
+def test_two_batches_in_flight(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batches = [packed(random, random.integers(1, 200, int(n))) for n in random.integers(1, 90, 20)]
+    alone = [encoder.encode(batch) for batch in batches]
+    tickets = [encoder.submit(batches[0])]
+    for i, batch in enumerate(batches[1:]):
+        tickets.append(encoder.submit(batch))
+        assert (encoder.wait(tickets[i]) == alone[i]).all()
+    assert (encoder.wait(tickets[-1]) == alone[-1]).all()
+
+
+def test_a_third_batch_in_flight_is_refused(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batch = packed(random, np.array([5]))
+    tickets = [encoder.submit(batch), encoder.submit(batch)]
+    with pytest.raises(EncoderError, match="two batches are in flight already"):
+        encoder.submit(batch)
+    for ticket in tickets:
+        encoder.wait(ticket)
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_dimensions_and_normalize(encoder: CudaEncoder, random: np.random.Generator, count: int) -> None:
+    lengths = random.integers(1, 100, count)
+    batch = packed(random, lengths)
+    raw = encoder.encode(part(batch, np.arange(count)))
+    dimensions = random.choice([0, 1, 64, 768], count).astype(np.int32)
+    normalize = random.random(count) < 0.5
+    wanted = raw.copy()
+    for row, kept in zip(wanted, dimensions, strict=True):
+        row[kept or 768 :] = 0
+    wanted[normalize] /= np.linalg.norm(wanted[normalize], axis=1, keepdims=True)
+    got = encoder.encode(PackedBatch(batch.ids, batch.cu_seqlens, dimensions=dimensions, normalize=normalize))
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_token_vectors_and_their_mean(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    lengths = np.array([3, 40, 1, 300])
+    batch = packed(random, lengths)
+    states = encoder.encode(batch, Task.TOKENS)
+    assert states.shape == (lengths.sum(), 768)
+    means = np.stack([rows.mean(axis=0) for rows in np.split(states, np.cumsum(lengths)[:-1])])
+    np.testing.assert_allclose(means, encoder.encode(part(batch, np.arange(4))), rtol=1e-4, atol=1e-5)
+
+
+def test_an_empty_batch(encoder: CudaEncoder) -> None:
+    empty = PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))
+    assert encoder.encode(empty).shape == (0, 768)
+    assert encoder.encode(empty, Task.TOKENS).shape == (0, 768)
+
+
+@pytest.mark.parametrize(
+    ("ids", "cu_seqlens", "message"),
+    [
+        ([30522], [0, 1], "outside the vocabulary"),
+        ([-1], [0, 1], "outside the vocabulary"),
+        ([5] * 513, [0, 513], "513 tokens"),
+        ([5, 5], [0, 0, 2], "sequence 0 has 0 tokens"),
+        ([5, 5], [0, 1], "cu_seqlens"),
+        ([5] * (MAX_TOKENS + 1), [0, MAX_TOKENS + 1], "at most 16384 tokens"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_and_harms_nothing(
+    encoder: CudaEncoder, ids: list[int], cu_seqlens: list[int], message: str
+) -> None:
+    with pytest.raises(EncoderError, match=message):
+        encoder.encode(PackedBatch(np.array(ids, np.int32), np.array(cu_seqlens, np.int32)))
+    assert encoder.encode(PackedBatch(np.array([5], np.int32), np.array([0, 1], np.int32))).shape == (1, 768)
+
+
+def test_memory_is_bounded_and_does_not_grow(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    def forwards(count: int) -> None:
+        for _ in range(count):
+            encoder.encode(packed(random, random.integers(1, 513, int(random.integers(1, 40)))))
+
+    forwards(50)
+    weights, _, before = encoder.memory
+    assert before - weights <= 600e6
+    forwards(1000)
+    assert encoder.memory[2] <= before
