@@ -156,7 +156,7 @@ def model_folder(name: str, scratch: Path) -> Path:
     torch.manual_seed(0)
     config = transformers.BertConfig(**SHAPES[name])
     model: torch.nn.Module = transformers.BertModel(config, add_pooling_layer=False)
-    model.to(torch.float16).save_pretrained(scratch)
+    model.to(torch.float16).save_pretrained(scratch)  # type: ignore[operator]
     return scratch
 
 

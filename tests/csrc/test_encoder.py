@@ -125,7 +125,7 @@ def test_a_text_has_the_same_bits_in_any_company(encoder: CudaEncoder, random: n
         rows = random.permutation(everyone)[: int(random.integers(1, len(everyone) + 1))]
         assert (encoder.encode(part(batch, rows)) == together[rows]).all()
     for row in everyone:
-        assert (encoder.encode(part(batch, row[None])) == together[row]).all()
+        assert (encoder.encode(part(batch, everyone[row : row + 1])) == together[row]).all()
 
 
 def test_1000_repeats_are_equal(encoder: CudaEncoder, random: np.random.Generator) -> None:
