@@ -171,6 +171,9 @@ class _Measure:
             # mix that was sent. And a window that holds few requests says little of them.
             waits = {name: level * workload.cycle / rate for name, rate in rates.items()}
             chosen = [serving for serving in self.servings if waits[serving.name] <= LONGEST_WAIT_S]
+            for name, wait_s in waits.items():
+                if wait_s > LONGEST_WAIT_S:
+                    print(f"left out: {workload.name}, {level} in flight, {name}: a request may wait {wait_s:.0f} s")
             plans = {
                 serving.name: Plan(
                     serving.port,
