@@ -27,6 +27,7 @@ import torch
 from engine.checkpoint import Checkpoint
 from engine.encoders.base import PackedBatch, Task
 from engine.encoders.torch_bert import Bert, Group
+from engine.encoders.torch_linear import limit_kernel_caches
 from engine.errors import EncoderError, UnsupportedModel
 from engine.heads import Heads
 from engine.model import Model
@@ -86,6 +87,7 @@ class TorchEncoder:
         self.hidden_size = model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or max(MAX_BATCH_TOKENS, model.max_input_length)
         self._pooling = model.pooling
+        limit_kernel_caches()
         _keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default heeds OMP_NUM_THREADS.
         self._threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
