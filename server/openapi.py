@@ -147,6 +147,7 @@ def add_hot_routes(document: dict[str, Any], model: Model, max_texts: int) -> di
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{}, {"key": []}]
+    paths: dict[str, Any] = {}
     for path, request, answer, summary, example, raw in _HOT:
         openai = path in ("/v1/embeddings", "/embeddings")
         error = {"application/json": {"schema": names[OpenAIError if openai else TeiError, "validation"]}}
@@ -162,7 +163,8 @@ def add_hot_routes(document: dict[str, Any], model: Model, max_texts: int) -> di
             "responses": {"200": {"description": "Answer", "content": content | _RAW if raw else content}}
             | {str(status): {"description": text, "content": error} for status, text in _ERRORS.items()},
         }
-        document["paths"].setdefault(path, {})["post"] = operation
+        paths[path] = {"post": operation}
+    document["paths"] = paths | document["paths"]  # the work first, operations after it
     _state_bounds(document["components"]["schemas"], model, max_texts)
     # FastAPI's own answer for parameters that are not valid, which no route of ours has.
     document["paths"]["/v1/models/{id}"]["get"]["responses"].pop("422", None)
