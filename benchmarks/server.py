@@ -167,16 +167,20 @@ class _Measure:
         rows: list[Row] = []
         rates = {serving.name: self._probe(serving, workload) for serving in self.servings}
         for level in sorted(levels):
-            # A window that holds few requests says little of them: at least two turns of what is in flight.
-            windows = {name: 2 * max(level, workload.cycle) / rate for name, rate in rates.items()}
-            chosen = [serving for serving in self.servings if level / rates[serving.name] <= LONGEST_WAIT_S]
+            # A fair server may answer all the small requests before a large one: that long, the answers are not yet the
+            # mix that was sent. And a window that holds few requests says little of them.
+            waits = {name: level * workload.cycle / rate for name, rate in rates.items()}
+            chosen = [serving for serving in self.servings if waits[serving.name] <= LONGEST_WAIT_S]
+            for name, wait_s in waits.items():
+                if wait_s > LONGEST_WAIT_S:
+                    print(f"left out: {workload.name}, {level} in flight, {name}: a request may wait {wait_s:.0f} s")
             plans = {
                 serving.name: Plan(
                     serving.port,
                     workload.requests,
                     connections=level,
-                    settle_s=max(1.0, level / rates[serving.name]),
-                    window_s=max(self.window_s, windows[serving.name]),
+                    settle_s=max(1.0, waits[serving.name]),
+                    window_s=max(self.window_s, 2 * waits[serving.name]),
                 )
                 for serving in chosen
             }

@@ -1,13 +1,13 @@
 """Everything `engine` raises on purpose.
 
-    EngineError
-      ModelError            the model cannot be served; said once, at start
-        ModelNotFound         no such folder, or the hub does not know or cannot be reached
-        UnsupportedModel      an architecture, activation or module this engine does not run
-        BrokenModel           files missing, truncated, or contradicting each other
-      InputError            one request's input is not acceptable; names the field, the limit and the value
-      EncoderError          a forward failed; the message says where
-        EncoderLost           ... and the encoder cannot be used again (its process must be replaced)
+EngineError
+  ModelError            the model cannot be served; said once, at start
+    ModelNotFound         no such folder, or the hub does not know or cannot be reached
+    UnsupportedModel      an architecture, activation or module this engine does not run
+    BrokenModel           files missing, truncated, or contradicting each other
+  InputError            one request's input is not acceptable; names the field, the limit and the value
+  EncoderError          a forward failed; the message says where
+    EncoderLost           ... and the encoder cannot be used again (its process must be replaced)
 """
 
 __all__ = [

@@ -47,7 +47,7 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     app.add_exception_handler(ServerError, _on_server_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    _complete_openapi(app)
+    _complete_openapi(app, service)
     wrapped: ASGIApp = Gate(
         app, {route.path: route.app for route in hot}, frozenset(METRIC_ROUTES), keys, service.metrics
     )
@@ -62,12 +62,12 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     return wrapped
 
 
-def _complete_openapi(app: FastAPI) -> None:
+def _complete_openapi(app: FastAPI, service: Service) -> None:
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            add_hot_routes(original())
+            add_hot_routes(original(), service.model, service.config.max_client_batch_size)
         return original()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way

@@ -155,9 +155,7 @@ async def tokenize(service: Service, call: _Call) -> tuple[bytes, bytes]:
 async def decode(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /decode`."""
     request = parse(DecodeRequest, call.body)
-    if not request.ids:
-        raise EmptyInput("`ids` must not be an empty list", "ids")
-    sequences: Any = [request.ids] if isinstance(request.ids[0], int) else request.ids
+    sequences, _ = service.sequences(request.ids, "ids")
     service.check_count(len(sequences), "ids")
     texts = await service.in_thread(
         lambda: service.tokenizer.decode(sequences, skip_special_tokens=request.skip_special_tokens)

@@ -91,7 +91,7 @@ class Gate:
         if scope["method"] == "HEAD":  # a GET whose body uvicorn, which keeps its own scope, leaves out
             scope = {**scope, "method": "GET"}
         metrics = self._metrics
-        metrics.requests_in_flight.inc()
+        metrics.requests_in_flight += 1
         try:
             self._keys.check(scope)
             app = self._hot.get(path, self._app) if scope["method"] == "POST" else self._app
@@ -107,6 +107,6 @@ class Gate:
                     send_noting, ServerError("internal error; the log has more"), openai=speaks_openai(path)
                 )
         finally:
-            metrics.requests_in_flight.dec()
+            metrics.requests_in_flight -= 1
             metrics.count(route, status)
             metrics.request_duration[route].observe(time.perf_counter() - started)

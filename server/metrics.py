@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from prometheus_client import Counter, Gauge, Histogram
 
 __all__ = [
@@ -78,50 +77,93 @@ def _histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence
     return Histogram(f"embert_{name}", help_, labels, registry=None, buckets=tuple(buckets))
 
 
+class _Distribution:
+    """A histogram whose observations wait in a list until they are written together.
+
+    One observation costs prometheus_client 1.5 µs, and a request makes eight of them: a tenth of its whole cost.
+    """
+
+    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
+        self._histogram, self._bounds = histogram, np.array(bounds)
+        self._values: list[float] = []
+        self.observe = self._values.append
+        self.observe_many = self._values.extend
+
+    def write(self) -> None:
+        """Do for many values what `Histogram.observe` does for one: add to a bucket and to the sum."""
+        if not self._values:
+            return
+        counts = np.bincount(np.searchsorted(self._bounds, self._values), minlength=len(self._bounds) + 1)
+        for bucket in counts.nonzero()[0].tolist():
+            self._histogram._buckets[bucket].inc(int(counts[bucket]))
+        self._histogram._sum.inc(float(np.sum(self._values)))
+        self._values.clear()
+
+
 class ApiMetrics:
-    """Written by API processes."""
+    """Written by API processes, all on the event loop.
+
+    Requests only append to lists and add to numbers; `write` makes them visible, ten times a second and before every
+    scrape that this process answers.
+    """
+
+    WRITE_INTERVAL_S = 0.1
 
     def __init__(self, routes: Sequence[str], latency_buckets: Sequence[float]) -> None:
-        self.requests = _counter("requests_total", "HTTP requests answered.", ["route", "status"])
-        duration = _histogram(
-            "request_duration_seconds", "From the request's head to its answer's end.", latency_buckets, ["route"]
+        def latency(name: str, help_: str) -> _Distribution:
+            return _Distribution(_histogram(name, help_, latency_buckets), latency_buckets)
+
+        duration_help = "From the request's head to its answer's end."
+        duration = _histogram("request_duration_seconds", duration_help, latency_buckets, ["route"])
+        self.request_duration = {route: _Distribution(duration.labels(route), latency_buckets) for route in routes}
+        self.tokenize_duration = latency("tokenize_duration_seconds", "Tokenising one request.")
+        self.response_encode_duration = latency("response_encode_duration_seconds", "Writing one answer's body.")
+        self.request_texts = _Distribution(
+            _histogram("request_texts", "Texts of one request.", _TEXT_BUCKETS), _TEXT_BUCKETS
         )
-        self.request_duration = {route: duration.labels(route) for route in routes}
-        self.tokenize_duration = _histogram("tokenize_duration_seconds", "Tokenising one request.", latency_buckets)
-        self.response_encode_duration = _histogram(
-            "response_encode_duration_seconds", "Writing one answer's body.", latency_buckets
+        self.text_tokens = _Distribution(
+            _histogram("text_tokens", "Tokens of one text.", _TOKEN_BUCKETS), _TOKEN_BUCKETS
         )
-        self.texts = _counter("texts_total", "Texts accepted.")
-        self.tokens = _counter("tokens_total", "Tokens accepted.")
-        self.truncated_texts = _counter("truncated_texts_total", "Texts cut to the model's longest input.")
-        self.request_texts = _histogram("request_texts", "Texts of one request.", _TEXT_BUCKETS)
-        self.text_tokens = _histogram("text_tokens", "Tokens of one text.", _TOKEN_BUCKETS)
-        self.requests_in_flight = _gauge("requests_in_flight", "HTTP requests being answered.")
+        self._distributions = [
+            *self.request_duration.values(),
+            self.tokenize_duration,
+            self.response_encode_duration,
+            self.request_texts,
+            self.text_tokens,
+        ]
+        self.texts = self.tokens = self.truncated_texts = 0  # since the last write
+        self.requests_in_flight = 0
+        self._counters = [
+            ("texts", _counter("texts_total", "Texts accepted.")),
+            ("tokens", _counter("tokens_total", "Tokens accepted.")),
+            ("truncated_texts", _counter("truncated_texts_total", "Texts cut to the model's longest input.")),
+        ]
+        self._in_flight = _gauge("requests_in_flight", "HTTP requests being answered.")
         rejected = _counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
-        self._status: dict[tuple[str, int], Counter] = {}
-        for route in routes:
-            self.count(route, 200, 0)
-        self.requests_in_flight.set(0)
+        self._requests = _counter("requests_total", "HTTP requests answered.", ["route", "status"])
+        self._answers: dict[tuple[str, int], int] = {(route, 200): 0 for route in routes}
+        for route, status in self._answers:
+            self._requests.labels(route, str(status))
+        self.write()
 
-    def count(self, route: str, status: int, amount: int = 1) -> None:
+    def count(self, route: str, status: int) -> None:
         """Count an answer."""
-        child = self._status.get((route, status))
-        if child is None:
-            child = self._status[(route, status)] = self.requests.labels(route, str(status))
-        child.inc(amount)
+        key = route, status
+        self._answers[key] = self._answers.get(key, 0) + 1
 
-    def observe_text_tokens(self, lengths: npt.NDArray[np.int32]) -> None:
-        """Token counts of one request's texts, int32 [n]."""
-        if len(lengths) <= 4:
-            for length in lengths.tolist():
-                self.text_tokens.observe(length)
-            return
-        # observe() costs 1.5 µs and takes one value, so do for many what it does for one: a bucket and the sum.
-        counts = np.bincount(np.searchsorted(_TOKEN_BUCKETS, lengths), minlength=len(_TOKEN_BUCKETS) + 1)
-        for bucket in counts.nonzero()[0].tolist():
-            self.text_tokens._buckets[bucket].inc(int(counts[bucket]))
-        self.text_tokens._sum.inc(int(lengths.sum()))
+    def write(self) -> None:
+        """Make everything that happened since the last time visible to scrapes."""
+        for distribution in self._distributions:
+            distribution.write()
+        for name, counter in self._counters:
+            counter.inc(getattr(self, name))
+            setattr(self, name, 0)
+        for (route, status), answers in self._answers.items():
+            if answers:
+                self._requests.labels(route, str(status)).inc(answers)
+                self._answers[route, status] = 0
+        self._in_flight.set(self.requests_in_flight)
 
 
 class EngineMetrics:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, RootModel
 from pydantic.json_schema import models_json_schema
 
+from engine import Model
 from server.schemas import (
     DecodeRequest,
     EmbedAllRequest,
@@ -16,7 +17,7 @@ from server.schemas import (
     TokenizeRequest,
 )
 
-__all__ = ["add_hot_routes"]
+__all__ = ["OpenAIError", "TeiError", "add_hot_routes"]
 
 
 class Embedding(BaseModel):
@@ -137,8 +138,8 @@ _HOT: list[_Row] = [
 ]
 
 
-def add_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
-    """Complete FastAPI's document in place, and return it."""
+def add_hot_routes(document: dict[str, Any], model: Model, max_texts: int) -> dict[str, Any]:
+    """Complete FastAPI's document in place, with the bounds of the model served, and return it."""
     models = {model for row in _HOT for model in row[1:3]} | {OpenAIError, TeiError}
     ordered = sorted(models, key=lambda model: model.__name__)
     inputs: list[tuple[Any, Literal["validation"]]] = [(model, "validation") for model in ordered]
@@ -146,6 +147,7 @@ def add_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{}, {"key": []}]
+    paths: dict[str, Any] = {}
     for path, request, answer, summary, example, raw in _HOT:
         openai = path in ("/v1/embeddings", "/embeddings")
         error = {"application/json": {"schema": names[OpenAIError if openai else TeiError, "validation"]}}
@@ -161,5 +163,46 @@ def add_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
             "responses": {"200": {"description": "Answer", "content": content | _RAW if raw else content}}
             | {str(status): {"description": text, "content": error} for status, text in _ERRORS.items()},
         }
-        document["paths"].setdefault(path, {})["post"] = operation
+        paths[path] = {"post": operation}
+    document["paths"] = paths | document["paths"]  # the work first, operations after it
+    _state_bounds(document["components"]["schemas"], model, max_texts)
+    # FastAPI's own answer for parameters that are not valid, which no route of ours has.
+    document["paths"]["/v1/models/{id}"]["get"]["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
     return document
+
+
+def _state_bounds(schemas: dict[str, Any], model: Model, max_texts: int) -> None:
+    """What the schemas of `server.schemas` leave to the routes, because it depends on the model or is 400 there."""
+
+    def bound(schema: dict[str, Any], shortest: int) -> None:
+        for form in schema.get("anyOf", [schema]):
+            if form["type"] == "string":
+                form["minLength"] = shortest
+            elif form["type"] == "integer":
+                form.update(minimum=0, maximum=model.config.vocab_size - 1)
+            elif form["type"] == "array":
+                form["minItems"] = 1
+                if form["items"]["type"] != "integer":
+                    form["maxItems"] = max_texts
+                bound(form["items"], shortest)
+
+    for name, fields in {
+        "EmbeddingsRequest": ["input"],
+        "EmbedRequest": ["inputs"],
+        "EmbedAllRequest": ["inputs"],
+        "SimilarityInputs": ["source_sentence", "sentences"],
+        "TokenizeRequest": ["inputs"],
+        "DecodeRequest": ["ids"],
+    }.items():
+        for field in fields:
+            bound(schemas[name]["properties"][field], 0 if name == "TokenizeRequest" else 1)
+    for schema in schemas.values():
+        for field, property_ in schema.get("properties", {}).items():
+            if field == "dimensions" and "anyOf" in property_:
+                property_["anyOf"][0].update(minimum=1, maximum=model.width)
+            elif field == "prompt_name":
+                property_["anyOf"][0]["enum"] = sorted(model.prompts)
+                if not model.prompts:
+                    property_["anyOf"].pop(0)

@@ -12,9 +12,12 @@ from pydantic import BaseModel
 from server import __version__
 from server.errors import ModelUnknown
 from server.metrics import exposition
+from server.openapi import OpenAIError, TeiError
 from server.service import Service
 
 __all__ = ["operations"]
+
+_Responses = dict[int | str, dict[str, Any]]
 
 
 class Health(BaseModel):
@@ -79,9 +82,11 @@ def operations(service: Service) -> APIRouter:
     router = APIRouter(tags=["operations"])
     client, config, model = service.client, service.config, service.model
     created = int(time.time())
-    unready: dict[int | str, dict[str, Any]] = {503: {"model": Readiness}}
+    no_key: _Responses = {401: {"model": TeiError, "description": "No key or a wrong one"}}
+    openai_no_key: _Responses = {401: {"model": OpenAIError, "description": "No key or a wrong one"}}
+    readiness: _Responses = {200: {"model": Readiness}, 503: {"model": Readiness}}
 
-    @router.get("/health", summary="Does inference work?", responses={503: {"model": Health}})
+    @router.get("/health", summary="Does inference work?", responses={200: {"model": Health}, 503: {"model": Health}})
     @router.get("/ping", include_in_schema=False)
     async def health() -> Response:
         healthy, age = client.health()
@@ -95,7 +100,7 @@ def operations(service: Service) -> APIRouter:
     async def livez() -> Readiness:
         return Readiness(status="ok")
 
-    @router.get("/readyz", summary="Are requests taken?", responses=unready)
+    @router.get("/readyz", summary="Are requests taken?", responses=readiness)
     async def readyz() -> Response:
         if client.draining:
             return JSONResponse(Readiness(status="draining", detail=client.unready_reason()).model_dump(), 503)
@@ -103,7 +108,7 @@ def operations(service: Service) -> APIRouter:
             return JSONResponse(Readiness(status="loading", detail=client.unready_reason()).model_dump(), 503)
         return JSONResponse(Readiness(status="ready").model_dump())
 
-    @router.get("/info", summary="What is served, and its limits")
+    @router.get("/info", summary="What is served, and its limits", responses=no_key)
     async def info() -> Info:
         engine = service.engine
         batch_tokens = engine.max_batch_tokens if engine else config.max_batch_tokens or 0
@@ -132,12 +137,14 @@ def operations(service: Service) -> APIRouter:
             payload_limit=config.payload_limit,
         )
 
-    @router.get("/v1/models", summary="The one model served here")
+    @router.get("/v1/models", summary="The one model served here", responses=openai_no_key)
     async def models() -> ModelList:
         return ModelList(data=[ModelCard(id=service.served_name, created=created)])
 
     @router.get(
-        "/v1/models/{id:path}", summary="The model, by name or id", responses={404: {"description": "Unknown model"}}
+        "/v1/models/{id:path}",
+        summary="The model, by name or id",
+        responses={404: {"model": OpenAIError, "description": "Another model"}, **openai_no_key},
     )
     async def model_card(id: str) -> ModelCard:  # noqa: A002 - the path's name in OpenAI's API
         try:
@@ -147,8 +154,11 @@ def operations(service: Service) -> APIRouter:
             raise
         return ModelCard(id=service.served_name, created=created)
 
-    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    text: _Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **no_key}
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=text)
     async def metrics() -> Response:
+        service.metrics.write()
         text, content_type = exposition()
         return Response(text, headers={"content-type": content_type})
 

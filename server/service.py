@@ -152,7 +152,7 @@ class Service:
         prompt_name: str | None,
     ) -> Encoded:
         """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them."""
-        sequences, is_text = self._sequences(given, param)
+        sequences, is_text = self.sequences(given, param)
         self.check_count(len(sequences), param)
         cut = self.config.auto_truncate if truncate is None else truncate
         began = time.perf_counter()
@@ -191,7 +191,7 @@ class Service:
         timing.note(answer)
         return answer
 
-    def _sequences(self, given: TextOrIds, param: str) -> tuple[Sequence[Any], bool]:
+    def sequences(self, given: TextOrIds, param: str) -> tuple[Sequence[Any], bool]:
         """A list of texts or of id lists, and which of the two. Raises EmptyInput when there is nothing to encode."""
         if isinstance(given, str):
             given = [given]
@@ -208,12 +208,11 @@ class Service:
     def _observe(self, encoded: Encoded, timing: Timing) -> None:
         metrics = self.metrics
         metrics.tokenize_duration.observe(timing.tokenize_s)
-        metrics.texts.inc(encoded.sequences)
-        metrics.tokens.inc(encoded.tokens)
-        if encoded.truncated:
-            metrics.truncated_texts.inc(encoded.truncated)
+        metrics.texts += encoded.sequences
+        metrics.tokens += encoded.tokens
+        metrics.truncated_texts += encoded.truncated
         metrics.request_texts.observe(encoded.sequences)
-        metrics.observe_text_tokens(encoded.lengths)
+        metrics.text_tokens.observe_many(encoded.lengths.tolist())
 
     def close(self) -> None:
         """Stop the threads."""

@@ -226,6 +226,8 @@ class Supervisor:
             self._announce()
 
     def _on_failed(self, message: Failed) -> None:
+        if self._stopping:
+            return  # one sentence is enough: engines on several devices mostly fail for the same reason
         log.error("%s", message.message)
         if not self._announced:  # nobody has been served yet: a wrong model or option, which a new try does not mend
             self._give_up()

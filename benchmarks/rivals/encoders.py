@@ -153,7 +153,7 @@ ENCODERS = {**FROM_TEXTS, **FROM_IDS}
 def serve(name: str, folder: Path, dtype: str, workloads: dict[str, Sequence[str]], pipe: Connection) -> None:
     """Load in this process, then time a workload whenever its name arrives; None asks for the peak memory and ends.
 
-    Answers a workload's first request with its vectors, later ones with the seconds of a run and the turn's CPU seconds.
+    Answers a workload's first request with its vectors, later ones with a run's seconds and the turn's CPU seconds.
     """
     rival = ENCODERS[name]()
     rival.load(folder, dtype)

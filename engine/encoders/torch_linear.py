@@ -8,17 +8,29 @@ model is loaded, and `F.linear` stands in wherever they are absent, refuse, or a
 
 from __future__ import annotations
 
+import os
 from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-__all__ = ["Activation", "Linear", "PackedLinear", "PlainLinear", "make_linear", "packed_works"]
+__all__ = ["Activation", "Linear", "PackedLinear", "PlainLinear", "limit_kernel_caches", "make_linear", "packed_works"]
 
 Activation = Literal["none", "gelu", "gelu_tanh", "relu"]
 
 # Our name → oneDNN's operation and algorithm. "none" for gelu is the erf form.
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
+
+
+def limit_kernel_caches() -> None:
+    """Keep memory from growing with every new number of rows. To be called before the first product.
+
+    oneDNN, and torch's layer above it, each keep over 0.5 MB for every product and number of rows they have met, and
+    packed batches have ever new ones: with their own limits of 1024 a server of MiniLM grew to 1.8 GB. These hold 32
+    numbers of rows, which is what single short texts need, and cost larger batches nothing.
+    """
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(cache, "128")
 
 
 class Linear(Protocol):

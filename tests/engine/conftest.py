@@ -153,8 +153,9 @@ class HuggingFace:
         if token_types is not None:
             inputs["token_type_ids"] = torch.from_numpy(np.atleast_2d(token_types).astype(np.int64))
         with torch.inference_mode():
-            hidden: Floats = self._model(**inputs).last_hidden_state.numpy()
-        return np.reshape(hidden, (*ids.shape, -1))
+            hidden = self._model(**inputs).last_hidden_state
+        rows: Floats = hidden.reshape(*ids.shape, -1).numpy()
+        return rows
 
     def pooled(self, ids: Ids, pooling: str) -> Floats:
         """int32 [L] → float32 [hidden], by the definition of each pooling."""
@@ -175,7 +176,8 @@ def hugging_face(default_model: Model) -> HuggingFace:
 
 def unit(rows: Floats) -> Floats:
     """Rows divided by their length."""
-    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+    divided: Floats = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+    return divided
 
 
 def random_sequences(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> list[Ids]:

@@ -332,6 +332,7 @@ ROUTES: list[tuple[str, dict[str, Any], int, str, tuple[str, ...]]] = [
     ("/tokenize", {"inputs": CANARY, "add_special_tokens": 1}, 422, "Validation", ("`add_special_tokens`", "it is 1")),
     ("/decode", {}, 422, "Validation", ("`ids` is required",)),
     ("/decode", {"ids": []}, 400, "Empty", ("`ids` must not be an empty list",)),
+    ("/decode", {"ids": [[101], []]}, 400, "Empty", ("`ids[1]` must not be empty",)),
     ("/decode", {"ids": CANARY}, 422, "Validation", ("a list of token ids", "a string of 11 characters")),
     ("/decode", {"ids": [CANARY]}, 422, "Validation", ("a list of token ids", "`ids[0]` is a string of 11")),
     ("/decode", {"ids": [True]}, 422, "Validation", ("`ids[0]` is true",)),

@@ -111,9 +111,11 @@ def test_a_killed_engine_comes_back_and_every_request_is_answered() -> None:
 def test_what_a_lost_engine_owed_is_sent_once_more() -> None:
     with live(*STAND_IN) as server:
         answers: list[httpx.Response] = []
-        slow = [101, SLEEP + 10, 102]
-        threads = [post(server, [slow], answers), post(server, [[101, 5000, 102]] * 3, answers)]
-        until(lambda: server.metrics()["embert_requests_in_flight"] >= 3, what="both in flight")  # and this very one
+        slow = [101, SLEEP + 30, 102]
+        threads = [post(server, [slow], answers)]
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="one in flight")  # and this very one
+        threads.append(post(server, [[101, 5000, 102]] * 3, answers))  # waits until the first is done
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 3, what="both in flight")
         os.kill(server.engine_pids[0], signal.SIGKILL)
         for thread in threads:
             thread.join(PATIENCE_S)

@@ -1,0 +1,268 @@
+"""The command line: `embert embed`, `embert info`, and how options reach the configuration."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server import __version__
+from server.cli import main, parse_serve
+from server.config import LATENCY_BUCKETS_S, ConfigError, ServeConfig, environment_name, option_name, read_api_keys
+from tests.server.live import ROOT, STAND_IN, environment, run_cli
+from tests.server.models import copy_model, edit_json
+from tests.server.stand_in import expected
+
+TEXTS = ["Hello, world", "a second text", "Ünïcode 👩‍🚀"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """`embert` in this process: exit status, stdout, stderr."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+# --- embed ---
+
+
+def test_embed_prints_a_json_line_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "embed", "--device", "cpu", *TEXTS)
+    assert status == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["text"] for line in lines] == TEXTS
+    assert all(len(line["embedding"]) == 384 for line in lines)
+    assert np.allclose([np.linalg.norm(line["embedding"]) for line in lines], 1, atol=1e-6)
+
+
+def test_embed_is_what_the_server_answers(capsys: pytest.CaptureFixture[str], http: Any) -> None:
+    _, out, _ = run(capsys, "embed", "--device", "cpu", "--dimensions", "8", *TEXTS)
+    served = http.post("/embed", json={"inputs": TEXTS, "dimensions": 8}).json()
+    assert np.allclose([json.loads(line)["embedding"] for line in out.splitlines()], served, atol=1e-6)
+
+
+def test_embed_a_file_to_npy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source, target = tmp_path / "texts", tmp_path / "vectors.npy"
+    source.write_text("Hello, world\r\na second text\n\nlast line without an end", encoding="utf-8")
+    status, out, _ = run(
+        capsys, "embed", "--file", str(source), "--output", str(target), "--no-normalize", "--quiet", *STAND_IN
+    )
+    assert (status, out) == (0, "")
+    vectors = np.load(target)
+    assert vectors.shape == (4, 384)  # an empty line is a text too: its vector keeps the others in their lines
+    assert vectors.dtype == np.float32
+    assert np.allclose(vectors[2], expected([101, 102]), atol=1e-6)
+
+
+def test_embed_a_file_to_jsonl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source, target = tmp_path / "texts", tmp_path / "vectors.jsonl"
+    source.write_text("".join(f"text {i}\n" for i in range(5000)))
+    status, out, _ = run(capsys, "embed", "-q", "-f", str(source), "-o", str(target), *STAND_IN)
+    assert (status, out) == (0, "")
+    lines = target.read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [f"text {i}" for i in range(5000)]
+
+
+def test_embed_standard_input() -> None:
+    ended = run_cli("embed", "--file", "-", "--dimensions", "4", *STAND_IN, stdin="one\ntwo\n")
+    assert ended.returncode == 0, ended.stderr
+    assert [json.loads(line)["text"] for line in ended.stdout.splitlines()] == ["one", "two"]
+    assert ended.stderr == ""  # no progress bar where nobody watches
+
+
+def test_embed_an_empty_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "texts").touch()
+    target = tmp_path / "vectors.npy"
+    status, _, _ = run(
+        capsys, "embed", "-f", str(tmp_path / "texts"), "-o", str(target), "--dimensions", "8", *STAND_IN
+    )
+    assert status == 0
+    assert np.load(target).shape == (0, 8)
+
+
+def test_embed_with_a_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    edit_json(copy_model(tmp_path) / "config_sentence_transformers.json", prompts={"query": "find: "})
+    _, out, _ = run(capsys, "embed", "-m", str(tmp_path), "--prompt-name", "query", "cats", *STAND_IN)
+    prompted = json.loads(out)
+    _, out, _ = run(capsys, "embed", "-m", str(tmp_path), "find: cats", *STAND_IN)
+    assert prompted == {"text": "cats", "embedding": json.loads(out)["embedding"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 2, "give texts, or --file"),
+        (("a", "--file", "x"), 2, "not both"),
+        (("--file", "/nonexistent/texts"), 1, "/nonexistent/texts"),
+        (("a", "--output", "/nonexistent/vectors"), 1, "/nonexistent/vectors"),
+        (("a", "--dimensions", "0"), 1, "1 to 384"),
+        (("a", "--dimensions", "385"), 1, "385"),
+        (("a", "--dimensions", "many"), 2, "--dimensions"),
+        (("a", "--prompt-name", "query"), 1, "query"),
+        (("word " * 300, "--no-truncate"), 1, "the limit is 256"),
+        (("a", "--model", "/nonexistent"), 1, "/nonexistent"),
+        (("a", "--dtype", "int8"), 2, "--dtype"),
+        (("a", "--device", "tpu"), 1, "'tpu'"),
+        (("a", "--encoder", "none.such:thing"), 1, "none.such"),
+    ],
+)
+def test_embed_errors(
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    encoder = () if "--encoder" in arguments or "--device" in arguments else STAND_IN
+    found, out, err = run(capsys, "embed", "--quiet", *encoder, *arguments)
+    assert found == status
+    assert out == ""
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_embed_a_file_that_is_not_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "texts").write_bytes(b"fine\n\xff\xfe\n")
+    status, _, err = run(capsys, "embed", "-q", "-f", str(tmp_path / "texts"), *STAND_IN)
+    assert status == 1
+    assert err.startswith("embert: error: ")
+    assert err.count("\n") == 1
+
+
+# --- info ---
+
+
+def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "info", "--json", "--device", "cpu")
+    facts = json.loads(out)
+    assert status == 0
+    assert facts["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert (facts["architecture"], facts["layers"], facts["hidden_size"], facts["vocabulary"]) == (
+        "bert",
+        6,
+        384,
+        30522,
+    )
+    assert (facts["pooling"], facts["dimensions"], facts["max_input_length"]) == ("mean", 384, 256)
+    assert (facts["encoder"], facts["device"], facts["dtype"]) == ("torch", "cpu", "float32")
+
+
+def test_info_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "info", *STAND_IN)
+    assert status == 0
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines() if len(line.split()) == 2)
+    assert lines["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert lines["encoder"] == "stand-in"
+    assert "max input length" in out
+
+
+def test_info_of_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, out, err = run(capsys, "info", str(tmp_path))
+    assert (status, out) == (1, "")
+    assert str(tmp_path) in err
+    assert err.startswith("embert: error: ")
+
+
+# --- the rest ---
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"embert {__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("serve", "--nonsense")])
+def test_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert "usage: embert" in err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    lines = "".join(f"text {i}\n" for i in range(3000))
+    command = f"{sys.executable} -m server.cli embed -q -f - {' '.join(STAND_IN)} | head -n 1"
+    ended = subprocess.run(
+        ["bash", "-c", command], input=lines, text=True, cwd=ROOT, env=environment(), capture_output=True, check=False
+    )
+    assert json.loads(ended.stdout)["text"] == "text 0"
+    assert ended.stderr == ""
+
+
+# --- options, environment, defaults ---
+
+
+def test_defaults() -> None:
+    assert parse_serve([], {}) == ServeConfig()
+    config = ServeConfig()
+    assert (config.host, config.port, config.model) == ("0.0.0.0", 8080, None)
+    assert config.latency_buckets == LATENCY_BUCKETS_S
+    assert config.http_processes >= 1
+    assert config.tokenization_threads == 2
+
+
+def test_typed_wins_over_environment_wins_over_default() -> None:
+    environment = {"EMBERT_PORT": "1000", "EMBERT_MODEL": "there", "EMBERT_REQUEST_TIMEOUT": "7.5", "EMBERT_HOST": ""}
+    config = parse_serve(["here", "--port", "2000"], environment)
+    assert (config.model, config.port, config.request_timeout, config.host) == ("here", 2000, 7.5, "0.0.0.0")
+    assert parse_serve([], environment).model == "there"
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "On"])
+def test_switches(text: str) -> None:
+    assert parse_serve([], {"EMBERT_AUTO_TRUNCATE": text}).auto_truncate is True
+    assert parse_serve(["--no-auto-truncate"], {"EMBERT_AUTO_TRUNCATE": text}).auto_truncate is False
+    assert parse_serve([], {"EMBERT_AUTO_TRUNCATE": "off"}).auto_truncate is False
+    assert parse_serve(["--auto-truncate"], {"EMBERT_AUTO_TRUNCATE": "0"}).auto_truncate is True
+
+
+def test_repeatable() -> None:
+    assert parse_serve(["--api-key", "a", "--api-key", "b,c"], {}).api_key == ("a", "b,c")
+    assert parse_serve([], {"EMBERT_API_KEY": "a, b,"}).api_key == ("a", "b")
+    assert parse_serve(["--api-key", "typed"], {"EMBERT_API_KEY": "a"}).api_key == ("typed",)
+    assert parse_serve(["--latency-buckets", "0.1,1"], {}).latency_buckets == (0.1, 1.0)
+    assert parse_serve([], {"EMBERT_LATENCY_BUCKETS": "0.1,1"}).latency_buckets == (0.1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"port": 65536}, "--port must be 0 to 65535; it is 65536"),
+        ({"max_batch_tokens": 0}, "--max-batch-tokens must be at least 1; it is 0"),
+        ({"drain_timeout": -1.0}, "--drain-timeout must be at least 0.0; it is -1.0"),
+        ({"request_timeout": float("inf")}, "--request-timeout must be a finite number; it is inf"),
+        ({"latency_buckets": (1.0, float("nan"))}, "--latency-buckets must be a finite number; it is nan"),
+        ({"latency_buckets": (1.0, 1.0)}, "--latency-buckets must rise, but they are [1.0, 1.0]"),
+        ({"log_format": "xml"}, "--log-format must be one of text, json; it is 'xml'"),
+        ({"api_key": ("good", "")}, "--api-key must not be empty"),
+        ({"ssl_certfile": "c"}, "--ssl-keyfile and --ssl-certfile go together; only one of them was given"),
+    ],
+)
+def test_values_that_cannot_be(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ServeConfig(**values)
+    assert str(error.value) == said
+
+
+def test_a_key_in_the_environment_is_not_repeated_in_an_error() -> None:
+    for variable, shown in (("EMBERT_WORKERS", "'s3cret'"), ("EMBERT_REQUEST_TIMEOUT", "'s3cret'")):
+        with pytest.raises(ConfigError) as error:
+            parse_serve([], {variable: "s3cret"})
+        assert shown in str(error.value)
+        assert variable in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        read_api_keys(ServeConfig(api_key=("s3cret",), api_key_file="/nonexistent"))
+    assert "s3cret" not in str(error.value)
+
+
+@given(st.text(st.characters(codec="ascii", categories=["Ll"]), min_size=1).map(lambda name: f"a_{name}"))
+def test_names(name: str) -> None:
+    assert option_name(name) == "--a-" + name[2:]
+    assert environment_name(name) == "EMBERT_A_" + name[2:].upper()

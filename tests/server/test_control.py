@@ -1,0 +1,81 @@
+"""The line between the supervisor and its children, and the messages on it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from server.config import ServeConfig
+from server.control import ApiGone, Drain, EngineInfo, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
+from server.messages import EncodeRequest, Part, Results, Status, Submit, decode_results, decode_submit, encode
+
+INFO = EngineInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5)
+CONFIG = ServeConfig(model="/models/ünïcode", api_key=("a", "b"), latency_buckets=(0.1, 1.0), request_timeout=0.5)
+MESSAGES: list[Message] = [
+    EngineState(1, "ready", "", "ipc:///tmp/x", INFO),
+    EngineState(0, "down", "was killed\nby SIGKILL"),
+    StartApi(CONFIG, "/m", "id", None, "/tmp/r", "ipc://r", [3, 4], None, 0, [EngineState(0, "loading")]),
+    StartEngine(CONFIG, "/m", "id", "/tmp/r", 0, "cpu", "ipc://e"),
+    Ready(),
+    Ready(INFO),
+    Failed("no such model"),
+    Drain(),
+    ApiGone("ipc://gone"),
+]
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Line, Line]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Line(ours), Line(theirs)
+
+
+def test_every_message_arrives_as_it_was_sent(ends: tuple[Line, Line]) -> None:
+    ours, theirs = ends
+    for message in MESSAGES:
+        ours.send(message)
+    assert [theirs.receive() for _ in MESSAGES] == MESSAGES
+
+
+def test_drain_gives_whole_messages_only(ends: tuple[Line, Line]) -> None:
+    ours, theirs = ends
+    ours.socket.sendall(b'{"type":"Drain"}\n{"type":"Fai')
+    assert list(theirs.drain()) == [Drain()]
+    ours.socket.sendall(b'led","message":"x"}\n')
+    assert list(theirs.drain()) == [Failed("x")]
+
+
+def test_the_end_of_the_other_side_is_told_once_all_is_read(ends: tuple[Line, Line]) -> None:
+    ours, theirs = ends
+    ours.send(Failed("last words"))
+    ours.socket.close()
+    assert theirs.receive() == Failed("last words")
+    assert theirs.receive() is None
+    assert list(theirs.drain()) == [None]
+
+
+def test_sending_to_nobody_is_no_error(ends: tuple[Line, Line]) -> None:
+    ours, theirs = ends
+    theirs.socket.close()
+    for _ in range(3):
+        ours.send(Drain())
+
+
+def test_what_is_read_together_with_the_first_message_is_not_lost(ends: tuple[Line, Line]) -> None:
+    ours, theirs = ends
+    ours.send(Ready())
+    ours.send(Drain())
+    assert theirs.receive() == Ready()
+    ours.send(Failed("x"))
+    assert list(theirs.drain()) == [Drain(), Failed("x")]
+
+
+def test_zeromq_messages() -> None:
+    submit = Submit("ipc://r", [EncodeRequest(1, 0, b"\1\0\0\0", b"\1\0\0\0", 0, True, 1.5, 0.5)], [7])
+    assert decode_submit(encode(submit)) == submit
+    parts = [Part(1, 0, 2, b"\0" * 8, 0.1, 0.2), Part(2, 0, 0, b"", 0.0, 0.0, "backend", "why")]
+    results = Results(Status(0, 1.0, 5, 100.0), parts)
+    assert decode_results(encode(results)) == results
