@@ -42,8 +42,8 @@ DType dtype_of(const std::string& name) {
   throw nb::value_error(("dtype must be float32, float16 or bfloat16, found " + name).c_str());
 }
 
-std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions, int types,
-                                      int position_offset, float epsilon, const std::string& activation,
+std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions,
+                                      int types, int position_offset, float epsilon, const std::string& activation,
                                       const std::string& pooling, const std::string& dtype, int device, int max_tokens,
                                       const std::string& gemm, const std::string& cublaslt_library, bool graphs) {
   ModelShape shape;
@@ -57,15 +57,24 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   shape.position_offset = position_offset;
   shape.epsilon = epsilon;
   shape.dtype = dtype_of(dtype);
-  if (activation == "gelu") shape.activation = Activation::kGeluErf;
-  else if (activation == "gelu_tanh") shape.activation = Activation::kGeluTanh;
-  else if (activation == "relu") shape.activation = Activation::kRelu;
-  else throw Refused("the CUDA encoder does not know the activation " + activation);
-  if (pooling == "cls") shape.pooling = Pooling::kCls;
-  else if (pooling == "mean") shape.pooling = Pooling::kMean;
-  else if (pooling == "max") shape.pooling = Pooling::kMax;
-  else if (pooling == "last-token") shape.pooling = Pooling::kLast;
-  else throw Refused("the CUDA encoder does not know the pooling " + pooling);
+  if (activation == "gelu")
+    shape.activation = Activation::kGeluErf;
+  else if (activation == "gelu_tanh")
+    shape.activation = Activation::kGeluTanh;
+  else if (activation == "relu")
+    shape.activation = Activation::kRelu;
+  else
+    throw Refused("the CUDA encoder does not know the activation " + activation);
+  if (pooling == "cls")
+    shape.pooling = Pooling::kCls;
+  else if (pooling == "mean")
+    shape.pooling = Pooling::kMean;
+  else if (pooling == "max")
+    shape.pooling = Pooling::kMax;
+  else if (pooling == "last-token")
+    shape.pooling = Pooling::kLast;
+  else
+    throw Refused("the CUDA encoder does not know the pooling " + pooling);
   EncoderOptions options;
   options.device = device;
   options.max_tokens = max_tokens;
@@ -85,8 +94,10 @@ int submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, st
   batch.tokens = int(ids.shape(0));
   batch.sequences = int(cu_seqlens.shape(0)) - 1;
   if (types && types->shape(0) != ids.shape(0)) throw Refused("token_types must have as many elements as ids");
-  if (dimensions && int(dimensions->shape(0)) != batch.sequences) throw Refused("dimensions must have one element a sequence");
-  if (normalize && int(normalize->shape(0)) != batch.sequences) throw Refused("normalize must have one element a sequence");
+  if (dimensions && int(dimensions->shape(0)) != batch.sequences)
+    throw Refused("dimensions must have one element a sequence");
+  if (normalize && int(normalize->shape(0)) != batch.sequences)
+    throw Refused("normalize must have one element a sequence");
   batch.ids = ids.data();
   batch.cu_seqlens = cu_seqlens.data();
   batch.types = types ? types->data() : nullptr;
@@ -120,39 +131,53 @@ NB_MODULE(_cuda, m) {
   nb::exception<Refused>(m, "Refused", PyExc_RuntimeError);
   nb::exception<Lost>(m, "Lost", PyExc_RuntimeError);
 
-  m.def("device_count", [] {
-    int count = 0;
-    const cudaError_t code = cudaGetDeviceCount(&count);
-    if (code != cudaSuccess && code != cudaErrorNoDevice) {
-      cudaGetLastError();
-      throw Refused(cudaGetErrorString(code));
-    }
-    return code == cudaSuccess ? count : 0;
-  }, "How many CUDA devices there are. Raises Refused where the driver cannot say.");
-  m.def("device_info", [](int device) {
-    cudaDeviceProp properties{};
-    raise(Status::cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
-    return nb::make_tuple(std::string(properties.name), properties.major * 10 + properties.minor,
-                          size_t(properties.totalGlobalMem));
-  }, "device"_a, "Name, compute capability (90 for 9.0) and memory in bytes.");
+  m.def(
+      "device_count",
+      [] {
+        int count = 0, driver = 0;
+        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) throw Refused("no NVIDIA driver is installed");
+        const cudaError_t code = cudaGetDeviceCount(&count);
+        if (code != cudaSuccess && code != cudaErrorNoDevice) {
+          cudaGetLastError();
+          throw Refused(cudaGetErrorString(code));
+        }
+        return code == cudaSuccess ? count : 0;
+      },
+      "How many CUDA devices there are. Raises Refused where the driver cannot say.");
+  m.def(
+      "device_info",
+      [](int device) {
+        cudaDeviceProp properties{};
+        raise(Status::cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
+        return nb::make_tuple(std::string(properties.name), properties.major * 10 + properties.minor,
+                              size_t(properties.totalGlobalMem));
+      },
+      "device"_a, "Name, compute capability (90 for 9.0) and memory in bytes.");
 
   nb::class_<Encoder>(m, "Encoder")
-      .def("load", [](Encoder& encoder, const std::string& name, int layer, Vector<uint8_t> bytes, const std::string& dtype) {
-        const DType stored = dtype_of(dtype);
-        nb::gil_scoped_release release;
-        raise(encoder.load(name, layer, bytes.data(), bytes.shape(0) / bytes_of(stored), stored));
-      }, "name"_a, "layer"_a, "data"_a, "dtype"_a, "Upload one tensor; `data` must stay alive until start().")
-      .def("start", [](Encoder& encoder) { raise(encoder.start()); }, nb::call_guard<nb::gil_scoped_release>(),
-           "All weights are there: warm up and capture graphs.")
-      .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "dimensions"_a.none(), "normalize"_a.none(),
-           "tokens"_a)
+      .def(
+          "load",
+          [](Encoder& encoder, const std::string& name, int layer, Vector<uint8_t> bytes, const std::string& dtype) {
+            const DType stored = dtype_of(dtype);
+            nb::gil_scoped_release release;
+            raise(encoder.load(name, layer, bytes.data(), bytes.shape(0) / bytes_of(stored), stored));
+          },
+          "name"_a, "layer"_a, "data"_a, "dtype"_a, "Upload one tensor; `data` must stay alive until start().")
+      .def(
+          "start", [](Encoder& encoder) { raise(encoder.start()); }, nb::call_guard<nb::gil_scoped_release>(),
+          "All weights are there: warm up and capture graphs.")
+      .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "dimensions"_a.none(),
+           "normalize"_a.none(), "tokens"_a)
       .def("wait", &wait, "ticket"_a)
       .def_prop_ro("gemm", &Encoder::gemm_name)
       .def_prop_ro("graphs", &Encoder::graph_count)
-      .def_prop_ro("memory", [](const Encoder& encoder) {
-        const MemoryUse use = encoder.memory_use();
-        return nb::make_tuple(use.weights, use.activations, use.total);
-      }, "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
+      .def_prop_ro(
+          "memory",
+          [](const Encoder& encoder) {
+            const MemoryUse use = encoder.memory_use();
+            return nb::make_tuple(use.weights, use.activations, use.total);
+          },
+          "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
   m.def("make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
         "positions"_a, "types"_a, "position_offset"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a,
         "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "graphs"_a);

@@ -38,8 +38,8 @@ class [[nodiscard]] Status {
 }  // namespace embert
 
 // Returns from the calling function when `expression`, a Status, is not fine.
-#define EMBERT_TRY(expression)                                        \
-  do {                                                                \
+#define EMBERT_TRY(expression)                                                  \
+  do {                                                                          \
     if (::embert::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)
 

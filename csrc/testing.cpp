@@ -27,7 +27,9 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-DType dtype(int tag) { return DType(tag); }
+DType dtype(int tag) {
+  return DType(tag);
+}
 
 // A stream on the current device, with the launches made on it; a recorded graph can be replayed and timed.
 class Bench {
@@ -69,7 +71,9 @@ class Bench {
     check(code, "synchronize");
   }
 
-  void begin_recording() { check(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal), "begin_recording"); }
+  void begin_recording() {
+    check(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal), "begin_recording");
+  }
   void end_recording() {
     cudaGraph_t graph = nullptr;
     check(cudaStreamEndCapture(stream_.handle, &graph), "end_recording");
@@ -112,9 +116,12 @@ struct Product {
 
 void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
   nb::class_<Product>(m, "Product")
-      .def("run", [](Product& self, Bench& bench, Address x, Address residual, int rows, Address y) {
-        bench.check(self.linear->run(at(x), at(residual), rows, at(y), bench.stream()));
-      }, "bench"_a, "x"_a, "residual"_a, "rows"_a, "y"_a);
+      .def(
+          "run",
+          [](Product& self, Bench& bench, Address x, Address residual, int rows, Address y) {
+            bench.check(self.linear->run(at(x), at(residual), rows, at(y), bench.stream()));
+          },
+          "bench"_a, "x"_a, "residual"_a, "rows"_a, "y"_a);
 
   nb::class_<Bench>(m, "Bench")
       .def("__init__", [raise](Bench* self) { new (self) Bench(raise); })
@@ -129,45 +136,58 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
       .def("begin_recording", &Bench::begin_recording)
       .def("end_recording", &Bench::end_recording)
       .def("replay", &Bench::replay)
-      .def("product", [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
-                         Address bias, int out, int in, int activation) {
-        auto made = std::make_unique<Product>();
-        bench.check(provider == "hopper" ? make_hopper(dtype(type), made->provider)
-                                         : make_cublaslt(dtype(type), library, made->provider));
-        bench.check(made->provider->prepare({at(weight), at(bias), out, in, Activation(activation)}, made->linear));
-        return made;
-      }, "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a)
-      .def("offsets", [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
-                         Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles,
-                         Address shorts, int tokens, int sequences, int tile_count, int short_count, int position_offset) {
-        const OffsetsInput in{at<int>(header), at<int>(lengths), at<int>(ids), at<int>(types), at<uint32_t>(cuts)};
-        const OffsetsOutput out{at<int>(out_ids), at<int>(out_types), at<int>(positions), at<uint32_t>(out_cuts),
-                                at<int>(cu_seqlens), at<AttentionTile>(tiles), at<AttentionTile>(shorts)};
-        bench.check(compute_offsets(in, out, {tokens, sequences, tile_count, short_count}, position_offset, bench.stream()));
-      })
-      .def("embed", [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
-                       Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y) {
-        bench.check(embed(dtype(type), {at(word), at(position), at(kinds), at(gamma), at(beta)}, at<int>(ids), at<int>(types),
-                          at<int>(positions), rows, hidden, epsilon, at(y), bench.stream()));
-      })
-      .def("layernorm", [](Bench& bench, int type, Address x, Address bias, Address residual, Address gamma, Address beta, int rows,
-                           int hidden, float epsilon, Address y) {
-        bench.check(layernorm(dtype(type), at(x), at(bias), at(residual), at(gamma), at(beta), rows, hidden, epsilon, at(y),
-                              bench.stream()));
-      })
-      .def("activate", [](Bench& bench, int type, int activation, Address bias, int rows, int columns, Address x) {
-        bench.check(activate_rows(dtype(type), Activation(activation), at(bias), rows, columns, at(x), bench.stream()));
-      })
-      .def("attention", [](Bench& bench, int type, Address qkv, Address tiles, int tile_count, Address shorts, int short_count,
-                           int heads, int head_size, Address context) {
-        bench.check(attention(dtype(type), at(qkv), {at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count},
-                              heads, head_size, at(context), bench.stream()));
-      })
-      .def("pool", [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts, int sequences,
-                      int hidden, Address vectors) {
-        bench.check(pool(dtype(type), Pooling(pooling), at(hidden_states), at<int>(cu_seqlens), at<uint32_t>(cuts), sequences,
-                         hidden, at<float>(vectors), bench.stream()));
-      })
+      .def(
+          "product",
+          [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
+             Address bias, int out, int in, int activation) {
+            auto made = std::make_unique<Product>();
+            bench.check(provider == "hopper" ? make_hopper(dtype(type), made->provider)
+                                             : make_cublaslt(dtype(type), library, made->provider));
+            bench.check(made->provider->prepare({at(weight), at(bias), out, in, Activation(activation)}, made->linear));
+            return made;
+          },
+          "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a)
+      .def("offsets",
+           [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
+              Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles, Address shorts,
+              int tokens, int sequences, int tile_count, int short_count, int position_offset) {
+             const OffsetsInput in{at<int>(header), at<int>(lengths), at<int>(ids), at<int>(types), at<uint32_t>(cuts)};
+             const OffsetsOutput out{at<int>(out_ids),         at<int>(out_types),  at<int>(positions),
+                                     at<uint32_t>(out_cuts),   at<int>(cu_seqlens), at<AttentionTile>(tiles),
+                                     at<AttentionTile>(shorts)};
+             bench.check(compute_offsets(in, out, {tokens, sequences, tile_count, short_count}, position_offset,
+                                         bench.stream()));
+           })
+      .def("embed",
+           [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
+              Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y) {
+             bench.check(embed(dtype(type), {at(word), at(position), at(kinds), at(gamma), at(beta)}, at<int>(ids),
+                               at<int>(types), at<int>(positions), rows, hidden, epsilon, at(y), bench.stream()));
+           })
+      .def("layernorm",
+           [](Bench& bench, int type, Address x, Address bias, Address residual, Address gamma, Address beta, int rows,
+              int hidden, float epsilon, Address y) {
+             bench.check(layernorm(dtype(type), at(x), at(bias), at(residual), at(gamma), at(beta), rows, hidden,
+                                   epsilon, at(y), bench.stream()));
+           })
+      .def("activate",
+           [](Bench& bench, int type, int activation, Address bias, int rows, int columns, Address x) {
+             bench.check(
+                 activate_rows(dtype(type), Activation(activation), at(bias), rows, columns, at(x), bench.stream()));
+           })
+      .def("attention",
+           [](Bench& bench, int type, Address qkv, Address tiles, int tile_count, Address shorts, int short_count,
+              int heads, int head_size, Address context) {
+             bench.check(attention(dtype(type), at(qkv),
+                                   {at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count},
+                                   heads, head_size, at(context), bench.stream()));
+           })
+      .def("pool",
+           [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
+              int sequences, int hidden, Address vectors) {
+             bench.check(pool(dtype(type), Pooling(pooling), at(hidden_states), at<int>(cu_seqlens), at<uint32_t>(cuts),
+                              sequences, hidden, at<float>(vectors), bench.stream()));
+           })
       .def("convert", [](Bench& bench, int from, Address x, int to, Address y, size_t count) {
         bench.check(convert(dtype(from), at(x), dtype(to), at(y), count, bench.stream()));
       });

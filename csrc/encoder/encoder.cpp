@@ -7,7 +7,8 @@
 namespace embert {
 namespace {
 
-// Batches up to the last of these many tokens run as captured graphs, rounded up to the next one; and sequences likewise.
+// Batches up to the last of these many tokens run as captured graphs, rounded up to the next one; and sequences
+// likewise.
 constexpr int kTokenBuckets[] = {16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024};
 constexpr int kSequenceBuckets[] = {1, 8, 32, 64};
 
@@ -26,7 +27,9 @@ int max_tiles(int tokens, int sequences) {
   return std::min(tokens / kAttentionRows + std::min(sequences, tokens / (kAttentionShort + 1)), tokens);
 }
 
-size_t aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
+size_t aligned(size_t bytes) {
+  return (bytes + 15) / 16 * 16;
+}
 
 }  // namespace
 
@@ -81,7 +84,8 @@ Status Encoder::init() {
     at_.offsets.cuts = reinterpret_cast<uint32_t*>(carver.take(size_t(sequence_capacity_) * 4));
     at_.offsets.cu_seqlens = reinterpret_cast<int*>(carver.take((size_t(sequence_capacity_) + 1) * 4));
     at_.offsets.tiles = reinterpret_cast<AttentionTile*>(carver.take(size_t(tile_capacity_) * sizeof(AttentionTile)));
-    at_.offsets.shorts = reinterpret_cast<AttentionTile*>(carver.take(size_t(sequence_capacity_) * sizeof(AttentionTile)));
+    at_.offsets.shorts =
+        reinterpret_cast<AttentionTile*>(carver.take(size_t(sequence_capacity_) * sizeof(AttentionTile)));
     if (pass == 0) EMBERT_TRY(arena_.allocate(carver.used()));
   }
   // Rounded-up batches compute rows that nobody reads; finite ones are easier to reason about.
@@ -103,7 +107,8 @@ Status Encoder::init() {
 Status Encoder::make_gemm(bool is_hopper) {
   const std::string& asked = options_.gemm;
   const bool own = is_hopper && shape_.dtype != DType::kFloat32;
-  if (asked == "hopper" && !own) return Status::refused("the hopper GEMM needs compute capability 9.0 and a 16-bit type");
+  if (asked == "hopper" && !own)
+    return Status::refused("the hopper GEMM needs compute capability 9.0 and a 16-bit type");
   if (asked == "hopper" || (asked == "auto" && own)) return make_hopper(shape_.dtype, gemm_);
   if (asked == "cublaslt" || asked == "auto") return make_cublaslt(shape_.dtype, options_.cublaslt_library, gemm_);
   return Status::refused("no GEMM is called " + asked);
@@ -146,7 +151,8 @@ Status Encoder::start() {
     const LayerWeights& w = weights_.layer(i);
     LayerProducts& p = products_[i];
     EMBERT_TRY(gemm_->prepare({w.qkv_weight, w.qkv_bias, 3 * hidden, hidden, Activation::kNone}, p.qkv));
-    EMBERT_TRY(gemm_->prepare({w.attention_weight, w.attention_bias, hidden, hidden, Activation::kNone}, p.attention_out));
+    EMBERT_TRY(
+        gemm_->prepare({w.attention_weight, w.attention_bias, hidden, hidden, Activation::kNone}, p.attention_out));
     EMBERT_TRY(gemm_->prepare({w.inner_weight, w.inner_bias, shape_.inner, hidden, shape_.activation}, p.inner));
     EMBERT_TRY(gemm_->prepare({w.out_weight, w.out_bias, hidden, shape_.inner, Activation::kNone}, p.out));
   }
@@ -187,9 +193,10 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const OffsetsInput input{part(0), part(layout.lengths), part(layout.ids), part(layout.types),
                            reinterpret_cast<const uint32_t*>(part(layout.cuts))};
   const OffsetsOutput& offsets = at_.offsets;
-  EMBERT_TRY(compute_offsets(input, offsets, {rows, plan.sequences, plan.tiles, plan.shorts}, shape_.position_offset, stream));
-  EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden, shape_.epsilon, at_.x,
-                   stream));
+  EMBERT_TRY(
+      compute_offsets(input, offsets, {rows, plan.sequences, plan.tiles, plan.shorts}, shape_.position_offset, stream));
+  EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden,
+                   shape_.epsilon, at_.x, stream));
   const AttentionWork work{offsets.tiles, plan.tiles, offsets.shorts, plan.shorts};
   uint8_t* const qkv = at_.wide;
   uint8_t* const context = at_.wide + size_t(row_capacity_) * 3 * hidden * bytes_of(dtype);
@@ -200,22 +207,24 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
     EMBERT_TRY(p.qkv->run(at_.x, nullptr, rows, qkv, stream));
     EMBERT_TRY(attention(dtype, qkv, work, shape_.heads, shape_.head_size(), context, stream));
     EMBERT_TRY(p.attention_out->run(context, at_.x, rows, at_.sum, stream));
-    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.attention_gamma, w.attention_beta, rows, hidden, shape_.epsilon,
-                         at_.x, stream));
+    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.attention_gamma, w.attention_beta, rows, hidden,
+                         shape_.epsilon, at_.x, stream));
     EMBERT_TRY(p.inner->run(at_.x, nullptr, rows, inner, stream));
     EMBERT_TRY(p.out->run(inner, at_.x, rows, at_.sum, stream));
     EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.out_gamma, w.out_beta, rows, hidden, shape_.epsilon, at_.x,
                          stream));
   }
   if (plan.vectors == nullptr) return {};
-  return pool(dtype, shape_.pooling, at_.x, offsets.cu_seqlens, offsets.cuts, plan.sequences, hidden, plan.vectors, stream);
+  return pool(dtype, shape_.pooling, at_.x, offsets.cu_seqlens, offsets.cuts, plan.sequences, hidden, plan.vectors,
+              stream);
 }
 
 Status Encoder::check(const BatchView& batch) const {
   if (batch.tokens > options_.max_tokens || batch.sequences > sequence_capacity_) {
-    return Status::refused("a batch of " + std::to_string(batch.tokens) + " tokens in " + std::to_string(batch.sequences) +
-                           " sequences; at most " + std::to_string(options_.max_tokens) + " tokens in " +
-                           std::to_string(sequence_capacity_) + " sequences can be run");
+    return Status::refused("a batch of " + std::to_string(batch.tokens) + " tokens in " +
+                           std::to_string(batch.sequences) + " sequences; at most " +
+                           std::to_string(options_.max_tokens) + " tokens in " + std::to_string(sequence_capacity_) +
+                           " sequences can be run");
   }
   if (batch.cu_seqlens[0] != 0 || batch.cu_seqlens[batch.sequences] != batch.tokens) {
     return Status::refused("cu_seqlens must run from 0 to the number of ids");
@@ -320,7 +329,8 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
   if (!slot.direct) EMBERT_TRY(reserve_output(slot, floats, task == Task::kEmbed));
   if (task == Task::kTokens) {
     EMBERT_TRY(forward(plan, stream_));
-    // The hidden states go through the room of the wide activations, which the next forward will want: so on this stream.
+    // The hidden states go through the room of the wide activations, which the next forward will want: so on this
+    // stream.
     EMBERT_TRY(convert(shape_.dtype, at_.x, DType::kFloat32, at_.wide, floats, stream_));
     EMBERT_CUDA(cudaMemcpyAsync(slot.output.as(), at_.wide, floats * 4, cudaMemcpyDeviceToHost, stream_.handle));
     EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
@@ -341,7 +351,8 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
 
 Status Encoder::capture(Slot& slot, std::pair<int, int> bucket) {
   const auto [tokens, sequences] = bucket;
-  Plan plan{tokens, sequences, max_tiles(tokens, sequences), sequences, slot.input.as(), slot.direct_output.as<float>()};
+  Plan plan{tokens,    sequences,       max_tiles(tokens, sequences),
+            sequences, slot.input.as(), slot.direct_output.as<float>()};
   if (sequences == 1) {  // one sequence is short or long, and the bucket tells
     plan.shorts = tokens <= kAttentionShort ? 1 : 0;
     plan.tiles = plan.shorts == 1 ? 0 : (tokens + kAttentionRows - 1) / kAttentionRows;
@@ -368,7 +379,8 @@ Status Encoder::wait(int ticket, float* out) {
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
   if (slot.rows == 0) return {};
   EMBERT_CUDA(cudaSetDevice(options_.device));
-  EMBERT_TRY(remember(Status::cuda(cudaEventSynchronize(slot.done), ("forward of " + std::to_string(slot.rows) + " rows").c_str())));
+  EMBERT_TRY(remember(
+      Status::cuda(cudaEventSynchronize(slot.done), ("forward of " + std::to_string(slot.rows) + " rows").c_str())));
   std::memcpy(out, (slot.direct ? slot.direct_output : slot.output).as(), size_t(slot.rows) * shape_.hidden * 4);
   return {};
 }

@@ -30,9 +30,9 @@ struct BatchView {
 struct EncoderOptions {
   int device = 0;
   int max_tokens = 16384;
-  std::string gemm = "auto";       // "auto", "hopper", "cublaslt"
-  std::string cublaslt_library;    // file name or path; empty: the loader's own search
-  bool graphs = true;              // capture small batches' forwards at start
+  std::string gemm = "auto";     // "auto", "hopper", "cublaslt"
+  std::string cublaslt_library;  // file name or path; empty: the loader's own search
+  bool graphs = true;            // capture small batches' forwards at start
 };
 
 struct MemoryUse {
@@ -73,14 +73,15 @@ class Encoder {
   };
   // Everything a forward needs to know on the host.
   struct Plan {
-    int rows;        // tokens, or the bucket they were rounded up to
-    int sequences;   // likewise
+    int rows;       // tokens, or the bucket they were rounded up to
+    int sequences;  // likewise
     int tiles, shorts;
     const uint8_t* input;  // in InputLayout(rows, sequences)
     float* vectors;        // device or mapped host memory
   };
   struct Slot {
-    HostBuffer input, direct_output, output;  // direct: written by the pooling kernel, at one place for good; else copied into
+    HostBuffer input, direct_output,
+        output;  // direct: written by the pooling kernel, at one place for good; else copied into
     DeviceBuffer device_input, vectors;
     cudaEvent_t copied = nullptr, computed = nullptr, done = nullptr;
     std::map<std::pair<int, int>, cudaGraphExec_t> graphs;  // by token and sequence bucket

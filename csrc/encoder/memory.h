@@ -43,7 +43,9 @@ class Buffer {
   }
 
   template <typename T = uint8_t>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
   size_t bytes() const { return bytes_; }
 
  private:

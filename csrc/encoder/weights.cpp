@@ -6,11 +6,17 @@ namespace embert {
 
 Status ModelShape::check() const {
   const auto refuse = [](const std::string& what) { return Status::refused("the CUDA encoder cannot run " + what); };
-  if (hidden <= 0 || heads <= 0 || hidden % heads != 0) return refuse("hidden size " + std::to_string(hidden) + " with " + std::to_string(heads) + " heads");
-  if (!layernorm_takes(dtype, hidden) || hidden % 8 != 0) return refuse("hidden size " + std::to_string(hidden) + ": it must be a multiple of 8 of at most " + std::to_string(dtype == DType::kFloat32 ? 1024 : 2048));
-  if (!attention_takes(dtype, head_size())) return refuse("head size " + std::to_string(head_size()) + ": it must be a multiple of 8 from 8 to 128");
-  if (inner <= 0 || inner % 8 != 0) return refuse("intermediate size " + std::to_string(inner) + ": it must be a multiple of 8");
-  if (layers < 1 || vocabulary < 1 || max_length() < 1 || types < 0) return refuse("a model without layers, vocabulary or positions");
+  if (hidden <= 0 || heads <= 0 || hidden % heads != 0)
+    return refuse("hidden size " + std::to_string(hidden) + " with " + std::to_string(heads) + " heads");
+  if (!layernorm_takes(dtype, hidden) || hidden % 8 != 0)
+    return refuse("hidden size " + std::to_string(hidden) + ": it must be a multiple of 8 of at most " +
+                  std::to_string(dtype == DType::kFloat32 ? 1024 : 2048));
+  if (!attention_takes(dtype, head_size()))
+    return refuse("head size " + std::to_string(head_size()) + ": it must be a multiple of 8 from 8 to 128");
+  if (inner <= 0 || inner % 8 != 0)
+    return refuse("intermediate size " + std::to_string(inner) + ": it must be a multiple of 8");
+  if (layers < 1 || vocabulary < 1 || max_length() < 1 || types < 0)
+    return refuse("a model without layers, vocabulary or positions");
   return {};
 }
 
@@ -48,7 +54,8 @@ Status Weights::allocate() {
   carve(nullptr, bytes);
   EMBERT_TRY(storage_.allocate(bytes));
   carve(storage_.as(), bytes);
-  const size_t largest = std::max({size_t(shape_.vocabulary), size_t(shape_.positions), size_t(shape_.inner)}) * shape_.hidden;
+  const size_t largest =
+      std::max({size_t(shape_.vocabulary), size_t(shape_.positions), size_t(shape_.inner)}) * shape_.hidden;
   return conversion_.allocate(largest * 4);
 }
 
@@ -62,7 +69,8 @@ Status Weights::find(const std::string& name, int layer, uint8_t*& to, size_t& c
   };
   bool found = false;
   if (layer < 0) {
-    found = is("word", tables_.word, shape_.vocabulary * hidden) || is("position", tables_.position, shape_.positions * hidden) ||
+    found = is("word", tables_.word, shape_.vocabulary * hidden) ||
+            is("position", tables_.position, shape_.positions * hidden) ||
             is("type", tables_.type, shape_.types * hidden) || is("gamma", tables_.gamma, hidden) ||
             is("beta", tables_.beta, hidden);
   } else if (layer < shape_.layers) {
@@ -70,7 +78,8 @@ Status Weights::find(const std::string& name, int layer, uint8_t*& to, size_t& c
     const size_t matrix = hidden * hidden;
     found = is("query.weight", w.qkv_weight, matrix) || is("key.weight", w.qkv_weight + matrix * size, matrix) ||
             is("value.weight", w.qkv_weight + 2 * matrix * size, matrix) || is("query.bias", w.qkv_bias, hidden) ||
-            is("key.bias", w.qkv_bias + hidden * size, hidden) || is("value.bias", w.qkv_bias + 2 * hidden * size, hidden) ||
+            is("key.bias", w.qkv_bias + hidden * size, hidden) ||
+            is("value.bias", w.qkv_bias + 2 * hidden * size, hidden) ||
             is("attention.weight", w.attention_weight, matrix) || is("attention.bias", w.attention_bias, hidden) ||
             is("attention.gamma", w.attention_gamma, hidden) || is("attention.beta", w.attention_beta, hidden) ||
             is("inner.weight", w.inner_weight, inner * hidden) || is("inner.bias", w.inner_bias, inner) ||
@@ -81,13 +90,14 @@ Status Weights::find(const std::string& name, int layer, uint8_t*& to, size_t& c
   return Status::refused("no weight is called " + name + " in layer " + std::to_string(layer));
 }
 
-Status Weights::load(const std::string& name, int layer, const void* host, size_t count, DType stored, const Stream& stream) {
+Status Weights::load(const std::string& name, int layer, const void* host, size_t count, DType stored,
+                     const Stream& stream) {
   uint8_t* to = nullptr;
   size_t expected = 0;
   EMBERT_TRY(find(name, layer, to, expected));
   if (count != expected) {
-    return Status::refused(name + " of layer " + std::to_string(layer) + " has " + std::to_string(count) + " elements, expected " +
-                           std::to_string(expected));
+    return Status::refused(name + " of layer " + std::to_string(layer) + " has " + std::to_string(count) +
+                           " elements, expected " + std::to_string(expected));
   }
   ++loaded_;
   const size_t bytes = count * bytes_of(stored);

@@ -37,8 +37,8 @@ class Weights {
   explicit Weights(const ModelShape& shape) : shape_(shape) {}
   Status allocate();
 
-  // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention, inner
-  // and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta.
+  // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention,
+  // inner and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta.
   Status load(const std::string& name, int layer, const void* host, size_t count, DType stored, const Stream& stream);
   // All there? Then the room for conversions is given back.
   Status complete();

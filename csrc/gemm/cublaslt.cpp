@@ -1,7 +1,7 @@
 // The portable matrix product: cuBLASLt with plans resolved once a shape bucket and one workspace allocated once.
 //
-// The library is opened at run time: an encoder on our own kernels never pays for its 500 MB, and a build needs its header
-// only. Without the header (EMBERT_HAS_CUBLASLT unset) this provider says so when it is asked for.
+// The library is opened at run time: an encoder on our own kernels never pays for its 500 MB, and a build needs its
+// header only. Without the header (EMBERT_HAS_CUBLASLT unset) this provider says so when it is asked for.
 
 #include "gemm.h"
 
@@ -119,11 +119,12 @@ class CublasLtLinear final : public Linear {
   Status init() {
     // cuBLAS is column-major: yᵀ[out, rows] = (Wᵀ)ᵀ[out, in] · xᵀ[in, rows].
     const Library& library = owner_.library_;
-    EMBERT_TRY(CublasLt::check(library.desc_create(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
+    EMBERT_TRY(
+        CublasLt::check(library.desc_create(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
     const cublasOperation_t transpose = CUBLAS_OP_T;
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_TRANSA, transpose));
-    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_EPILOGUE, weights_.activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_BIAS
-                                                                                           : CUBLASLT_EPILOGUE_BIAS));
+    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_EPILOGUE,
+                   weights_.activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, weights_.bias));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(owner_.dtype_)));
     return CublasLt::check(
@@ -136,12 +137,12 @@ class CublasLtLinear final : public Linear {
     const Plan* plan = nullptr;
     EMBERT_TRY(plan_for(rows, residual != nullptr, plan));
     const float alpha = 1.0f, beta = residual != nullptr ? 1.0f : 0.0f;
-    const cublasStatus_t status = owner_.library_.matmul(
-        owner_.handle_, desc_, &alpha, weights_.weight, weight_layout_, x, plan->rows_layout_x, &beta,
-        residual != nullptr ? residual : y, plan->rows_layout_y, y, plan->rows_layout_y, &plan->algo, owner_.workspace_,
-        kWorkspaceBytes, stream.handle);
-    EMBERT_TRY(CublasLt::check(status, "cublasLtMatmul (" + std::to_string(rows) + " rows, " + std::to_string(weights_.in) +
-                                           " to " + std::to_string(weights_.out) + ")"));
+    const cublasStatus_t status =
+        owner_.library_.matmul(owner_.handle_, desc_, &alpha, weights_.weight, weight_layout_, x, plan->rows_layout_x,
+                               &beta, residual != nullptr ? residual : y, plan->rows_layout_y, y, plan->rows_layout_y,
+                               &plan->algo, owner_.workspace_, kWorkspaceBytes, stream.handle);
+    EMBERT_TRY(CublasLt::check(status, "cublasLtMatmul (" + std::to_string(rows) + " rows, " +
+                                           std::to_string(weights_.in) + " to " + std::to_string(weights_.out) + ")"));
     if (weights_.activation == Activation::kGeluErf || weights_.activation == Activation::kGeluTanh) {
       return activate_rows(owner_.dtype_, weights_.activation, nullptr, rows, weights_.out, y, stream);
     }
@@ -156,7 +157,8 @@ class CublasLtLinear final : public Linear {
 
   template <typename Value>
   Status set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
-    return CublasLt::check(owner_.library_.desc_set(desc_, attribute, &value, sizeof(value)), "cublasLtMatmulDescSetAttribute");
+    return CublasLt::check(owner_.library_.desc_set(desc_, attribute, &value, sizeof(value)),
+                           "cublasLtMatmulDescSetAttribute");
   }
 
   // Layouts are exact, algorithms are resolved once a bucket: a heuristic costs tens of microseconds.
@@ -197,9 +199,8 @@ class CublasLtLinear final : public Linear {
     }
     made.algo = algo->second;
     cublasLtMatmulHeuristicResult_t checked{};
-    const cublasStatus_t fits =
-        library.algo_check(owner_.handle_, desc_, weight_layout_, made.rows_layout_x, made.rows_layout_y, made.rows_layout_y,
-                           &made.algo, &checked);
+    const cublasStatus_t fits = library.algo_check(owner_.handle_, desc_, weight_layout_, made.rows_layout_x,
+                                                   made.rows_layout_y, made.rows_layout_y, &made.algo, &checked);
     if (fits != CUBLAS_STATUS_SUCCESS) EMBERT_TRY(best_algo(rows, made.algo));
     plan = &plans_.emplace(std::make_pair(rows, residual), made).first->second;
     return {};
@@ -210,8 +211,10 @@ class CublasLtLinear final : public Linear {
     const cudaDataType_t type = data_type(owner_.dtype_);
     cublasLtMatrixLayout_t x_layout = nullptr, y_layout = nullptr;
     cublasLtMatmulPreference_t preference = nullptr;
-    EMBERT_TRY(CublasLt::check(library.layout_create(&x_layout, type, weights_.in, rows, weights_.in), "cublasLt layout"));
-    EMBERT_TRY(CublasLt::check(library.layout_create(&y_layout, type, weights_.out, rows, weights_.out), "cublasLt layout"));
+    EMBERT_TRY(
+        CublasLt::check(library.layout_create(&x_layout, type, weights_.in, rows, weights_.in), "cublasLt layout"));
+    EMBERT_TRY(
+        CublasLt::check(library.layout_create(&y_layout, type, weights_.out, rows, weights_.out), "cublasLt layout"));
     EMBERT_TRY(CublasLt::check(library.preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
     const size_t workspace = kWorkspaceBytes;
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;  // one K partition for every number of rows
@@ -225,8 +228,8 @@ class CublasLtLinear final : public Linear {
     library.layout_destroy(y_layout);
     library.preference_destroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
-      return Status::refused("cuBLASLt has no algorithm for " + std::to_string(rows) + " rows, " + std::to_string(weights_.in) +
-                             " to " + std::to_string(weights_.out));
+      return Status::refused("cuBLASLt has no algorithm for " + std::to_string(rows) + " rows, " +
+                             std::to_string(weights_.in) + " to " + std::to_string(weights_.out));
     }
     algo = result.algo;
     return {};
@@ -236,7 +239,7 @@ class CublasLtLinear final : public Linear {
   LinearWeights weights_;
   cublasLtMatmulDesc_t desc_ = nullptr;
   cublasLtMatrixLayout_t weight_layout_ = nullptr;
-  std::map<std::pair<int, bool>, Plan> plans_;                 // by rows
+  std::map<std::pair<int, bool>, Plan> plans_;                  // by rows
   std::map<std::pair<int, bool>, cublasLtMatmulAlgo_t> algos_;  // by bucket
 };
 

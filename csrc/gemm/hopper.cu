@@ -13,8 +13,8 @@ namespace {
 
 using hopper::TileShape;
 
-// All tuned numbers. Wide: two row tiles share W, for many rows. The others: more and smaller tiles for fewer rows, and a ring
-// deep enough that all of W's tile is on its way before the earlier kernel ends (K = 768: 12 stages).
+// All tuned numbers. Wide: two row tiles share W, for many rows. The others: more and smaller tiles for fewer rows, and
+// a ring deep enough that all of W's tile is on its way before the earlier kernel ends (K = 768: 12 stages).
 using Wide = TileShape<128, 128, 2, 5>;
 using Middle = TileShape<64, 64, 1, 12>;
 using Narrow = TileShape<64, 32, 1, 12>;
@@ -30,9 +30,11 @@ class HopperLinear final : public Linear {
 
  private:
   template <typename T, typename Shape>
-  Status run_shape(const CUtensorMap& w_map, const void* x, const void* residual, int rows, void* y, const Stream& stream);
+  Status run_shape(const CUtensorMap& w_map, const void* x, const void* residual, int rows, void* y,
+                   const Stream& stream);
   template <typename T, typename Shape, Activation kActivation, bool kResidual>
-  Status run_kernel(const CUtensorMap& w_map, const void* x, const void* residual, int rows, void* y, const Stream& stream);
+  Status run_kernel(const CUtensorMap& w_map, const void* x, const void* residual, int rows, void* y,
+                    const Stream& stream);
   template <typename T>
   Status run_type(const void* x, const void* residual, int rows, void* y, const Stream& stream);
 
@@ -61,7 +63,8 @@ class Hopper final : public GemmProvider {
   size_t workspace_bytes() const override { return 0; }
   bool dependent_launch() const override { return true; }
   Status prepare(const LinearWeights& weights, std::unique_ptr<Linear>& linear) override {
-    if (weights.in % 8 != 0 || weights.out % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
+    if (weights.in % 8 != 0 || weights.out % 8 != 0)
+      return Status::refused("hopper gemm: sizes must be multiples of 8");
     auto made = std::make_unique<HopperLinear>(*this, weights);
     EMBERT_TRY(made->init());
     linear = std::move(made);
@@ -74,10 +77,10 @@ class Hopper final : public GemmProvider {
     const cuuint64_t pitch[1] = {cuuint64_t(columns) * 2};
     const cuuint32_t box[2] = {64, cuuint32_t(box_rows)};
     const cuuint32_t strides[2] = {1, 1};
-    const CUresult code = encode_(
-        &made, dtype_ == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-        const_cast<void*>(matrix), sizes, pitch, box, strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult code =
+        encode_(&made, dtype_ == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                2, const_cast<void*>(matrix), sizes, pitch, box, strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (code == CUDA_SUCCESS) return {};
     return Status::refused("cuTensorMapEncodeTiled of [" + std::to_string(rows) + ", " + std::to_string(columns) +
                            "]: CUresult " + std::to_string(int(code)));
@@ -128,7 +131,8 @@ Status HopperLinear::run_kernel(const CUtensorMap& w_map, const void* x, const v
                          static_cast<const T*>(residual), static_cast<T*>(y), rows, weights_.out, weights_.in);
   if (code == cudaSuccess) return {};
   return Status::cuda(code, ("hopper gemm (" + std::to_string(rows) + " rows, " + std::to_string(weights_.in) + " to " +
-                             std::to_string(weights_.out) + ")").c_str());
+                             std::to_string(weights_.out) + ")")
+                                .c_str());
 }
 
 template <typename T, typename Shape>
@@ -157,7 +161,8 @@ Status HopperLinear::run_type(const void* x, const void* residual, int rows, voi
     return (rows + tile_rows - 1) / tile_rows * ((weights_.out + tile_columns - 1) / tile_columns);
   };
   const int processors = owner_.processors();
-  if (tiles(Slim::kRows, Slim::kColumns) <= processors) return run_shape<T, Slim>(slim_map_, x, residual, rows, y, stream);
+  if (tiles(Slim::kRows, Slim::kColumns) <= processors)
+    return run_shape<T, Slim>(slim_map_, x, residual, rows, y, stream);
   if (tiles(Narrow::kRows, Narrow::kColumns) <= processors) {
     return run_shape<T, Narrow>(narrow_map_, x, residual, rows, y, stream);
   }

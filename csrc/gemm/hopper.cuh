@@ -9,12 +9,15 @@
 
 namespace embert::hopper {
 
-// --- mbarrier: counts arrivals and bytes; flips its phase when both are complete ----------------------------------------
+// --- mbarrier: counts arrivals and bytes; flips its phase when both are complete
+// ----------------------------------------
 
 __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
-__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -30,7 +33,8 @@ __device__ __forceinline__ void arrive_in_cluster(uint32_t barrier, uint32_t blo
       "r"(block)
       : "memory");
 }
-// The default scope on purpose: at cluster scope every wait and arrival would order all memory, at twice the step's time.
+// The default scope on purpose: at cluster scope every wait and arrival would order all memory, at twice the step's
+// time.
 __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -43,7 +47,8 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
       : "memory");
 }
 
-// --- clusters -----------------------------------------------------------------------------------------------------------
+// --- clusters
+// -----------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint32_t block_in_cluster() {
   uint32_t rank;
@@ -54,19 +59,22 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// --- tensor copies of a box of a 2-D matrix (column, row) -------------------------------------------------------------
+// --- tensor copies of a box of a 2-D matrix (column, row)
+// -------------------------------------------------------------
 
 __device__ __forceinline__ void load_box(const CUtensorMap* map, uint32_t to, uint32_t barrier, int column, int row) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
+          "r"(to),
       "l"(map), "r"(barrier), "r"(column), "r"(row)
       : "memory");
 }
 // To the same place in every block of `mask`, completing on each one's own barrier.
-__device__ __forceinline__ void load_box_for(uint16_t mask, const CUtensorMap* map, uint32_t to, uint32_t barrier, int column,
-                                             int row) {
+__device__ __forceinline__ void load_box_for(uint16_t mask, const CUtensorMap* map, uint32_t to, uint32_t barrier,
+                                             int column, int row) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%3, "
       "%4}], [%2], %5;" ::"r"(to),
       "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(mask)
       : "memory");
@@ -76,73 +84,98 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from,
                "r"(column), "r"(row)
                : "memory");
 }
-__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void wait_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void wait_stores_done() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
 // What ordinary stores put into shared memory becomes visible to the copy engine.
-__device__ __forceinline__ void fence_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_for_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Rows of 128 bytes; the engine swaps 16-byte chunk c of row r to place c ^ (r mod 8), so that a column meets all banks.
-__device__ __forceinline__ uint32_t swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
+// Rows of 128 bytes; the engine swaps 16-byte chunk c of row r to place c ^ (r mod 8), so that a column meets all
+// banks.
+__device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
+  return row * 128 + ((chunk ^ (row & 7)) << 4);
+}
 
 __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]),
-               "r"(r[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
-// --- wgmma ---------------------------------------------------------------------------------------------------------------
+// --- wgmma
+// ---------------------------------------------------------------------------------------------------------------
 
 // A K-major operand of 64-element (128-byte) swizzled rows: 8 rows span 1 024 bytes.
 __device__ __forceinline__ uint64_t operand(uint32_t address) {
   return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);
 }
-__device__ __forceinline__ void fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void fence_registers() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int kLeft>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
 
-#define EMBERT_F8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#define EMBERT_WGMMA_128(type)                                                                                            \
-  asm volatile(                                                                                                           \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                                    \
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"   \
-      "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"  \
-      "%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}"                                                           \
-      : EMBERT_F8(0), EMBERT_F8(8), EMBERT_F8(16), EMBERT_F8(24), EMBERT_F8(32), EMBERT_F8(40), EMBERT_F8(48),            \
-        EMBERT_F8(56)                                                                                                     \
+#define EMBERT_F8(i)                                                                                          \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
+      "+f"(c[i + 7])
+#define EMBERT_WGMMA_128(type)                                                                                        \
+  asm volatile(                                                                                                       \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                                                                \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                                    \
+      " "                                                                                                             \
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%"  \
+      "29,"                                                                                                           \
+      "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%" \
+      "57,"                                                                                                           \
+      "%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}"                                                       \
+      : EMBERT_F8(0), EMBERT_F8(8), EMBERT_F8(16), EMBERT_F8(24), EMBERT_F8(32), EMBERT_F8(40), EMBERT_F8(48),        \
+        EMBERT_F8(56)                                                                                                 \
       : "l"(a), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_64(type)                                                                                             \
-  asm volatile(                                                                                                           \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                                     \
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"   \
-      "%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}"                                                                           \
-      : EMBERT_F8(0), EMBERT_F8(8), EMBERT_F8(16), EMBERT_F8(24)                                                          \
+#define EMBERT_WGMMA_64(type)                                                                                        \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                                                               \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                                    \
+      " "                                                                                                            \
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%" \
+      "29,"                                                                                                          \
+      "%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}"                                                                      \
+      : EMBERT_F8(0), EMBERT_F8(8), EMBERT_F8(16), EMBERT_F8(24)                                                     \
       : "l"(a), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_32(type)                                                                                             \
-  asm volatile(                                                                                                           \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                                     \
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}"                            \
-      : EMBERT_F8(0), EMBERT_F8(8)                                                                                        \
+#define EMBERT_WGMMA_32(type)                                                                  \
+  asm volatile(                                                                                \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"                                         \
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                              \
+      " "                                                                                      \
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}" \
+      : EMBERT_F8(0), EMBERT_F8(8)                                                             \
       : "l"(a), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_16(type)                                                                                             \
-  asm volatile(                                                                                                           \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                                     \
-      "{%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, add, 1, 1, 0, 0;\n}"                                                            \
-      : EMBERT_F8(0)                                                                                                      \
+#define EMBERT_WGMMA_16(type)                                     \
+  asm volatile(                                                   \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"            \
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type \
+      " "                                                         \
+      "{%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, add, 1, 1, 0, 0;\n}"    \
+      : EMBERT_F8(0)                                              \
       : "l"(a), "l"(b), "r"(int(add)))
 
-// c[64 × kN] (+)= a[64 × 16] · b[kN × 16]ᵀ by the whole warpgroup. Warp w holds rows 16w …; within it, c[4j + i] is laid out
-// as an m16n8 accumulator of columns 8j … 8j + 7.
+// c[64 × kN] (+)= a[64 × 16] · b[kN × 16]ᵀ by the whole warpgroup. Warp w holds rows 16w …; within it, c[4j + i] is
+// laid out as an m16n8 accumulator of columns 8j … 8j + 7.
 template <typename T>
 __device__ __forceinline__ void multiply(float (&c)[64], uint64_t a, uint64_t b, bool add) {
   if constexpr (std::is_same_v<T, half_t>) {
@@ -191,6 +224,8 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 // A barrier among the 128 threads of one warpgroup.
-__device__ __forceinline__ void warpgroup_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+__device__ __forceinline__ void warpgroup_sync(int id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
 
 }  // namespace embert::hopper

@@ -1,10 +1,10 @@
 // y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper, top to bottom.
 //
-// Persistent blocks of three warpgroups. The first copies tiles of x and W into a ring of stages; the other two take output
-// tiles in turn ("ping-pong"): while one multiplies, the other adds the bias, applies the activation and stores, so that the
-// epilogue costs no matrix time. Two blocks of a cluster take neighbouring row tiles and share each tile of W: half of it is
-// fetched by each and multicast to both. Accumulation walks K in order in one FP32 accumulator: a row's bits depend on
-// nothing but the row and the weights.
+// Persistent blocks of three warpgroups. The first copies tiles of x and W into a ring of stages; the other two take
+// output tiles in turn ("ping-pong"): while one multiplies, the other adds the bias, applies the activation and stores,
+// so that the epilogue costs no matrix time. Two blocks of a cluster take neighbouring row tiles and share each tile of
+// W: half of it is fetched by each and multicast to both. Accumulation walks K in order in one FP32 accumulator: a
+// row's bits depend on nothing but the row and the weights.
 #pragma once
 
 #include <type_traits>
@@ -24,13 +24,15 @@ struct TileShape {
   static constexpr int kXBytes = kRows * kDepth * 2;
   static constexpr int kWBytes = kColumns * kDepth * 2;
   static constexpr int kStageBytes = kXBytes + kWBytes;
-  // Tiles of a few columns go from registers to memory; others through a staging tile a consumer, in boxes of 64 columns.
+  // Tiles of a few columns go from registers to memory; others through a staging tile a consumer, in boxes of 64
+  // columns.
   static constexpr bool kStaged = kColumns >= 64;
   static constexpr int kOutBytes = kStaged ? kRows * kColumns * 2 : 0;
   static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + 2 * kOutBytes + 256;
 
   static_assert(kRows % 64 == 0, "wgmma's M is 64");
-  static_assert(kColumns == 16 || kColumns == 32 || kColumns == 64 || kColumns == 128, "the widths that hopper.cuh wraps");
+  static_assert(kColumns == 16 || kColumns == 32 || kColumns == 64 || kColumns == 128,
+                "the widths that hopper.cuh wraps");
   static_assert(kColumns / kCluster % 8 == 0, "each block's share of W's tile starts on a swizzle pattern");
   static_assert(kSharedBytes <= 232448, "227 KB is what a block of sm_90 can have");
   static_assert(kStageBytes % 1024 == 0, "a stage starts on a swizzle pattern");
@@ -56,8 +58,8 @@ __device__ __forceinline__ uint32_t finished(float low, float high, uint32_t bia
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
 __global__ void __launch_bounds__(kGemmThreads, 1)
     gemm_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map, const T* bias,
-                const T* residual, T* y, int rows, int out, int in) {
+                const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+                const T* bias, const T* residual, T* y, int rows, int out, int in) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kBlocks = Shape::kRows / 64;  // wgmma rows blocks of a tile
   extern __shared__ uint8_t raw[];
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   const uint32_t full = staging + 2 * Shape::kOutBytes;
   const uint32_t empty = full + 8 * Shape::kStages;
   const uint32_t residual_full = empty + 8 * Shape::kStages;  // one a consumer
-  const uint32_t multiplied = residual_full + 16;              // one a consumer: it has seen its tile's last stage
+  const uint32_t multiplied = residual_full + 16;             // one a consumer: it has seen its tile's last stage
   const int group = threadIdx.x / 128;
   const uint32_t rank = Shape::kCluster > 1 ? block_in_cluster() : 0;
 
@@ -82,7 +84,10 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     fence_barrier_init();
   }
   dependents_may_launch();
-  if constexpr (Shape::kCluster > 1) cluster_sync(); else __syncthreads();
+  if constexpr (Shape::kCluster > 1)
+    cluster_sync();
+  else
+    __syncthreads();
 
   const int steps = (in + Shape::kDepth - 1) / Shape::kDepth;
   const int column_tiles = (out + Shape::kColumns - 1) / Shape::kColumns;
@@ -155,7 +160,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
       // The ring's place where this tile begins: tiles are `steps` apart.
       uint32_t stage = uint32_t(turn) * steps % Shape::kStages, phase = uint32_t(turn) * steps / Shape::kStages % 2;
       uint32_t last_stage = stage;
-      // Not before the other consumer has seen all its stages: a barrier tells a phase from the next, not from the one after.
+      // Not before the other consumer has seen all its stages: a barrier tells a phase from the next, not from the one
+      // after.
       if (turn > 0) wait_barrier(multiplied + 8 * (1 - consumer), (turn - 1) / 2 % 2);
       for (int step = 0; step < steps; ++step) {
         wait_barrier(full + 8 * stage, phase);
@@ -193,8 +199,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
               if (y_row >= rows || y_column >= out) continue;
               const size_t at = size_t(y_row) * out + y_column;
               const uint32_t rest = kResidual ? *reinterpret_cast<const uint32_t*>(residual + at) : 0;
-              *reinterpret_cast<uint32_t*>(y + at) =
-                  finished<T, kActivation, kResidual>(c[block][4 * j + 2 * half], c[block][4 * j + 2 * half + 1], biases[j], rest);
+              *reinterpret_cast<uint32_t*>(y + at) = finished<T, kActivation, kResidual>(
+                  c[block][4 * j + 2 * half], c[block][4 * j + 2 * half + 1], biases[j], rest);
             }
           }
         }
@@ -220,7 +226,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {  // (rows 0-7, j), (rows 8-15, j), (rows 0-7, j + 1), (rows 8-15, j + 1)
             const int at_c = 4 * (j + i / 2) + 2 * (i % 2);
-            packed[i] = finished<T, kActivation, kResidual>(c[block][at_c], c[block][at_c + 1], biases[j + i / 2], residuals[i]);
+            packed[i] = finished<T, kActivation, kResidual>(c[block][at_c], c[block][at_c + 1], biases[j + i / 2],
+                                                            residuals[i]);
           }
           store_matrices(at, packed);
         }

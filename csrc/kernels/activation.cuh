@@ -12,10 +12,13 @@ __device__ __forceinline__ float tanh_approximate(float x) {
 }
 
 // Exact: x·Φ(x) through erf, 32 instructions. For FP32.
-__device__ __forceinline__ float gelu_erf_exact(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+__device__ __forceinline__ float gelu_erf_exact(float x) {
+  return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+}
 
-// x·Φ(x) with Φ(x) = ½(1 + tanh(u·p(u²))), p fitted to erf's own curve (within 2.5e-5), u = x held to ±5, where Φ is 0 or 1
-// to FP16's last bit; tanh.approx adds at most 2.4e-4·|x|. After rounding to FP16 as exact as erff, at a third of its price.
+// x·Φ(x) with Φ(x) = ½(1 + tanh(u·p(u²))), p fitted to erf's own curve (within 2.5e-5), u = x held to ±5, where Φ is 0
+// or 1 to FP16's last bit; tanh.approx adds at most 2.4e-4·|x|. After rounding to FP16 as exact as erff, at a third of
+// its price.
 __device__ __forceinline__ float gelu_erf_fitted(float x) {
   const float u = fminf(fmaxf(x, -5.0f), 5.0f);
   const float u2 = u * u;

@@ -1,9 +1,11 @@
 // softmax(Q·Kᵀ/√d)·V within each sequence of a packed batch, for 16-bit storage; sm_80 and later.
 //
 // Two kernels, chosen by a sequence's own length alone, so that a text's bits never depend on its neighbours:
-//   short (≤ 32 tokens): a warp takes a whole (sequence, head): one or two query tiles, all scores in registers, no barrier.
-//   long: a block of 4 warps takes 64 query rows of a (sequence, head) and walks the keys 64 at a time, two steps in flight.
-// Floor for BERT-base, T = 26 692: qkv read and context written, 164 MB, 55 µs at 3 TB/s; 10.7 GFLOP at mean length 104.
+//   short (≤ 32 tokens): a warp takes a whole (sequence, head): one or two query tiles, all scores in registers, no
+//   barrier. long: a block of 4 warps takes 64 query rows of a (sequence, head) and walks the keys 64 at a time, two
+//   steps in flight.
+// Floor for BERT-base, T = 26 692: qkv read and context written, 164 MB, 55 µs at 3 TB/s; 10.7 GFLOP at mean length
+// 104.
 
 #include <cmath>
 
@@ -56,11 +58,12 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
                                              tile.length - key, dim, threadIdx.x);
   };
 
-  copy_head_rows<T, kDim, kAttentionRows, kThreads>(queries, q_from + tile.query * pitch, pitch, tile.length - tile.query,
-                                                    dim, threadIdx.x);
+  copy_head_rows<T, kDim, kAttentionRows, kThreads>(queries, q_from + tile.query * pitch, pitch,
+                                                    tile.length - tile.query, dim, threadIdx.x);
   fetch(0);
   commit_copies();
-  const int rows = min(16, tile.length - tile.query - warp * 16);  // of this warp; it may have none, and then only copies
+  const int rows =
+      min(16, tile.length - tile.query - warp * 16);  // of this warp; it may have none, and then only copies
   T* const own = queries + warp * 16 * Warp::kPitch;
   Warp work;
   for (int step = 0; step < steps; ++step) {
@@ -87,8 +90,8 @@ constexpr size_t short_shared_bytes() {  // a warp's Q, K and V
 }
 
 template <typename T, int kDim>
-__global__ void __launch_bounds__(kThreads)
-    attention_short_kernel(const T* qkv, const AttentionTile* shorts, int heads, int dim, float scale_log2, T* context) {
+__global__ void __launch_bounds__(kThreads) attention_short_kernel(const T* qkv, const AttentionTile* shorts, int heads,
+                                                                   int dim, float scale_log2, T* context) {
   using Warp = AttentionWarp<T, kDim, kAttentionShort>;
   extern __shared__ __align__(16) uint8_t shared_bytes[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -115,7 +118,8 @@ __global__ void __launch_bounds__(kThreads)
     work.start(own, lane);
     work.step(keys, values, tile.length, scale_log2, lane);
     const size_t row = size_t(tile.first_row) + query;
-    work.finish(own, context + row * heads * dim + head * dim, size_t(heads) * dim, min(16, tile.length - query), dim, lane);
+    work.finish(own, context + row * heads * dim + head * dim, size_t(heads) * dim, min(16, tile.length - query), dim,
+                lane);
   }
 }
 
@@ -128,22 +132,25 @@ Status launch_attention(const void* qkv, const AttentionWork& work, int heads, i
   if (work.tile_count > 0) {
     const auto kernel = attention_long_kernel<T, kDim>;
     constexpr size_t kBytes = long_shared_bytes<T, kDim>();
-    if (kBytes > 48 * 1024) EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    EMBERT_TRY(launch("attention_long", kernel, dim3(heads, work.tile_count), kThreads, kBytes, stream, in, work.tiles, heads,
-                      dim, scale_log2, out));
+    if (kBytes > 48 * 1024)
+      EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    EMBERT_TRY(launch("attention_long", kernel, dim3(heads, work.tile_count), kThreads, kBytes, stream, in, work.tiles,
+                      heads, dim, scale_log2, out));
   }
   if (work.short_count > 0) {
     const auto kernel = attention_short_kernel<T, kDim>;
     constexpr size_t kBytes = short_shared_bytes<T, kDim>();
-    if (kBytes > 48 * 1024) EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    EMBERT_TRY(launch("attention_short", kernel, dim3((heads + kWarps - 1) / kWarps, work.short_count), kThreads, kBytes,
-                      stream, in, work.shorts, heads, dim, scale_log2, out));
+    if (kBytes > 48 * 1024)
+      EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    EMBERT_TRY(launch("attention_short", kernel, dim3((heads + kWarps - 1) / kWarps, work.short_count), kThreads,
+                      kBytes, stream, in, work.shorts, heads, dim, scale_log2, out));
   }
   return {};
 }
 
 template <typename T>
-Status attention_of(const void* qkv, const AttentionWork& work, int heads, int dim, void* context, const Stream& stream) {
+Status attention_of(const void* qkv, const AttentionWork& work, int heads, int dim, void* context,
+                    const Stream& stream) {
   if (dim <= 32) return launch_attention<T, 32>(qkv, work, heads, dim, context, stream);
   if (dim <= 64) return launch_attention<T, 64>(qkv, work, heads, dim, context, stream);
   if (dim <= 96) return launch_attention<T, 96>(qkv, work, heads, dim, context, stream);
@@ -152,18 +159,25 @@ Status attention_of(const void* qkv, const AttentionWork& work, int heads, int d
 
 }  // namespace
 
-bool attention_takes(DType, int head_size) { return head_size >= 8 && head_size <= 128 && head_size % 8 == 0; }
+bool attention_takes(DType, int head_size) {
+  return head_size >= 8 && head_size <= 128 && head_size % 8 == 0;
+}
 
 Status attention(DType dtype, const void* qkv, const AttentionWork& work, int heads, int head_size, void* context,
                  const Stream& stream) {
   if (!attention_takes(dtype, head_size)) {
-    return Status::refused("attention: head size " + std::to_string(head_size) + " is not a multiple of 8 from 8 to 128");
+    return Status::refused("attention: head size " + std::to_string(head_size) +
+                           " is not a multiple of 8 from 8 to 128");
   }
-  if (work.tile_count > 65535 || work.short_count > 65535) return Status::refused("attention: over 65535 tiles in a batch");
+  if (work.tile_count > 65535 || work.short_count > 65535)
+    return Status::refused("attention: over 65535 tiles in a batch");
   switch (dtype) {
-    case DType::kFloat16: return attention_of<half_t>(qkv, work, heads, head_size, context, stream);
-    case DType::kBFloat16: return attention_of<bfloat_t>(qkv, work, heads, head_size, context, stream);
-    default: return attention_float(qkv, work, heads, head_size, context, stream);
+    case DType::kFloat16:
+      return attention_of<half_t>(qkv, work, heads, head_size, context, stream);
+    case DType::kBFloat16:
+      return attention_of<bfloat_t>(qkv, work, heads, head_size, context, stream);
+    default:
+      return attention_float(qkv, work, heads, head_size, context, stream);
   }
 }
 

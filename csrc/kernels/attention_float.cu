@@ -15,8 +15,8 @@ constexpr int kKeys = 32;
 constexpr int kMaxDim = 128;
 constexpr int kColumns = kMaxDim / 32;  // a lane's
 
-__global__ void __launch_bounds__(kWarps * 32)
-    attention_float_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale, float* context) {
+__global__ void __launch_bounds__(kWarps * 32) attention_float_kernel(const float* qkv, const AttentionTile* tiles,
+                                                                      int heads, int dim, float scale, float* context) {
   __shared__ float keys[kKeys][kMaxDim + 1];
   __shared__ float values[kKeys][kMaxDim + 1];
   __shared__ float queries[kWarps][kMaxDim];

@@ -1,8 +1,9 @@
-// What one warp does in attention: 16 query rows of one head against keys in shared memory, scores and sums in registers.
+// What one warp does in attention: 16 query rows of one head against keys in shared memory, scores and sums in
+// registers.
 //
-// FlashAttention-2's arithmetic on m16n8k16: scores S = Q·Kᵀ in FP32, p = 2^(c·S − c·max) with c = log2(e)/√d in the same
-// multiply-add that subtracts the maximum (so scaling costs nothing and no weight is changed), P rounded to 16 bits as the
-// left operand of P·V, the row sum kept in FP32 and divided out once at the end.
+// FlashAttention-2's arithmetic on m16n8k16: scores S = Q·Kᵀ in FP32, p = 2^(c·S − c·max) with c = log2(e)/√d in the
+// same multiply-add that subtracts the maximum (so scaling costs nothing and no weight is changed), P rounded to 16
+// bits as the left operand of P·V, the row sum kept in FP32 and divided out once at the end.
 #pragma once
 
 #include "mma.cuh"
@@ -14,7 +15,8 @@ template <typename T, int kDim, int kKeys>
 struct AttentionWarp {
   static_assert(kDim % 16 == 0, "Q·Kᵀ walks the head 16 elements at a time");
   static_assert(kKeys % 16 == 0, "P·V walks the keys 16 at a time");
-  static constexpr int kPitch = kDim + 8;  // elements; 16 bytes over, so that 8 rows of ldmatrix meet 8 different banks groups
+  static constexpr int kPitch =
+      kDim + 8;  // elements; 16 bytes over, so that 8 rows of ldmatrix meet 8 different banks groups
   static constexpr int kSteps = kDim / 16;
 
   uint32_t q[kSteps][4];
@@ -42,7 +44,8 @@ struct AttentionWarp {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
 
-    // B operand of Q·Kᵀ, two tiles of 8 keys: (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15).
+    // B operand of Q·Kᵀ, two tiles of 8 keys: (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d
+    // 8-15).
     const uint32_t key_address = shared_address(keys + (lane % 8 + (lane / 16) * 8) * kPitch + ((lane / 8) % 2) * 8);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
@@ -91,12 +94,14 @@ struct AttentionWarp {
       }
     }
 
-    // B operand of P·V, transposed on the way: (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 8-15).
+    // B operand of P·V, transposed on the way: (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d
+    // 8-15).
     const uint32_t value_address = shared_address(values + (lane % 16) * kPitch + (lane / 16) * 8);
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       const uint32_t p[4] = {pack_two<T>(s[2 * k][0], s[2 * k][1]), pack_two<T>(s[2 * k][2], s[2 * k][3]),
-                             pack_two<T>(s[2 * k + 1][0], s[2 * k + 1][1]), pack_two<T>(s[2 * k + 1][2], s[2 * k + 1][3])};
+                             pack_two<T>(s[2 * k + 1][0], s[2 * k + 1][1]),
+                             pack_two<T>(s[2 * k + 1][2], s[2 * k + 1][3])};
 #pragma unroll
       for (int n = 0; n < kDim / 16; ++n) {
         uint32_t b[4];
@@ -107,7 +112,8 @@ struct AttentionWarp {
     }
   }
 
-  // Divides by the sums and writes `rows` (≤ 16) rows of `dim` elements, through 16 rows of shared memory of this warp's own.
+  // Divides by the sums and writes `rows` (≤ 16) rows of `dim` elements, through 16 rows of shared memory of this
+  // warp's own.
   __device__ void finish(T* stage, T* context, size_t pitch, int rows, int dim, int lane) {
     const int g = lane / 4, t = 2 * (lane % 4);
     __syncwarp();
@@ -133,7 +139,8 @@ struct AttentionWarp {
   }
 };
 
-// Copies `kRows` rows of one head (`dim` elements each) to shared memory; rows from `valid` on and elements from `dim` on are 0.
+// Copies `kRows` rows of one head (`dim` elements each) to shared memory; rows from `valid` on and elements from `dim`
+// on are 0.
 template <typename T, int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void copy_head_rows(T* to, const T* from, size_t pitch, int valid, int dim, int thread) {
   constexpr int kPacks = kDim / 8;

@@ -23,11 +23,14 @@ Status convert_from(const void* x, DType to, void* y, size_t count, const Stream
   const From* source = static_cast<const From*>(x);
   switch (to) {
     case DType::kFloat16:
-      return launch("convert", convert_kernel<From, half_t>, blocks, kThreads, 0, stream, source, static_cast<half_t*>(y), count);
+      return launch("convert", convert_kernel<From, half_t>, blocks, kThreads, 0, stream, source,
+                    static_cast<half_t*>(y), count);
     case DType::kBFloat16:
-      return launch("convert", convert_kernel<From, bfloat_t>, blocks, kThreads, 0, stream, source, static_cast<bfloat_t*>(y), count);
+      return launch("convert", convert_kernel<From, bfloat_t>, blocks, kThreads, 0, stream, source,
+                    static_cast<bfloat_t*>(y), count);
     default:
-      return launch("convert", convert_kernel<From, float>, blocks, kThreads, 0, stream, source, static_cast<float*>(y), count);
+      return launch("convert", convert_kernel<From, float>, blocks, kThreads, 0, stream, source, static_cast<float*>(y),
+                    count);
   }
 }
 
@@ -35,9 +38,12 @@ Status convert_from(const void* x, DType to, void* y, size_t count, const Stream
 
 Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream& stream) {
   switch (from) {
-    case DType::kFloat16: return convert_from<half_t>(x, to, y, count, stream);
-    case DType::kBFloat16: return convert_from<bfloat_t>(x, to, y, count, stream);
-    default: return convert_from<float>(x, to, y, count, stream);
+    case DType::kFloat16:
+      return convert_from<half_t>(x, to, y, count, stream);
+    case DType::kBFloat16:
+      return convert_from<bfloat_t>(x, to, y, count, stream);
+    default:
+      return convert_from<float>(x, to, y, count, stream);
   }
 }
 

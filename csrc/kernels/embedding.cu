@@ -1,7 +1,7 @@
 // y = LayerNorm(word[id] + position[p] + type[t]): gather and normalisation in one pass, a warp a token.
 //
-// Floor at T = 26 692, H = 768, FP16: one word row read (mostly from L2 for common words) and one row written a token, 82 MB,
-// 27 µs at 3 TB/s. The sum is FP32: HuggingFace's FP16 rounds it twice.
+// Floor at T = 26 692, H = 768, FP16: one word row read (mostly from L2 for common words) and one row written a token,
+// 82 MB, 27 µs at 3 TB/s. The sum is FP32: HuggingFace's FP16 rounds it twice.
 
 #include "kernels.h"
 #include "rows.cuh"
@@ -43,16 +43,16 @@ Status launch_embed(const EmbeddingTables& tables, const int* ids, const int* ty
                     int hidden, float epsilon, void* y, const Stream& stream) {
   return with_row_packs<T>("embedding", hidden, [&](auto packs) {
     return launch("embedding", embedding_kernel<T, packs>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
-                    static_cast<const T*>(tables.word), static_cast<const T*>(tables.position),
-                    static_cast<const T*>(tables.type), static_cast<const T*>(tables.gamma),
-                    static_cast<const T*>(tables.beta), ids, types, positions, rows, hidden, epsilon, static_cast<T*>(y));
+                  static_cast<const T*>(tables.word), static_cast<const T*>(tables.position),
+                  static_cast<const T*>(tables.type), static_cast<const T*>(tables.gamma),
+                  static_cast<const T*>(tables.beta), ids, types, positions, rows, hidden, epsilon, static_cast<T*>(y));
   });
 }
 
 }  // namespace
 
-Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions, int rows,
-             int hidden, float epsilon, void* y, const Stream& stream) {
+Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
+             int rows, int hidden, float epsilon, void* y, const Stream& stream) {
   switch (dtype) {
     case DType::kFloat16:
       return launch_embed<half_t>(tables, ids, types, positions, rows, hidden, epsilon, y, stream);

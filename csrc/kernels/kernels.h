@@ -9,10 +9,10 @@ namespace embert {
 
 // --- offsets.cu ---------------------------------------------------------------------------------------------------
 struct OffsetsInput {
-  const int* header;    // [2] {sequences B, tokens T}
-  const int* lengths;   // [B]
-  const int* ids;       // [T]
-  const int* types;     // [T] or null: all 0
+  const int* header;     // [2] {sequences B, tokens T}
+  const int* lengths;    // [B]
+  const int* ids;        // [T]
+  const int* types;      // [T] or null: all 0
   const uint32_t* cuts;  // [B]
 };
 struct OffsetsOutput {
@@ -30,7 +30,8 @@ struct OffsetsCapacity {
 Status compute_offsets(const OffsetsInput& in, const OffsetsOutput& out, const OffsetsCapacity& capacity,
                        int position_offset, const Stream& stream);
 
-// --- embedding.cu: y[T, H] = LayerNorm(word[ids] + position[positions] + type[types]) ---------------------------------
+// --- embedding.cu: y[T, H] = LayerNorm(word[ids] + position[positions] + type[types])
+// ---------------------------------
 struct EmbeddingTables {
   const void* word;      // [vocabulary, H]
   const void* position;  // [positions, H]
@@ -38,19 +39,22 @@ struct EmbeddingTables {
   const void* gamma;     // [H]
   const void* beta;      // [H]
 };
-Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions, int rows,
-             int hidden, float epsilon, void* y, const Stream& stream);
+Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
+             int rows, int hidden, float epsilon, void* y, const Stream& stream);
 
-// --- layernorm.cu: y[T, H] = LayerNorm(x + bias + residual); bias and residual may be null; y may be x or residual ----
-Status layernorm(DType dtype, const void* x, const void* bias, const void* residual, const void* gamma, const void* beta,
-                 int rows, int hidden, float epsilon, void* y, const Stream& stream);
+// --- layernorm.cu: y[T, H] = LayerNorm(x + bias + residual); bias and residual may be null; y may be x or residual
+// ----
+Status layernorm(DType dtype, const void* x, const void* bias, const void* residual, const void* gamma,
+                 const void* beta, int rows, int hidden, float epsilon, void* y, const Stream& stream);
 bool layernorm_takes(DType dtype, int hidden);
 
-// --- activate.cu: x[T, N] = activation(x + bias), in place; bias may be null ------------------------------------------
+// --- activate.cu: x[T, N] = activation(x + bias), in place; bias may be null
+// ------------------------------------------
 Status activate_rows(DType dtype, Activation activation, const void* bias, int rows, int columns, void* x,
                      const Stream& stream);
 
-// --- attention*.cu: context[T, heads·d] = softmax(Q·Kᵀ/√d)·V within each sequence; qkv is [T, 3·heads·d] ---------------
+// --- attention*.cu: context[T, heads·d] = softmax(Q·Kᵀ/√d)·V within each sequence; qkv is [T, 3·heads·d]
+// ---------------
 struct AttentionWork {
   const AttentionTile* tiles;
   int tile_count;
@@ -61,11 +65,13 @@ Status attention(DType dtype, const void* qkv, const AttentionWork& work, int he
                  const Stream& stream);
 bool attention_takes(DType dtype, int head_size);
 
-// --- pool.cu: one FP32 vector a sequence, cut to its dimensions and (where asked) of length 1 -------------------------
+// --- pool.cu: one FP32 vector a sequence, cut to its dimensions and (where asked) of length 1
+// -------------------------
 Status pool(DType dtype, Pooling pooling, const void* hidden_states, const int* cu_seqlens, const uint32_t* cuts,
             int sequences, int hidden, float* vectors, const Stream& stream);
 
-// --- convert.cu: y[n] = x[n] between storage types --------------------------------------------------------------------
+// --- convert.cu: y[n] = x[n] between storage types
+// --------------------------------------------------------------------
 Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream& stream);
 
 }  // namespace embert

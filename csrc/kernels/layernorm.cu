@@ -11,8 +11,9 @@ namespace {
 constexpr int kWarps = 4;
 
 template <typename T, int kPacks>
-__global__ void __launch_bounds__(kWarps * 32) layernorm_kernel(const T* x, const T* bias, const T* residual, const T* gamma,
-                                                                const T* beta, int rows, int hidden, float epsilon, T* y) {
+__global__ void __launch_bounds__(kWarps * 32)
+    layernorm_kernel(const T* x, const T* bias, const T* residual, const T* gamma, const T* beta, int rows, int hidden,
+                     float epsilon, T* y) {
   const int lane = threadIdx.x % 32;
   const int row = blockIdx.x * kWarps + threadIdx.x / 32;
   dependents_may_launch();
@@ -39,12 +40,12 @@ __global__ void __launch_bounds__(kWarps * 32) layernorm_kernel(const T* x, cons
 }
 
 template <typename T>
-Status launch_layernorm(const void* x, const void* bias, const void* residual, const void* gamma, const void* beta, int rows,
-                        int hidden, float epsilon, void* y, const Stream& stream) {
+Status launch_layernorm(const void* x, const void* bias, const void* residual, const void* gamma, const void* beta,
+                        int rows, int hidden, float epsilon, void* y, const Stream& stream) {
   return with_row_packs<T>("layernorm", hidden, [&](auto packs) {
     return launch("layernorm", layernorm_kernel<T, packs>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
-                    static_cast<const T*>(x), static_cast<const T*>(bias), static_cast<const T*>(residual),
-                    static_cast<const T*>(gamma), static_cast<const T*>(beta), rows, hidden, epsilon, static_cast<T*>(y));
+                  static_cast<const T*>(x), static_cast<const T*>(bias), static_cast<const T*>(residual),
+                  static_cast<const T*>(gamma), static_cast<const T*>(beta), rows, hidden, epsilon, static_cast<T*>(y));
   });
 }
 
@@ -55,8 +56,8 @@ bool layernorm_takes(DType dtype, int hidden) {
   return hidden > 0 && hidden % width == 0 && hidden <= 32 * width * kMaxRowPacks;
 }
 
-Status layernorm(DType dtype, const void* x, const void* bias, const void* residual, const void* gamma, const void* beta,
-                 int rows, int hidden, float epsilon, void* y, const Stream& stream) {
+Status layernorm(DType dtype, const void* x, const void* bias, const void* residual, const void* gamma,
+                 const void* beta, int rows, int hidden, float epsilon, void* y, const Stream& stream) {
   switch (dtype) {
     case DType::kFloat16:
       return launch_layernorm<half_t>(x, bias, residual, gamma, beta, rows, hidden, epsilon, y, stream);

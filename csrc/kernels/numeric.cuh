@@ -18,18 +18,30 @@ struct alignas(16) Pack {
   T values[kSize];
 };
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(half_t x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(bfloat_t x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(float x) {
+  return x;
+}
+__device__ __forceinline__ float to_float(half_t x) {
+  return __half2float(x);
+}
+__device__ __forceinline__ float to_float(bfloat_t x) {
+  return __bfloat162float(x);
+}
 
 template <typename T>
 __device__ __forceinline__ T from_float(float x);
 template <>
-__device__ __forceinline__ float from_float<float>(float x) { return x; }
+__device__ __forceinline__ float from_float<float>(float x) {
+  return x;
+}
 template <>
-__device__ __forceinline__ half_t from_float<half_t>(float x) { return __float2half_rn(x); }
+__device__ __forceinline__ half_t from_float<half_t>(float x) {
+  return __float2half_rn(x);
+}
 template <>
-__device__ __forceinline__ bfloat_t from_float<bfloat_t>(float x) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ bfloat_t from_float<bfloat_t>(float x) {
+  return __float2bfloat16_rn(x);
+}
 
 // Two values rounded into one 32-bit register, the first in the low half.
 template <typename T>

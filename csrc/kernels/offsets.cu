@@ -1,8 +1,8 @@
 // From the lengths of a batch: cu_seqlens, positions and the attention's work lists, and the ids brought to the device.
 //
-// A block takes 32 sequences. It first sums everything before them (B ints at most, from L2), then one warp scans its own
-// 32, then its warps write the tokens. No block waits for another, so one launch is the whole prefix sum.
-// Floor: 3 writes of T ints, 2 reads: 20 B a token; 0.2 µs for 26 692 tokens at 3 TB/s, so the launch is the cost.
+// A block takes 32 sequences. It first sums everything before them (B ints at most, from L2), then one warp scans its
+// own 32, then its warps write the tokens. No block waits for another, so one launch is the whole prefix sum. Floor: 3
+// writes of T ints, 2 reads: 20 B a token; 0.2 µs for 26 692 tokens at 3 TB/s, so the launch is the cost.
 
 #include "kernels.h"
 #include "numeric.cuh"
@@ -27,14 +27,15 @@ __device__ Counts counts_of(int length) {
 }
 
 __device__ Counts shuffle_xor(const Counts& c, int step) {
-  return {__shfl_xor_sync(~0u, c.tokens, step), __shfl_xor_sync(~0u, c.tiles, step), __shfl_xor_sync(~0u, c.shorts, step)};
+  return {__shfl_xor_sync(~0u, c.tokens, step), __shfl_xor_sync(~0u, c.tiles, step),
+          __shfl_xor_sync(~0u, c.shorts, step)};
 }
 __device__ Counts shuffle_up(const Counts& c, int step) {
   return {__shfl_up_sync(~0u, c.tokens, step), __shfl_up_sync(~0u, c.tiles, step), __shfl_up_sync(~0u, c.shorts, step)};
 }
 
-__global__ void __launch_bounds__(kThreads) offsets_kernel(OffsetsInput in, OffsetsOutput out, OffsetsCapacity capacity,
-                                                           int position_offset) {
+__global__ void __launch_bounds__(kThreads)
+    offsets_kernel(OffsetsInput in, OffsetsOutput out, OffsetsCapacity capacity, int position_offset) {
   __shared__ Counts partial[kThreads / 32];
   __shared__ Counts base[kSequences];  // everything before each of this block's sequences
   __shared__ int length_of[kSequences];

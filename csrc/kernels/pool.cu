@@ -1,7 +1,9 @@
-// One FP32 vector a sequence: cls, mean, max or last token, cut to the asked dimensions (Matryoshka) and scaled to length 1.
+// One FP32 vector a sequence: cls, mean, max or last token, cut to the asked dimensions (Matryoshka) and scaled to
+// length 1.
 //
-// A block a sequence. Mean and max: each of kGroups thread groups takes every kGroups-th token in order, then the groups are
-// combined in order; nothing depends on the rest of the batch. Floor at T = 26 692, H = 768, FP16: 41 MB read, 14 µs.
+// A block a sequence. Mean and max: each of kGroups thread groups takes every kGroups-th token in order, then the
+// groups are combined in order; nothing depends on the rest of the batch. Floor at T = 26 692, H = 768, FP16: 41 MB
+// read, 14 µs.
 
 #include "kernels.h"
 #include "numeric.cuh"
@@ -13,8 +15,8 @@ constexpr int kThreads = 512;
 constexpr int kMaxHidden = 8192;
 
 template <typename T, Pooling kPooling>
-__global__ void __launch_bounds__(kThreads) pool_kernel(const T* hidden_states, const int* cu_seqlens, const uint32_t* cuts,
-                                                        int hidden, float* vectors) {
+__global__ void __launch_bounds__(kThreads)
+    pool_kernel(const T* hidden_states, const int* cu_seqlens, const uint32_t* cuts, int hidden, float* vectors) {
   constexpr int kWidth = Pack<T>::kSize;
   extern __shared__ float shared[];  // [groups][hidden]
   __shared__ float squares[kThreads / 32];
@@ -78,20 +80,25 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const T* hidden_states, 
 }
 
 template <typename T>
-Status launch_pool(Pooling pooling, const void* hidden_states, const int* cu_seqlens, const uint32_t* cuts, int sequences,
-                   int hidden, float* vectors, const Stream& stream) {
+Status launch_pool(Pooling pooling, const void* hidden_states, const int* cu_seqlens, const uint32_t* cuts,
+                   int sequences, int hidden, float* vectors, const Stream& stream) {
   const int packs = hidden / Pack<T>::kSize;
   const bool walks = pooling == Pooling::kMean || pooling == Pooling::kMax;
-  const size_t bytes = size_t(walks ? std::max(1, kThreads / packs) : 1) * hidden * sizeof(float);  // ≤ 16 KB or one row
+  const size_t bytes =
+      size_t(walks ? std::max(1, kThreads / packs) : 1) * hidden * sizeof(float);  // ≤ 16 KB or one row
   const auto run = [&](auto kernel) {
-    return launch("pool", kernel, sequences, kThreads, bytes, stream, static_cast<const T*>(hidden_states), cu_seqlens, cuts,
-                  hidden, vectors);
+    return launch("pool", kernel, sequences, kThreads, bytes, stream, static_cast<const T*>(hidden_states), cu_seqlens,
+                  cuts, hidden, vectors);
   };
   switch (pooling) {
-    case Pooling::kCls: return run(pool_kernel<T, Pooling::kCls>);
-    case Pooling::kMean: return run(pool_kernel<T, Pooling::kMean>);
-    case Pooling::kMax: return run(pool_kernel<T, Pooling::kMax>);
-    default: return run(pool_kernel<T, Pooling::kLast>);
+    case Pooling::kCls:
+      return run(pool_kernel<T, Pooling::kCls>);
+    case Pooling::kMean:
+      return run(pool_kernel<T, Pooling::kMean>);
+    case Pooling::kMax:
+      return run(pool_kernel<T, Pooling::kMax>);
+    default:
+      return run(pool_kernel<T, Pooling::kLast>);
   }
 }
 

@@ -35,8 +35,8 @@ struct WarpRow {
   }
 
   // Two passes over registers: the mean, then the variance about it, so that outlier channels cost no digits.
-  __device__ void normalise_into(T* y, const Pack<T> (&gamma)[kPacks], const Pack<T> (&beta)[kPacks], int lane, int hidden,
-                                 float epsilon) const {
+  __device__ void normalise_into(T* y, const Pack<T> (&gamma)[kPacks], const Pack<T> (&beta)[kPacks], int lane,
+                                 int hidden, float epsilon) const {
     float sum = 0.0f;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
@@ -90,13 +90,22 @@ constexpr int kMaxRowPacks = 8;  // 2 048 elements of 16 bits, 1 024 of FP32: mo
 template <typename T, typename F>
 Status with_row_packs(const char* name, int hidden, F&& f) {
   switch ((hidden + 32 * Pack<T>::kSize - 1) / (32 * Pack<T>::kSize)) {
-    case 1: return f(std::integral_constant<int, 1>());
-    case 2: return f(std::integral_constant<int, 2>());
-    case 3: return f(std::integral_constant<int, 3>());
-    case 4: return f(std::integral_constant<int, 4>());
-    case 5: case 6: return f(std::integral_constant<int, 6>());
-    case 7: case 8: return f(std::integral_constant<int, kMaxRowPacks>());
-    default: return Status::refused(std::string(name) + ": hidden size " + std::to_string(hidden) + " is too large");
+    case 1:
+      return f(std::integral_constant<int, 1>());
+    case 2:
+      return f(std::integral_constant<int, 2>());
+    case 3:
+      return f(std::integral_constant<int, 3>());
+    case 4:
+      return f(std::integral_constant<int, 4>());
+    case 5:
+    case 6:
+      return f(std::integral_constant<int, 6>());
+    case 7:
+    case 8:
+      return f(std::integral_constant<int, kMaxRowPacks>());
+    default:
+      return Status::refused(std::string(name) + ": hidden size " + std::to_string(hidden) + " is too large");
   }
 }
 

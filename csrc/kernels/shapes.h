@@ -6,7 +6,9 @@
 namespace embert {
 
 enum class DType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
-inline int bytes_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+inline int bytes_of(DType dtype) {
+  return dtype == DType::kFloat32 ? 4 : 2;
+}
 
 enum class Activation : int { kNone = 0, kGeluErf = 1, kGeluTanh = 2, kRelu = 3 };
 

@@ -60,7 +60,7 @@ def unavailable_reason() -> str | None:
     try:
         devices = cuda.device_count()
     except cuda.Refused as error:
-        return f"the NVIDIA driver cannot be used: {error}"
+        return f"CUDA cannot be used: {error}"
     return None if devices > 0 else "no NVIDIA GPU was found"
 
 
