@@ -1,0 +1,44 @@
+"""The server on a GPU: it picks the CUDA encoder by itself, and its vectors are those of float32 on the CPU."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from engine import Engine
+from engine.encoders import cuda
+from tests.server.live import live
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(cuda.unavailable_reason() is not None, reason=cuda.unavailable_reason() or ""),
+]
+
+# A model folder instead of the packaged one, for machines that lack that package.
+MODEL = [path] if (path := os.environ.get("EMBERT_TEST_MODEL")) else []
+
+
+def test_vectors_over_http_are_those_of_float32_on_the_cpu() -> None:
+    texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(200)]
+    with Engine.load(MODEL[0] if MODEL else None, device="cpu", dtype="float32") as reference:
+        wanted = reference.embed(texts)
+    with live(*MODEL) as server:
+        info = server.get("/info").json()
+        assert (info["backend"], info["model_dtype"]) == ("cuda", "float16")
+        assert info["device"] == "cuda:0"
+        together = np.array(server.post("/embed", {"inputs": texts}).json(), np.float32)
+        alone = [server.post("/embed", {"inputs": text}).json()[0] for text in texts[::20]]
+        assert server.metrics()["embert_padding_tokens_total" + '{engine="0"}'] == 0
+    assert (together * wanted).sum(axis=1).min() > 0.9999
+    np.testing.assert_array_equal(together[::20], np.array(alone, np.float32))  # the same bits, whatever the company
+
+
+def test_a_killed_engine_comes_back_on_the_gpu() -> None:
+    with live(*MODEL) as server:
+        before = server.post("/embed", {"inputs": "the same text"}).json()
+        (pid,) = server.engine_pids
+        os.kill(pid, 9)
+        server.wait_ready()
+        assert server.post("/embed", {"inputs": "the same text"}).json() == before
