@@ -291,7 +291,7 @@ class Supervisor:
                 self._selector.unregister(child.line.socket)
                 child.line.socket.close()
             status, pid = child.process.returncode, child.process.pid
-            child.process, child.line = None, None
+            child.process, child.line, child.ready = None, None, False
             forget_process(pid)
             self._lost(child, status)
 

@@ -108,6 +108,17 @@ def test_a_killed_engine_comes_back_and_every_request_is_answered() -> None:
         assert server.get("/health").status_code == 200
 
 
+def test_an_engine_may_die_before_everybody_was_ready() -> None:
+    """Several API processes take their time; the engine is lost when the first of them already serves."""
+    with live(*STAND_IN, "--workers", "4") as server:
+        (pid,) = server.engine_pids
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+        # Each HTTP process learns of it in its own time.
+        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
+        until(lambda: "ready    http" in server.log, what="the announcement")
+
+
 def test_what_a_lost_engine_owed_is_sent_once_more() -> None:
     with live(*STAND_IN) as server:
         answers: list[httpx.Response] = []
