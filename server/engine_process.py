@@ -4,7 +4,7 @@ Three threads, because a forward must never wait for a socket and a socket never
 
     receive   ZeroMQ → scheduler
     main      scheduler → pack → encoder → answers            (the only one that touches the encoder)
-    send      answers → ZeroMQ, one message per batch and API process; a status every second
+    send      answers → ZeroMQ (server/sender.py)
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -30,16 +29,17 @@ from engine import Encoder, Model, PackedBatch, Task, load_encoder, load_model
 from engine.errors import EncoderError, EncoderLost, EngineError
 from server.control import ApiGone, Drain, EngineInfo, Failed, Line, Ready, StartEngine
 from server.logs import configure_logging
-from server.messages import TOKENS, EncodeRequest, Part, Results, Status, decode_submit, encode
+from server.messages import TOKENS, EncodeRequest, Part, Status, decode_submit
 from server.metrics import EngineMetrics, use_folder
 from server.scheduler import Batch, Request, Scheduler, Slice
+from server.sender import Sender
 
 __all__ = ["EngineProcess", "main"]
 
 log = logging.getLogger(__name__)
 
+BUSY_INTERVAL_S = 1.0
 PROBE_INTERVAL_S = 5.0  # an idle engine proves itself this often
-STATUS_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -89,14 +89,15 @@ class EngineProcess:
         self._running: set[Key] = set()
         self._gone: set[Key] = set()  # running requests whose client has left
         self._draining = False
-        self._outbox: SimpleQueue[tuple[str, list[Part]] | str | None] = SimpleQueue()
         self._load = _Load()
         self._last_success = 0.0
+        self._busy_due = 0.0  # when engine_busy_ratio is worked out again
         self._probe = PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32))
         self._endpoint = start.endpoint
         facts = {"model": model.model_id, "dtype": encoder.dtype, "backend": encoder.name, "device": encoder.device}
         self._metrics = EngineMetrics(start.index, config.latency_buckets, facts)
-        self._context = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sender = Sender(self._context, self._status)
 
     # --- main thread ---
 
@@ -109,13 +110,11 @@ class EngineProcess:
         self._succeeded()
 
     def listen(self) -> None:
-        """Bind the endpoint and start the receiving and sending threads."""
+        """Bind the endpoint and start the receiving thread."""
         inbox = self._context.socket(zmq.PULL)
         inbox.set_hwm(0)
         inbox.bind(self._endpoint)
         threading.Thread(target=self._receive, args=(inbox,), name="receive", daemon=True).start()
-        self._sender = threading.Thread(target=self._send, name="send", daemon=True)
-        self._sender.start()
 
     def run(self) -> None:
         """Run batches until drained. A free encoder takes what waits; a busy one is only ever handed a full batch."""
@@ -237,7 +236,7 @@ class EngineProcess:
             )
             outgoing.setdefault(payload.reply_endpoint, []).append(part)
         for endpoint, parts in outgoing.items():
-            self._outbox.put((endpoint, parts))
+            self._sender.send(endpoint, parts)
 
     def _fail(self, slices: list[Slice], error: Exception) -> None:
         log.error("%d request(s) failed: %s", len(slices), error)
@@ -246,12 +245,12 @@ class EngineProcess:
             with self._lock:
                 self._scheduler.cancel(piece.request.key)  # its other texts need not run
             part = Part(payload.id, piece.start, piece.stop - piece.start, b"", 0.0, 0.0, "backend", str(error))
-            self._outbox.put((payload.reply_endpoint, [part]))
+            self._sender.send(payload.reply_endpoint, [part])
 
     def _answer_late(self, late: list[Request]) -> None:
         for request in late:
             payload: _Payload = request.payload
-            self._outbox.put((payload.reply_endpoint, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")]))
+            self._sender.send(payload.reply_endpoint, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")])
 
     def _observe(self, batch: Batch, started: float, ended: float) -> None:
         metrics = self._metrics
@@ -275,13 +274,16 @@ class EngineProcess:
     def _give_up(self, error: Exception) -> None:
         """The encoder is lost: say so, let the answers out, and end; the supervisor starts another process."""
         log.critical("the encoder is lost, this process ends: %s", error)
-        self._flush()
+        self._sender.close()
         self._exit(70)
 
-    def _flush(self) -> None:
-        """Wait until everything is sent, and the sockets are closed."""
-        self._outbox.put(None)
-        self._sender.join(timeout=5.0)
+    def _status(self) -> Status:
+        """How this engine is; asked by the sending thread, at least every second."""
+        now = time.monotonic()
+        if now >= self._busy_due:
+            self._busy_due = now + BUSY_INTERVAL_S
+            self._metrics.busy_ratio.set(self._load.busy_ratio(now))
+        return Status(self._index, self._last_success, self._scheduler.queue_tokens, self._load.tokens_per_s)
 
     # --- receiving thread ---
 
@@ -292,7 +294,7 @@ class EngineProcess:
             except zmq.ContextTerminated:
                 inbox.close(linger=0)
                 return
-            self._outbox.put(submit.reply_endpoint)
+            self._sender.connect(submit.reply_endpoint)
             with self._lock:
                 for request in submit.requests:
                     self._accept(submit.reply_endpoint, request)
@@ -315,7 +317,7 @@ class EngineProcess:
         try:
             self._scheduler.add(Request((endpoint, request.id), lengths, task, request.deadline, payload))
         except ValueError as error:
-            self._outbox.put((endpoint, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))]))
+            self._sender.send(endpoint, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))])
 
     def _cancel(self, key: Key) -> None:
         dropped = self._scheduler.cancel(key)
@@ -323,47 +325,6 @@ class EngineProcess:
             self._metrics.cancelled_texts["queued"].inc(dropped)
         if key in self._running:
             self._gone.add(key)
-
-    # --- sending thread ---
-
-    def _send(self) -> None:
-        outputs: dict[str, zmq.Socket[bytes]] = {}
-        next_status = time.monotonic() + STATUS_INTERVAL_S
-        while True:
-            try:
-                item = self._outbox.get(timeout=max(0.0, next_status - time.monotonic()))
-            except Empty:
-                next_status += STATUS_INTERVAL_S
-                self._metrics.busy_ratio.set(self._load.busy_ratio(time.monotonic()))
-                for endpoint in outputs:
-                    self._emit(outputs[endpoint], [])
-                continue
-            if item is None:
-                for socket in outputs.values():
-                    socket.close(linger=2000)
-                self._context.term()
-                return
-            if isinstance(item, str):
-                if item.startswith("-"):
-                    gone = outputs.pop(item[1:], None)
-                    if gone is not None:
-                        gone.close(linger=0)
-                elif item not in outputs:
-                    outputs[item] = self._connect(item)
-                continue
-            endpoint, parts = item
-            if endpoint in outputs:
-                self._emit(outputs[endpoint], parts)
-
-    def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
-        socket.set_hwm(0)
-        socket.connect(endpoint)
-        return socket
-
-    def _emit(self, socket: zmq.Socket[bytes], parts: list[Part]) -> None:
-        status = Status(self._index, self._last_success, self._scheduler.queue_tokens, self._load.tokens_per_s)
-        socket.send(encode(Results(status, parts)))
 
     # --- the supervisor's line ---
 
@@ -386,11 +347,11 @@ class EngineProcess:
         for key in self._scheduler.waiting():
             if key[0] == endpoint:  # type: ignore[index]
                 self._cancel(key)  # type: ignore[arg-type]
-        self._outbox.put("-" + endpoint)
+        self._sender.forget(endpoint)
 
     def close(self) -> None:
         """Send what is left and give everything back."""
-        self._flush()
+        self._sender.close()
         self._encoder.close()
 
 
