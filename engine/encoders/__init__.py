@@ -38,6 +38,7 @@ def load_encoder(
     if max_batch_tokens is not None and max_batch_tokens < 1:
         raise UnsupportedModel(f"max_batch_tokens must be at least 1, found {max_batch_tokens}")
     kind, choice = _choose(device, encoder)
+    free = encoder == device == "auto"  # nobody asked for CUDA, so a model it cannot run may go elsewhere
     factory: Callable[..., Encoder]
     if kind == "torch":
         from engine.encoders.torch import TorchEncoder
@@ -49,7 +50,15 @@ def load_encoder(
         device = "cuda:0" if device in ("auto", "cuda") else device
     else:
         factory = _imported(kind)
-    built = factory(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)
+    try:
+        built = factory(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)
+    except UnsupportedModel as error:
+        if kind != "cuda" or not free:
+            raise
+        from engine.encoders.torch import TorchEncoder
+
+        built = TorchEncoder(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
+        choice = f"the GPU is not used: {error}"
     built.choice = choice
     return built
 

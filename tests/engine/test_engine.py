@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -181,9 +183,6 @@ def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_cuda_device_is_preferred(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    import types
-
     stand_in = types.ModuleType("engine.encoders.cuda")
     stand_in.unavailable_reason = lambda: None  # type: ignore[attr-defined]
     stand_in.CudaEncoder = Lengths  # type: ignore[attr-defined]
@@ -245,3 +244,22 @@ def test_errors_of_a_forward_reach_the_caller(
     loaded = engine.Engine(default_model, tokenizer, float32_encoder)
     with pytest.raises(EncoderError, match=r"the forward of 200 sequences, \d+ tokens, .* failed: out of memory"):
         loaded.embed(["some text"] * 200)
+
+
+def test_a_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
+    default_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine with a GPU: the module that would find it is put in the CUDA encoder's place."""
+
+    def refuse(*_: object, **__: object) -> engine.Encoder:
+        raise UnsupportedModel("head size 24 is not supported on CUDA")
+
+    stand_in = types.ModuleType("engine.encoders.cuda")
+    stand_in.__dict__.update(unavailable_reason=lambda: None, CudaEncoder=refuse)
+    monkeypatch.setitem(sys.modules, "engine.encoders.cuda", stand_in)
+    encoder = engine.load_encoder(default_model)
+    assert encoder.name == "torch"
+    assert encoder.choice == "the GPU is not used: head size 24 is not supported on CUDA"
+    encoder.close()
+    with pytest.raises(UnsupportedModel, match="head size 24"):
+        engine.load_encoder(default_model, device="cuda")
