@@ -214,13 +214,17 @@ class EngineClient:
 
     def _owed_by(self, index: int) -> None:
         """Send again what the lost engine owed; give up on what was lost before."""
-        for pending in [pending for pending in self._pending.values() if pending.engine == index]:
+        for pending in [each for each in self._pending.values() if each.engine == index and not each.future.done()]:
             pending.engine = -1
             if pending.sent_before:
                 self._fail(pending, Unavailable("the engine was lost twice while it had this request", retry_after_s=5))
                 continue
             pending.sent_before = True
             pending.vectors, pending.texts_left = None, 0
+            # Under a new id: parts that the lost engine sent may still be on their way, and must not count twice.
+            del self._pending[pending.id]
+            pending.id = pending.message.id = next(self._ids)
+            self._pending[pending.id] = pending
             self._send(pending)
 
     # --- sending ---
@@ -329,9 +333,8 @@ class EngineClient:
                 if not pending.future.done():
                     pending.watcher = self._loop.create_task(self._watch(pending))
             for pending in self._pending.values():
-                if pending.message.deadline + 2 * SWEEP_INTERVAL_S >= now:
-                    break  # in order of admission, and all have the same patience
-                self._cancel_late(pending)
+                if pending.message.deadline + 2 * SWEEP_INTERVAL_S < now:
+                    self._cancel_late(pending)
 
     def _cancel_late(self, pending: _Pending) -> None:
         if pending.future.done():
