@@ -100,7 +100,7 @@ class Gate:
             await send_error(send_noting, error, openai=speaks_openai(path))
         except asyncio.CancelledError:
             status = CLIENT_LEFT
-        except Exception:
+        except Exception:  # a mistake of ours: the client still gets an answer, and the log the whole story
             log.exception("request %s on %s failed", request_id.decode(), route)
             if not status:
                 await send_error(

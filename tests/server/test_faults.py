@@ -87,6 +87,20 @@ def post(server: Live, ids: list[list[int]], into: list[httpx.Response]) -> thre
     return thread
 
 
+def ask_slowly(server: Live, into: list[object]) -> threading.Thread:
+    """Send a request of six seconds from a thread of its own; the server may leave before it answers."""
+
+    def ask() -> None:
+        try:
+            into.append(server.post("/embed", {"inputs": [[101, SLEEP + 60, 102]]}))
+        except httpx.TransportError as error:
+            into.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
 def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
@@ -231,15 +245,7 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
 def test_drain_timeout_bounds_the_wait() -> None:
     with live(*STAND_IN, "--drain-timeout", "1", status=None) as server:
         answers: list[object] = []
-
-        def ask() -> None:
-            try:
-                answers.append(server.post("/embed", {"inputs": [[101, SLEEP + 60, 102]]}))
-            except httpx.TransportError as error:
-                answers.append(error)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
+        thread = ask_slowly(server, answers)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         began = time.monotonic()
         server.signal(signal.SIGTERM)
@@ -252,15 +258,7 @@ def test_drain_timeout_bounds_the_wait() -> None:
 def test_a_second_signal_ends_at_once() -> None:
     with live(*STAND_IN, status=1) as server:
         answers: list[object] = []
-
-        def ask() -> None:
-            try:
-                answers.append(server.post("/embed", {"inputs": [[101, SLEEP + 60, 102]]}))
-            except httpx.TransportError as error:
-                answers.append(error)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
+        thread = ask_slowly(server, answers)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         server.signal(signal.SIGTERM)
         server.signal(signal.SIGTERM)  # `timeout` and shells tell one wish twice; this is no second one
