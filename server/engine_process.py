@@ -28,6 +28,7 @@ import zmq
 from engine import Encoder, Model, PackedBatch, Task, load_encoder, load_model
 from engine.errors import EncoderError, EncoderLost, EngineError
 from server.control import ApiGone, Drain, EngineInfo, Failed, Line, Ready, StartEngine
+from server.gpu import report_gpu
 from server.logs import configure_logging
 from server.messages import TOKENS, EncodeRequest, Part, Status, decode_submit
 from server.metrics import EngineMetrics, use_folder
@@ -414,6 +415,8 @@ def main() -> None:
         raise SystemExit(1) from None
     process.listen()
     threading.Thread(target=process.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()
+    if encoder.device.startswith("cuda"):
+        threading.Thread(target=report_gpu, args=(encoder.device,), name="gpu", daemon=True).start()
     info = EngineInfo(
         encoder=encoder.name,
         device=encoder.device,

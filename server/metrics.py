@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,13 +23,14 @@ __all__ = [
     "REJECT_REASONS",
     "ApiMetrics",
     "EngineMetrics",
+    "GpuMetrics",
     "SupervisorMetrics",
     "exposition",
     "forget_process",
     "use_folder",
 ]
 
-REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading")
+REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections")
 CANCEL_STAGES = ("queued", "batched")
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _TOKEN_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -113,11 +114,13 @@ class ApiMetrics:
         def latency(name: str, help_: str) -> _Distribution:
             return _Distribution(_histogram(name, help_, latency_buckets), latency_buckets)
 
-        duration_help = "From the request's head to its answer's end."
+        duration_help = "From a request's head to its answer's end."
         duration = _histogram("request_duration_seconds", duration_help, latency_buckets, ["route"])
         self.request_duration = {route: _Distribution(duration.labels(route), latency_buckets) for route in routes}
-        self.tokenize_duration = latency("tokenize_duration_seconds", "Tokenising one request.")
-        self.response_encode_duration = latency("response_encode_duration_seconds", "Writing one answer's body.")
+        tokenize_help = "Tokenising one request, the wait for a thread included."
+        self.tokenize_duration = latency("tokenize_duration_seconds", tokenize_help)
+        encode_help = "From the vectors to the answer's body."
+        self.response_encode_duration = latency("response_encode_duration_seconds", encode_help)
         self.request_texts = _Distribution(
             _histogram("request_texts", "Texts of one request.", _TEXT_BUCKETS), _TEXT_BUCKETS
         )
@@ -135,13 +138,14 @@ class ApiMetrics:
         self.requests_in_flight = 0
         self._counters = [
             ("texts", _counter("texts_total", "Texts accepted.")),
-            ("tokens", _counter("tokens_total", "Tokens accepted.")),
-            ("truncated_texts", _counter("truncated_texts_total", "Texts cut to the model's longest input.")),
+            ("tokens", _counter("tokens_total", "Tokens accepted, special tokens included.")),
+            ("truncated_texts", _counter("truncated_texts_total", "Texts that were cut to the model's longest input.")),
         ]
-        self._in_flight = _gauge("requests_in_flight", "HTTP requests being answered.")
+        self._in_flight = _gauge("requests_in_flight", "HTTP requests being answered, the scrape that asks included.")
         rejected = _counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
-        self._requests = _counter("requests_total", "HTTP requests answered.", ["route", "status"])
+        answered_help = "HTTP requests answered; status 499 means that the client left first."
+        self._requests = _counter("requests_total", answered_help, ["route", "status"])
         self._answers: dict[tuple[str, int], int] = {(route, 200): 0 for route in routes}
         for route, status in self._answers:
             self._requests.labels(route, str(status))
@@ -181,25 +185,42 @@ class EngineMetrics:
             label
         )
         self.fill_ratio = _histogram(
-            "batch_token_fill_ratio", "Tokens of one batch ÷ token budget.", _RATIO_BUCKETS, ["engine"]
+            "batch_token_fill_ratio", "Tokens of one batch ÷ the token budget.", _RATIO_BUCKETS, ["engine"]
         ).labels(label)
-        self.padding_tokens = _counter("padding_tokens_total", "Tokens computed that no text has.", ["engine"]).labels(
-            label
-        )
+        padding_help = "Tokens computed that no text has; 0, as nothing is padded."
+        self.padding_tokens = _counter("padding_tokens_total", padding_help, ["engine"]).labels(label)
         self.queue_texts = _gauge("queue_texts", "Texts waiting for a batch.")
-        self.queue_tokens = _gauge("queue_tokens", "Tokens waiting for a batch.")
+        self.queue_tokens = _gauge("queue_tokens", "Tokens waiting for a batch; what to scale replicas on.")
         self.busy_ratio = _gauge(
-            "engine_busy_ratio", "Share of the last seconds spent in forwards.", ["engine"]
+            "engine_busy_ratio", "Share of the last 5 seconds spent in forwards.", ["engine"]
         ).labels(label)
         self.last_success = _gauge(
             "engine_last_success_timestamp_seconds",
-            "Unix time of the last forward that worked.",
+            "Unix time of the last forward that worked, warming up and the idle probe included.",
             ["engine"],
             "mostrecent",
         ).labels(label)
-        cancelled = _counter("cancelled_texts_total", "Texts whose client left, by where they were.", ["stage"])
+        cancelled_help = "Texts whose client left: queued ones never ran, batched ones ran for nobody."
+        cancelled = _counter("cancelled_texts_total", cancelled_help, ["stage"])
         self.cancelled_texts = {stage: cancelled.labels(stage) for stage in CANCEL_STAGES}
-        _gauge("model_info", "The model served.", list(model), "livemax").labels(*model.values()).set(1)
+        info_help = "Always 1; the labels say what runs."
+        _gauge("model_info", info_help, list(model), "livemax").labels(*model.values()).set(1)
+
+
+class GpuMetrics:
+    """Written by engine processes on a GPU; a gauge that this GPU has no value for is left out."""
+
+    NAMES: ClassVar[dict[str, str]] = {
+        "memory_bytes": "Memory of the GPU in use, by whatever process.",
+        "memory_limit_bytes": "Memory that the GPU has.",
+        "utilization_ratio": "Share of the driver's last sample, up to a second, in which the GPU ran anything.",
+        "power_watts": "Power the GPU draws.",
+    }
+
+    def __init__(self, device: str, names: Sequence[str]) -> None:
+        self.gauges = {
+            name: _gauge(f"gpu_{name}", self.NAMES[name], ["device"], "livemax").labels(device) for name in names
+        }
 
 
 @dataclass
@@ -208,14 +229,16 @@ class SupervisorMetrics:
 
     engine_up: dict[int, Gauge]
     engine_restarts: dict[int, Counter]
+    queue_limit: Gauge
 
     @classmethod
     def create(cls, engines: Sequence[int], version: str) -> SupervisorMetrics:
         """Metrics for these engines, all at zero."""
-        up = _gauge("engine_up", "1 while the engine can work.", ["engine"], "livemax")
+        up = _gauge("engine_up", "1 while the engine can work, else 0.", ["engine"], "livemax")
         restarts = _counter("engine_restarts_total", "Times the engine process was started again.", ["engine"])
-        _gauge("build_info", "This build.", ["version"], "livemax").labels(version).set(1)
-        metrics = cls({i: up.labels(str(i)) for i in engines}, {i: restarts.labels(str(i)) for i in engines})
+        _gauge("build_info", "Always 1; the label says which build.", ["version"], "livemax").labels(version).set(1)
+        limit = _gauge("queue_limit_tokens", "Tokens that may be admitted and not yet answered; above it, 429.")
+        metrics = cls({i: up.labels(str(i)) for i in engines}, {i: restarts.labels(str(i)) for i in engines}, limit)
         for gauge in metrics.engine_up.values():
             gauge.set(0)
         return metrics

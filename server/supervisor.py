@@ -218,6 +218,8 @@ class Supervisor:
         child.ready = True
         if child in self._engines:
             self._metrics.engine_up[child.index].set(1)
+            if message.info is not None:
+                self._metrics.queue_limit.set(self.config.max_queue_tokens or 64 * message.info.max_batch_tokens)
             self._tell_state(EngineState(child.index, "ready", "", child.endpoint, message.info))
         if self._announced:
             log.info("%s is ready again, %.1f s after its start", child.name, time.monotonic() - child.started)

@@ -5,6 +5,7 @@ a batch is an order (token ids are sent as they are, so tests write them), and t
 
     STAND_IN_LOAD_S        seconds that loading takes
     STAND_IN_LOAD          error | missing (a file) | memory | exit: how loading fails
+    STAND_IN_DEVICE        the device it says it runs on; default: cpu
     STAND_IN_S             seconds that every forward takes after loading
     STAND_IN_CRASH_FILE    while this file exists, every forward ends the process
 """
@@ -40,7 +41,6 @@ class StandIn:
     """See `engine.encoders.base.Encoder`."""
 
     name = "stand-in"
-    device = "cpu"
     device_name = "nothing"
     dtype = "float32"
     choice = ""
@@ -56,6 +56,7 @@ class StandIn:
                 raise MemoryError
             case "exit":
                 os._exit(3)
+        self.device = os.environ.get("STAND_IN_DEVICE", "cpu")
         self.width = model.width
         self.hidden_size = model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or 16384

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.app import METRIC_ROUTES
 from server.config import LATENCY_BUCKETS_S
-from server.metrics import CANCEL_STAGES, REJECT_REASONS
+from server.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -39,6 +39,7 @@ REQUIRED = [
     "padding_tokens_total",
     "queue_texts",
     "queue_tokens",
+    "queue_limit_tokens",
     "requests_in_flight",
     "engine_busy_ratio",
     "rejected_total",
@@ -80,7 +81,15 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 def test_documented_is_what_is_exported(families: dict[str, tuple[str, set[str]]]) -> None:
-    assert documented() == families
+    with_gpu = {f"embert_gpu_{name}": ("gauge", {"device"}) for name in GpuMetrics.NAMES}
+    assert documented() == families | with_gpu
+
+
+def test_the_document_is_current() -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "server.metrics_document"], cwd=ROOT, env=environment(), capture_output=True, check=True
+    )
+    assert DOCUMENT.read_text() == made.stdout.decode(), "run scripts/document"
 
 
 def test_nothing_the_contract_wants_is_missing(families: dict[str, tuple[str, set[str]]]) -> None:
@@ -96,7 +105,11 @@ def test_every_name_begins_with_ours_and_every_metric_has_help(fresh: Live) -> N
 
 def test_zero_from_the_start(at_rest: dict[str, float]) -> None:
     one = {"embert_build_info", "embert_model_info", "embert_engine_up", "embert_requests_in_flight"}
-    alive = {"embert_engine_last_success_timestamp_seconds", "embert_engine_busy_ratio"}
+    alive = {
+        "embert_engine_last_success_timestamp_seconds",
+        "embert_engine_busy_ratio",
+        "embert_queue_limit_tokens",
+    }
     operations = ("/readyz", "/metrics")  # asked for by this test
     for sample, value in at_rest.items():
         name = sample.partition("{")[0]

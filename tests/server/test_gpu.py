@@ -1,0 +1,53 @@
+"""Metrics of the GPU: there with a driver, absent without one, and never in the way of serving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.gpu import Gpu, GpuUnknown
+from server.metrics import GpuMetrics
+from tests.server.driver import build_driver
+from tests.server.live import STAND_IN, Live, live, until
+
+GIB = 2**30
+FIRST = {"memory_bytes": 21 * GIB, "memory_limit_bytes": 80 * GIB, "utilization_ratio": 0.87, "power_watts": 412.5}
+
+
+def gpu_metrics(server: Live, device: str) -> dict[str, float]:
+    """Name without `embert_gpu_` → value, of one device."""
+    end = f'{{device="{device}"}}'
+    samples = server.metrics().items()
+    return {name[len("embert_gpu_") : -len(end)]: value for name, value in samples if name.endswith(end)}
+
+
+def test_every_gpu_reports_what_its_driver_says(tmp_path: Path) -> None:
+    env = build_driver(tmp_path) | {"STAND_IN_DEVICE": "cuda:0"}
+    with live(*STAND_IN, env=env) as server:
+        until(lambda: gpu_metrics(server, "cuda:0") == FIRST, what="the GPU's metrics")
+        assert set(FIRST) == set(GpuMetrics.NAMES)
+        assert server.post("/embed", {"inputs": "a"}).status_code == 200
+
+
+def test_what_a_gpu_does_not_tell_is_left_out(tmp_path: Path) -> None:
+    env = build_driver(tmp_path) | {"STAND_IN_DEVICE": "cuda:1"}
+    with live(*STAND_IN, env=env) as server:
+        found = until(lambda: gpu_metrics(server, "cuda:1"), what="the GPU's metrics")
+    assert found == {"memory_bytes": 75 * GIB, "memory_limit_bytes": 80 * GIB, "utilization_ratio": 0.03}
+
+
+def test_without_a_driver_there_are_none_and_the_log_says_why(tmp_path: Path) -> None:
+    with live(*STAND_IN, env={"STAND_IN_DEVICE": "cuda:7"} | build_driver(tmp_path)) as server:
+        until(lambda: "no metrics of cuda:7: cuDeviceGet(7) failed with status 6" in server.log, what="the log line")
+        assert "embert_gpu_" not in server.get("/metrics").text
+
+
+def test_a_cpu_has_none(server: Live) -> None:
+    assert "embert_gpu_" not in server.get("/metrics").text
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.gpu._DRIVER", "libembert-no-such-driver.so.1")
+    with pytest.raises(GpuUnknown, match=r"libembert-no-such-driver\.so\.1 cannot be loaded"):
+        Gpu("cuda:0")
