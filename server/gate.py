@@ -50,6 +50,8 @@ class Keys:
         """Raise Unauthorized unless the request carries one of the keys, or none is wanted."""
         if not self._digests or scope["path"] in OPEN_PATHS:
             return
+        if scope["path"] == "/" and scope["method"] == "GET":  # the page, which asks for a key itself
+            return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
         digest = self._digest(key.strip())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
@@ -13,6 +13,7 @@ from server import __version__
 from server.errors import ModelUnknown
 from server.metrics import exposition
 from server.openapi import OpenAIError, TeiError
+from server.page import HEADERS, HINT, PAGE
 from server.service import Service
 
 __all__ = ["operations"]
@@ -85,6 +86,12 @@ def operations(service: Service) -> APIRouter:
     no_key: _Responses = {401: {"model": TeiError, "description": "No key or a wrong one"}}
     openai_no_key: _Responses = {401: {"model": OpenAIError, "description": "No key or a wrong one"}}
     readiness: _Responses = {200: {"model": Readiness}, 503: {"model": Readiness}}
+
+    @router.get("/", include_in_schema=False)
+    async def front(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return Response(PAGE, headers=HEADERS, media_type="text/html")
+        return Response(HINT, headers={"vary": "accept"}, media_type="text/plain")
 
     @router.get("/health", summary="Does inference work?", responses={200: {"model": Health}, 503: {"model": Health}})
     @router.get("/ping", include_in_schema=False)

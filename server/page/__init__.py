@@ -1,0 +1,42 @@
+"""The page that a browser gets at `/`: one self-contained answer, made once from the files beside this one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+
+__all__ = ["HEADERS", "HINT", "PAGE"]
+
+_SCRIPTS = ("base.js", "matrix.js", "timing.js", "snippets.js", "live.js", "main.js")
+
+
+def _read(name: str) -> str:
+    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _source(text: str) -> str:
+    """An inline style's or script's name in a Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+_style = _read("style.css")
+_script = "\n".join(_read(name) for name in _SCRIPTS)
+
+PAGE = _read("index.html").replace("{style}", _style).replace("{script}", _script).encode()
+
+HINT = b"""\
+embert: an embedding server. A browser gets a page to try it here.
+  POST /v1/embeddings   OpenAI's API        POST /embed   text-embeddings-inference's (POST / too)
+  GET /docs             every route         GET /info     the model and its limits
+"""
+
+HEADERS = {
+    "cache-control": "no-cache",
+    "vary": "accept",
+    # Nothing runs but what is in the page, and it talks to nobody but this server.
+    "content-security-policy": f"default-src 'none'; script-src {_source(_script)}; style-src {_source(_style)}; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}

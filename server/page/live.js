@@ -1,0 +1,99 @@
+// --- throughput and latency, from /metrics ---
+
+const EVERY_MS = 3000;
+const KEEP = 40; // samples on a curve
+const WINDOW = 4; // samples that a rate looks back over
+const WORK = ["/v1/embeddings", "/embeddings", "/embed", "/", "/embed_all", "/similarity"];
+const TILES = [
+  ["requests", "requests a second", (now) => [now.requests]],
+  ["tokens", "tokens a second", (now) => [now.tokens]],
+  ["latency", "latency, ms: half of the requests below · 99 of 100 below", (now) => [now.p50, now.p99]],
+  ["queue", "tokens waiting · engines up", (now) => [now.queue]],
+];
+
+function parseMetrics(text) {
+  const found = { time: performance.now() / 1000, requests: 0, tokens: 0, queue: 0, up: 0, buckets: new Map() };
+  for (const [, name, labels = "", value] of text.matchAll(/^embert_(\w+)(?:\{(.*)\})? (\S+)$/gm)) {
+    const label = (wanted) => labels.match(`${wanted}="([^"]*)"`)?.[1];
+    if (name === "tokens_total") found.tokens = Number(value);
+    else if (name === "queue_tokens") found.queue = Number(value);
+    else if (name === "engine_up") found.up += Number(value);
+    else if (!WORK.includes(label("route"))) continue;
+    else if (name === "requests_total") found.requests += Number(value);
+    else if (name === "request_duration_seconds_bucket") {
+      const bound = label("le") === "+Inf" ? Infinity : Number(label("le"));
+      found.buckets.set(bound, (found.buckets.get(bound) ?? 0) + Number(value));
+    }
+  }
+  return found;
+}
+
+function quantile(share, before, after) { // as Prometheus' histogram_quantile, in milliseconds
+  const counts = [...after.buckets].sort(([a], [b]) => a - b).map(([bound, count]) => [bound, count - (before.buckets.get(bound) ?? 0)]);
+  const all = counts.at(-1)?.[1] ?? 0;
+  if (all <= 0) return null;
+  let [low, below] = [0, 0];
+  for (const [bound, count] of counts) {
+    if (count >= share * all) return 1000 * (bound === Infinity ? low : low + ((bound - low) * (share * all - below)) / (count - below));
+    [low, below] = [bound, count];
+  }
+  return null;
+}
+
+function shown(value) {
+  if (value === null) return "–";
+  return value >= 100 || value === 0 ? number(Math.round(value)) : value.toFixed(value >= 10 ? 1 : 2);
+}
+
+function curve(values, highest) {
+  const points = values.map((value, i) => (value === null ? null : `${KEEP - values.length + i},${40 - (40 * value) / highest}`));
+  return `<polyline points="${points.filter(Boolean).join(" ")}"/>`;
+}
+
+function startLive() {
+  const samples = [];
+  const history = [];
+  const tiles = TILES.map(([id, title]) => {
+    const tile = make("div", "", { id: `live-${id}` });
+    tile.append(make("h3", title), make("p", "–"), make("div"));
+    return tile;
+  });
+  element("live").replaceChildren(...tiles);
+
+  async function sample() {
+    if (document.hidden) return;
+    samples.push(parseMetrics(await (await ask("metrics", null, "text/plain")).text()));
+    if (samples.length > WINDOW + 1) samples.shift();
+    const [before, after] = [samples[0], samples.at(-1)];
+    if (after.requests < before.requests) samples.splice(0, samples.length - 1); // the server was started anew
+    const seconds = after.time - before.time;
+    if (seconds <= 0) return;
+    const now = {
+      requests: (after.requests - before.requests) / seconds,
+      tokens: (after.tokens - before.tokens) / seconds,
+      p50: quantile(0.5, before, after),
+      p99: quantile(0.99, before, after),
+      queue: after.queue,
+    };
+    history.push(now);
+    if (history.length > KEEP) history.shift();
+    TILES.forEach(([id, title, values], i) => {
+      const current = values(now).map(shown);
+      if (id === "queue") current.push(after.up);
+      const series = values(now).map((_, j) => history.map((past) => values(past)[j]));
+      const highest = Math.max(1e-9, ...series.flat().filter((value) => value !== null));
+      const text = current.join(" · ");
+      tiles[i].children[1].textContent = text;
+      tiles[i].children[2].innerHTML = // numbers only
+        `<svg viewBox="0 0 ${KEEP - 1} 40" preserveAspectRatio="none" role="img" aria-label="${title}: ${text}">${series.map((each) => curve(each, highest)).join("")}</svg>`;
+    });
+  }
+
+  async function loop() {
+    try {
+      await Promise.all([sample(), document.hidden ? null : showState()]);
+    } catch { /* the state above says that the server does not answer */ }
+    setTimeout(loop, EVERY_MS);
+  }
+  loop();
+}

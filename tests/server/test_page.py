@@ -1,0 +1,220 @@
+"""The page at `/`, in a real browser: what a person types, clicks and sees."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.server.browser import browse
+from tests.server.live import STAND_IN, Live, live, until
+
+HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+KEY = "a-key-for-the-page"
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Chrome]:
+    with browse() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def page(chrome: Chrome, server: Live) -> Chrome:
+    chrome.get(server.url)
+    until(lambda: cells(chrome), what="the first matrix")
+    return chrome
+
+
+def text(browser: Chrome, selector: str) -> str:
+    return browser.find_element(By.CSS_SELECTOR, selector).text
+
+
+def contents(browser: Chrome, selector: str) -> list[str]:
+    """The text of every such element, all at one moment: the page may redraw between two questions."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
+    found: list[str] = browser.execute_script(script, selector)
+    return found
+
+
+def cells(browser: Chrome) -> list[float]:
+    return [float(cell) for cell in contents(browser, "#matrix td[data-row]")]
+
+
+def compare(browser: Chrome, texts: list[str]) -> None:
+    """Type the texts, click, and wait for their matrix."""
+    area = browser.find_element(By.ID, "texts")
+    area.clear()
+    area.send_keys("\n".join(texts))
+    browser.find_element(By.ID, "go").click()
+    titles = [f"{i + 1}  {text}" for i, text in enumerate(texts)]
+    until(lambda: contents(browser, "#matrix tbody th") == titles, what="the texts' matrix")
+
+
+# --- the answer ---
+
+
+def test_browsers_get_the_page_and_others_a_hint(http: httpx.Client) -> None:
+    page = http.get("/", headers=HTML)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert len(page.content) < 60_000
+    assert http.head("/", headers=HTML).status_code == 200
+    hint = http.get("/")
+    assert hint.headers["content-type"].startswith("text/plain")
+    assert "/docs" in hint.text
+    assert http.post("/", json={"inputs": "a"}, headers=HTML).json()[0]
+
+
+def test_the_page_is_self_contained(http: httpx.Client) -> None:
+    page = http.get("/", headers=HTML)
+    assert re.findall(r"""(?:src|href)=["']([^"']*)""", page.text) == ["data:,", "docs", "metrics", "docs"]
+    assert not re.findall(r"https?://(?!\$)", page.text)
+    policy = page.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+
+
+# --- what a person does ---
+
+
+def test_model_limits_and_state(page: Chrome, http: httpx.Client) -> None:
+    info = http.get("/info").json()
+    assert text(page, "#state") == "ready"
+    assert text(page, "#model") == info["served_model_name"]
+    facts = text(page, "#facts").replace("\n", " ")
+    for fact in ("dimensions 384", "longest text 256 tokens", "texts a request 2 048", info["device_name"], "float32"):
+        assert fact in facts
+
+
+def test_a_heat_map_of_what_was_typed(page: Chrome, http: httpx.Client) -> None:
+    texts = ["a cat on a mat", "<b>the kitten</b> & 'the' \"rug\"", "interest rates", "Zinsen 利率 🏦"]
+    compare(page, texts)
+    vectors = http.post("/embed", json={"inputs": texts}).json()
+    expected = [sum(x * y for x, y in zip(a, b, strict=True)) for a in vectors for b in vectors]
+    assert cells(page) == pytest.approx(expected, abs=0.0051)
+    script = "return [...document.querySelectorAll('#matrix td')].map((cell) => cell.style.getPropertyValue('--heat'))"
+    heats = [float(heat.rstrip("%")) for heat in page.execute_script(script) if heat]
+    assert heats == pytest.approx([100 * min(1, max(0, value)) for value in expected], abs=0.51)
+    colours = {cell.value_of_css_property("background-color") for cell in page.find_elements(By.TAG_NAME, "td")}
+    assert len(colours) > 4
+    assert text(page, "#pair").startswith("Closest, ")
+
+
+def test_the_parts_of_the_time_add_up(page: Chrome) -> None:
+    compare(page, ["one", "two"])
+    assert contents(page, "#part-list tbody th")[:3] == ["tokenise", "queue", "inference"]
+    *parts, total = (float(ms) for ms in contents(page, "#part-list tbody td:nth-child(2)"))
+    assert len(parts) == 5
+    assert sum(parts) == pytest.approx(total, abs=0.05)
+    assert parts[2] > 0
+    assert len(page.find_elements(By.CSS_SELECTOR, "#parts i")) == 5
+
+
+def test_the_snippets_run(page: Chrome) -> None:
+    texts = ['it\'s a "quoted" \\ text $HOME', "`date` 🏦"]
+    compare(page, texts)
+    page.find_element(By.ID, "tab-curl").click()
+    curl = shlex.split(text(page, "#snippet").replace("\\\n", " "))
+    ran = subprocess.run(curl, capture_output=True, text=True, check=True)
+    assert ran.stdout.count('"embedding":[') == 2, ran.stdout
+    page.find_element(By.ID, "tab-curl").send_keys(Keys.ARROW_RIGHT)
+    assert page.switch_to.active_element.get_attribute("id") == "tab-python"
+    python = text(page, "#snippet")
+    ran = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, check=True)
+    printed = [float(value) for value in re.findall(r"-?\d+\.\d*", ran.stdout)]
+    assert printed == pytest.approx(cells(page), abs=0.011)
+
+
+def test_live_numbers_come_from_the_metrics(page: Chrome, http: httpx.Client) -> None:
+    def numbers(tile: str) -> list[float]:
+        (shown,) = contents(page, f"#live-{tile} p")
+        return [float(part.replace(" ", "")) for part in shown.split("·") if "–" not in part]  # noqa: RUF001
+
+    for _ in range(20):
+        http.post("/embed", json={"inputs": ["some text"] * 4})
+    until(lambda: (numbers("requests") or [0])[0] > 1, what="requests a second")
+    assert numbers("tokens")[0] > 10
+    half, most = numbers("latency")
+    assert 0 < half <= most < 10_000
+    assert numbers("queue") == [0, 1]
+    until(lambda: page.find_elements(By.CSS_SELECTOR, "#live-latency polyline"), what="a curve")
+
+
+def test_errors_are_said(page: Chrome) -> None:
+    page.find_element(By.ID, "texts").clear()
+    page.find_element(By.ID, "texts").send_keys(Keys.CONTROL, Keys.ENTER)
+    until(lambda: text(page, "#message") == "Write at least one text.")
+    compare(page, ["a", "b"])
+    assert text(page, "#message") == ""
+    page.execute_script("document.getElementById('dimensions').removeAttribute('max')")
+    page.find_element(By.ID, "dimensions").send_keys("1000")
+    page.find_element(By.ID, "go").click()
+    until(lambda: text(page, "#message") == "`dimensions` must be 1 to 384; it is 1000")
+    page.find_element(By.ID, "dimensions").clear()
+
+
+def test_every_control_has_a_name_and_the_console_is_silent(page: Chrome) -> None:
+    nameless = page.execute_script("""
+        return [...document.querySelectorAll('input, select, textarea, button')].filter(
+            (control) => !control.labels?.length && !control.textContent.trim()).map((control) => control.outerHTML)""")
+    assert nameless == []
+    console: Any = page.get_log("browser")  # type: ignore[no-untyped-call]
+    assert [entry for entry in console if "422" not in entry["message"]] == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_texts_can_be_read_on_their_backgrounds(server: Live, dark: bool) -> None:
+    """WCAG's contrast of 4.5, light and dark, on every cell of the heat map too."""
+    with browse(dark=dark, width=420) as browser:
+        browser.get(server.url)
+        until(lambda: cells(browser), what="the matrix")
+        assert browser.execute_script(CONTRASTS) == []
+        overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert browser.execute_script(overflow) <= 0  # a phone need not scroll sideways
+
+
+CONTRASTS = """
+const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+const rgb = (...colours) => {  // painted over one another, as the browser would
+  canvas.clearRect(0, 0, 1, 1);
+  for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+  return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+};
+const light = (colour) => colour.map((c) => c / 255).map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+const low = [];
+for (const element of document.querySelectorAll('body *')) {
+  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  if (!own || !element.checkVisibility() || ['SCRIPT', 'NOSCRIPT', 'OPTION'].includes(element.tagName)) continue;
+  const chain = [];
+  for (let at = element; at; at = at.parentElement) chain.unshift(getComputedStyle(at).backgroundColor);
+  const [a, b] = [light(rgb(...chain)), light(rgb(...chain, getComputedStyle(element).color))].sort();
+  const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (contrast < 4.5) low.push(`${element.tagName} ${element.textContent.slice(0, 30)}: ${contrast.toFixed(2)}`);
+}
+return low;
+"""
+
+
+# --- with a key ---
+
+
+def test_the_page_asks_for_the_key() -> None:
+    with live(*STAND_IN, "--api-key", KEY) as server, browse() as browser:
+        browser.get(server.url)
+        until(lambda: browser.find_element(By.ID, "key").is_displayed(), what="the question for a key")
+        browser.find_element(By.ID, "key").send_keys(KEY, Keys.ENTER)
+        until(lambda: cells(browser), what="the matrix")
+        assert not browser.find_element(By.ID, "key").is_displayed()
+        snippet = text(browser, "#snippet")
+        assert KEY not in snippet
+        assert "$EMBERT_API_KEY" in snippet
