@@ -19,8 +19,9 @@ lint: ## style and types only
 	@scripts/install dev
 	@scripts/lint
 
-check: ## style, types, scripts, dependencies; runs no tests
+check: ## style, types, scripts, dependencies and what is known against them; runs no tests
 	@scripts/check
+	@scripts/audit
 
 format: ## rewrite the sources into our style
 	@scripts/format

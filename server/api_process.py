@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from server.metrics import ApiMetrics
 
 __all__ = ["main"]
+
+log = logging.getLogger(__name__)
 
 DRAIN_NOTICE_S = 0.25  # at least this long `/readyz` says that we are draining, before the port closes
 
@@ -58,7 +61,8 @@ async def _serve(start: StartApi, line: Line) -> None:
     from server.app import METRIC_ROUTES, create_app
     from server.config import ConfigError
     from server.engine_client import EngineClient
-    from server.gate import Keys
+    from server.http_protocol import bounded_protocol, connection_limit
+    from server.keys import Keys
     from server.metrics import ApiMetrics
     from server.service import Service
 
@@ -72,24 +76,36 @@ async def _serve(start: StartApi, line: Line) -> None:
             EngineClient(start.reply_endpoint, config),
             ApiMetrics(METRIC_ROUTES, config.latency_buckets),
         )
-        app = create_app(service, Keys(config))
+        keys = Keys(config)
+        app = create_app(service, keys)
     except (EngineError, ConfigError) as error:
         line.send(Failed(str(error)))
         raise SystemExit(1) from None
     for state in start.engines:
         service.client.engine_changed(state)
-    servers = [_Server(_uvicorn_config(config, app))]
+    connections = connection_limit(config.max_connections)
+    if connections < config.max_connections:
+        log.warning(
+            "open files are limited: %d connections instead of --max-connections %d",
+            connections,
+            config.max_connections,
+        )
+    protocol = bounded_protocol(config.header_limit, connections, service.metrics.count)
+    servers = [_Server(_uvicorn_config(config, app, protocol))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:
-        servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.metrics), tls=False)))
+        servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.metrics), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
-    writing = asyncio.create_task(_write_metrics(service.metrics))
-    following = asyncio.create_task(_follow(line, service.client, servers, start))
+    running = [
+        asyncio.create_task(_write_metrics(service.metrics)),
+        asyncio.create_task(_follow(line, service.client, servers, start)),
+        asyncio.create_task(keys.follow()),
+    ]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
     line.send(Ready())
     await asyncio.gather(*jobs)
-    following.cancel()
-    writing.cancel()
+    for task in running:
+        task.cancel()
     service.metrics.write()
     service.close()
     await service.client.close()
@@ -103,10 +119,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(config: ServeConfig, app: ASGIApp, *, tls: bool = True) -> uvicorn.Config:
+def _uvicorn_config(
+    config: ServeConfig, app: ASGIApp, protocol: type[asyncio.Protocol], *, tls: bool = True
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol,
         ws="none",
         interface="asgi3",
         proxy_headers=False,  # nobody asks who the client is
@@ -116,8 +134,12 @@ def _uvicorn_config(config: ServeConfig, app: ASGIApp, *, tls: bool = True) -> u
         server_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
-        ssl_keyfile=config.ssl_keyfile if tls else None,
         ssl_certfile=config.ssl_certfile if tls else None,
+        ssl_keyfile=config.ssl_keyfile if tls else None,
+        ssl_keyfile_password=config.ssl_keyfile_password,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_ciphers=config.ssl_ciphers,
     )
 
 

@@ -8,13 +8,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from server import __version__
 from server.embeddings import HOT_ROUTES, hot_routes
 from server.errors import Invalid, NotFound, ServerError, error_body
-from server.gate import Gate, Keys, speaks_openai
+from server.gate import Gate, Guard, speaks_openai, with_cors
+from server.keys import Keys
 from server.openapi import add_hot_routes
 from server.operations import operations
 from server.service import Service
@@ -36,6 +36,7 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     app = FastAPIOffline(
         docs_url="/docs",
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would be built from the Host header, and loses bodies in some clients
         title="embert",
         version=__version__,
         description=_DESCRIPTION,
@@ -48,18 +49,8 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     _complete_openapi(app, service)
-    wrapped: ASGIApp = Gate(
-        app, {route.path: route.app for route in hot}, frozenset(METRIC_ROUTES), keys, service.metrics
-    )
-    if service.config.cors_allow_origin:
-        wrapped = CORSMiddleware(
-            wrapped,
-            allow_origins=list(service.config.cors_allow_origin),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # `authorization` among them, so that browsers can send a key
-            expose_headers=["*"],
-        )
-    return wrapped
+    guard = Guard(app, {route.path: route.app for route in hot}, keys, service.metrics)
+    return Gate(with_cors(guard, service.config), frozenset(METRIC_ROUTES), service.metrics)
 
 
 def _complete_openapi(app: FastAPI, service: Service) -> None:
@@ -90,9 +81,16 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         answer = NotFound(f"this route does not take {request.method}")
         answer.status = 405
     else:
-        answer = NotFound("no such route; /docs lists them")
+        answer = NotFound(_no_such_route(request.url.path))
         answer.status = error.status_code
     return _respond(request, answer, dict(error.headers or {}))
+
+
+def _no_such_route(path: str) -> str:
+    known = path.rstrip("/")
+    if known != path and known in METRIC_ROUTES:
+        return f"no such route; {known} is one, without the slash at the end"
+    return "no such route; /docs lists them"
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - its signature

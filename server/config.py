@@ -49,6 +49,11 @@ class ServeConfig:
     )
     max_client_batch_size: int = _option(2048, "most texts in one request before 413", low=1)
     payload_limit: int = _option(10_000_000, "largest request body in bytes before 413", low=1)
+    max_client_batch_tokens: int | None = _option(
+        None, "most tokens in one request before 413; default: no limit but the texts", low=1
+    )
+    header_limit: int = _option(65_536, "largest request line and headers in bytes before 431", low=256)
+    max_connections: int = _option(16_384, "connections of each HTTP process before 503", low=1)
     auto_truncate: bool = _option(True, "cut texts longer than the model reads when the request does not say")
     request_timeout: float = _option(60.0, "seconds a request may take before 503", low=0.001)
     drain_timeout: float = _option(30.0, "seconds that requests in flight get after SIGTERM", low=0.0)
@@ -57,7 +62,12 @@ class ServeConfig:
     )
     tokenization_workers: int = _option(0, "tokenising threads of an HTTP process; 0 means two", low=0, high=256)
     api_key: tuple[str, ...] = _option((), "a key that clients must send as `Authorization: Bearer KEY`", secret=True)
-    api_key_file: str | None = _option(None, "a file of such keys, one a line")
+    api_key_file: str | None = _option(None, "a file of such keys, one a line; read again when it changes")
+    keyless: tuple[str, ...] = _option(
+        ("probes", "page"),
+        "what is answered without a key where keys are set",
+        choices=("probes", "page", "metrics", "docs", "none"),
+    )
     cors_allow_origin: tuple[str, ...] = _option((), "an origin allowed to call from a browser; * for all")
     metrics_port: int | None = _option(None, "also serve /metrics on this port, without a key", low=0, high=65535)
     latency_buckets: tuple[float, ...] = _option(
@@ -65,19 +75,31 @@ class ServeConfig:
     )
     log_format: str = _option("text", "how log lines are written", choices=("text", "json"))
     log_level: str = _option("info", "least severe level written", choices=("debug", "info", "warning", "error"))
-    ssl_keyfile: str | None = _option(None, "TLS private key")
+    ssl_keyfile: str | None = _option(None, "TLS private key; default: in the file of the certificate")
     ssl_certfile: str | None = _option(None, "TLS certificate chain")
+    ssl_keyfile_password: str | None = _option(None, "what the TLS private key is encrypted with", secret=True)
+    ssl_ca_certs: str | None = _option(None, "certificates that those of clients must be signed with")
+    ssl_cert_reqs: int = _option(0, "certificates of clients: 0 not asked for, 1 optional, 2 required", low=0, high=2)
+    ssl_ciphers: str | None = _option(None, "TLS ciphers, in OpenSSL's notation; default: Python's")
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
             for value in _each(getattr(self, option.name)):
                 _check(option, value)
-        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
-            raise ConfigError("--ssl-keyfile and --ssl-certfile go together; only one of them was given")
+        self._check_tls()
+        if len(self.keyless) > 1 and "none" in self.keyless:
+            raise ConfigError(f"--keyless none stands alone; the values are {', '.join(self.keyless)}")
         if self.default_prompt is not None and self.default_prompt_name is not None:
             raise ConfigError("--default-prompt and --default-prompt-name exclude each other; both were given")
         if list(self.latency_buckets) != sorted(set(self.latency_buckets)):
             raise ConfigError(f"--latency-buckets must rise, but they are {list(self.latency_buckets)}")
+
+    def _check_tls(self) -> None:
+        for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_ciphers"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigError(f"{option_name(name)} needs --ssl-certfile, which was not given")
+        if bool(self.ssl_cert_reqs) != bool(self.ssl_ca_certs):
+            raise ConfigError("--ssl-ca-certs and --ssl-cert-reqs 1 or 2 go together; only one of them was given")
 
     @property
     def http_processes(self) -> int:

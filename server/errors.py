@@ -15,6 +15,8 @@ import orjson
 __all__ = [
     "BadRequest",
     "EmptyInput",
+    "HeadTimeout",
+    "HeadTooLarge",
     "InferenceFailed",
     "Invalid",
     "ModelUnknown",
@@ -97,6 +99,22 @@ class PayloadTooLarge(ServerError):
 
 
 @dataclass(eq=False)
+class HeadTimeout(ServerError):
+    """408: a request's head that does not end."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 408, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class HeadTooLarge(ServerError):
+    """431: too many bytes before the body."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 431, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
 class Invalid(ServerError):
     """422: a field's type or value."""
 
@@ -127,7 +145,7 @@ class Overloaded(ServerError):
 class Unavailable(ServerError):
     """503: loading, draining, the engine restarting, or a deadline that passed."""
 
-    reason: str = "loading"  # "loading", "draining" or "deadline"
+    reason: str = "loading"  # "loading", "draining", "deadline" or "connections"
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 503, "Unhealthy", "server_error"

@@ -1,4 +1,4 @@
-"""The outermost layer of the app: request ids, keys, counting.
+"""The outermost layers of the app: request ids and counting (Gate), browsers (CORS), keys and dispatch (Guard).
 
 Pure ASGI: a BaseHTTPMiddleware would cost more than all the rest.
 """
@@ -6,26 +6,26 @@ Pure ASGI: a BaseHTTPMiddleware would cost more than all the rest.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import os
 import re
 import time
+import traceback
 from collections.abc import Mapping
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.config import ServeConfig, read_api_keys
+from server.config import ServeConfig
 from server.embeddings import send_error
-from server.errors import ServerError, Unauthorized
+from server.errors import ServerError, Unavailable
+from server.keys import KEYLESS, Keys
 from server.metrics import ApiMetrics
 
-__all__ = ["OPEN_PATHS", "Gate", "Keys", "speaks_openai"]
+__all__ = ["Gate", "Guard", "speaks_openai", "with_cors"]
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/livez", "/readyz"})  # probes carry no keys
 CLIENT_LEFT = 499  # nginx's number, for the counter only
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -35,40 +35,25 @@ def speaks_openai(path: str) -> bool:
     return path.startswith("/v1/") or path == "/embeddings"
 
 
-class Keys:
-    """The accepted API keys; as digests, so that comparing takes the same time for every key given."""
-
-    def __init__(self, config: ServeConfig) -> None:
-        """Raises ConfigError when --api-key-file cannot be used."""
-        self._digests = [self._digest(key.encode()) for key in read_api_keys(config)]
-
-    @staticmethod
-    def _digest(key: bytes) -> bytes:
-        return hashlib.sha256(key).digest()
-
-    def check(self, scope: Scope) -> None:
-        """Raise Unauthorized unless the request carries one of the keys, or none is wanted."""
-        if not self._digests or scope["path"] in OPEN_PATHS:
-            return
-        if scope["path"] == "/" and scope["method"] == "GET":  # the page, which asks for a key itself
-            return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        digest = self._digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them, always
-        if scheme.lower() != b"bearer" or not any(matches):
-            wrong = "is wrong" if given else "is missing"
-            raise Unauthorized(f"the API key {wrong}; send it as `Authorization: Bearer KEY`")
+def with_cors(app: ASGIApp, config: ServeConfig) -> ASGIApp:
+    """Let browsers of the allowed origins in; nothing to do where there are none."""
+    if not config.cors_allow_origin:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(config.cors_allow_origin),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],  # `authorization` among them, so that browsers can send a key
+        expose_headers=["*"],
+    )
 
 
 class Gate:
-    """Wraps the whole app."""
+    """Gives every request its id and counts every answer, those to preflights included."""
 
-    def __init__(
-        self, app: ASGIApp, hot: Mapping[str, ASGIApp], routes: frozenset[str], keys: Keys, metrics: ApiMetrics
-    ) -> None:
-        """`hot` are the apps of POST routes that go past FastAPI's own layers; `routes` the values of the label."""
-        self._app, self._hot, self._routes, self._keys, self._metrics = app, hot, routes, keys, metrics
+    def __init__(self, app: ASGIApp, routes: frozenset[str], metrics: ApiMetrics) -> None:
+        """`routes` are the values of the label."""
+        self._app, self._routes, self._metrics = app, routes, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -95,15 +80,18 @@ class Gate:
         metrics = self._metrics
         metrics.requests_in_flight += 1
         try:
-            self._keys.check(scope)
-            app = self._hot.get(path, self._app) if scope["method"] == "POST" else self._app
-            await app(scope, receive, send_noting)
-        except ServerError as error:
-            await send_error(send_noting, error, openai=speaks_openai(path))
+            await self._app(scope, receive, send_noting)
         except asyncio.CancelledError:
             status = CLIENT_LEFT
-        except Exception:  # a mistake of ours: the client still gets an answer, and the log the whole story
-            log.exception("request %s on %s failed", request_id.decode(), route)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours: the client still gets an answer
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error(  # noqa: TRY400 - the whole story but for the exception's own words, which may quote a text
+                "request %s on %s failed: %s\nTraceback (most recent call last):\n%s",
+                request_id.decode(),
+                route,
+                type(error).__name__,
+                frames,
+            )
             if not status:
                 await send_error(
                     send_noting, ServerError("internal error; the log has more"), openai=speaks_openai(path)
@@ -112,3 +100,34 @@ class Gate:
             metrics.requests_in_flight -= 1
             metrics.count(route, status)
             metrics.request_duration[route].observe(time.perf_counter() - started)
+
+
+class Guard:
+    """Checks the key, and hands the request to its route."""
+
+    def __init__(self, app: ASGIApp, hot: Mapping[str, ASGIApp], keys: Keys, metrics: ApiMetrics) -> None:
+        """`hot` are the apps of POST routes that go past FastAPI's own layers."""
+        self._app, self._hot, self._keys, self._metrics = app, hot, keys, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        path: str = scope["path"]
+        try:
+            self._keys.check(scope)
+            if scope.get("state"):  # of a connection: see http_protocol
+                self._refuse_connection(scope)
+            app = self._hot.get(path, self._app) if scope["method"] == "POST" else self._app
+            await app(scope, receive, send)
+        except ServerError as error:
+            await send_error(send, error, openai=speaks_openai(path))
+
+    def _refuse_connection(self, scope: Scope) -> None:
+        limit = scope["state"].get("too_many_connections")
+        if limit is None or scope["path"] in KEYLESS["probes"]:
+            return
+        self._metrics.rejected["connections"].inc()
+        raise Unavailable(
+            f"this server has more than {limit} connections, the limit (--max-connections)",
+            retry_after_s=1,
+            reason="connections",
+        )

@@ -59,14 +59,22 @@ def _devices(device: str) -> list[str]:
 
 
 def _check_tls(config: ServeConfig) -> None:
-    if config.ssl_certfile is None or config.ssl_keyfile is None:
+    if config.ssl_certfile is None:
         return
+    options = [f"--ssl-certfile {config.ssl_certfile}"]
+    options += [f"--ssl-keyfile {config.ssl_keyfile}"] if config.ssl_keyfile else []
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-    except OSError as error:
-        raise ConfigError(
-            f"--ssl-certfile {config.ssl_certfile} with --ssl-keyfile {config.ssl_keyfile}: {error}"
-        ) from None
+        # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password or "")
+        if config.ssl_ca_certs is not None:
+            options = [f"--ssl-ca-certs {config.ssl_ca_certs}"]
+            context.load_verify_locations(config.ssl_ca_certs)
+        if config.ssl_ciphers is not None:
+            options = [f"--ssl-ciphers {config.ssl_ciphers}"]
+            context.set_ciphers(config.ssl_ciphers)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"{' with '.join(options)}: {error}") from None
 
 
 def _check_model(config: ServeConfig, model: Model) -> None:

@@ -141,6 +141,14 @@ class Service:
         if count > limit:
             raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
 
+    def check_tokens(self, tokens: int, param: str) -> None:
+        """Raise PayloadTooLarge for more tokens than one request may have."""
+        limit = self.config.max_client_batch_tokens
+        if limit is not None and tokens > limit:
+            raise PayloadTooLarge(
+                f"`{param}` has {tokens} tokens; the limit is {limit} (--max-client-batch-tokens)", param
+            )
+
     async def tokenize(
         self,
         given: TextOrIds,
@@ -174,6 +182,7 @@ class Service:
             encoded = work() if inline else await self._in_thread(work)
         timing.tokenize_s = time.perf_counter() - began
         timing.tokens = encoded.tokens
+        self.check_tokens(encoded.tokens, param)
         self._observe(encoded, timing)
         return encoded
 

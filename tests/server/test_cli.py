@@ -242,7 +242,17 @@ def test_repeatable() -> None:
         ({"latency_buckets": (1.0, 1.0)}, "--latency-buckets must rise, but they are [1.0, 1.0]"),
         ({"log_format": "xml"}, "--log-format must be one of text, json; it is 'xml'"),
         ({"api_key": ("good", "")}, "--api-key must not be empty"),
-        ({"ssl_certfile": "c"}, "--ssl-keyfile and --ssl-certfile go together; only one of them was given"),
+        ({"ssl_keyfile": "k"}, "--ssl-keyfile needs --ssl-certfile, which was not given"),
+        (
+            {"ssl_certfile": "c", "ssl_cert_reqs": 2},
+            "--ssl-ca-certs and --ssl-cert-reqs 1 or 2 go together; only one of them was given",
+        ),
+        (
+            {"ssl_certfile": "c", "ssl_ca_certs": "a"},
+            "--ssl-ca-certs and --ssl-cert-reqs 1 or 2 go together; only one of them was given",
+        ),
+        ({"keyless": ("all",)}, "--keyless must be one of probes, page, metrics, docs, none; it is 'all'"),
+        ({"keyless": ("none", "docs")}, "--keyless none stands alone; the values are none, docs"),
     ],
 )
 def test_values_that_cannot_be(values: dict[str, Any], said: str) -> None:

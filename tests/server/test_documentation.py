@@ -36,7 +36,7 @@ def shown(value: Any) -> str | None:
         case bool():
             return "`true`" if value else "`false`"
         case tuple():
-            return "`" + ",".join(f"{item:g}" for item in value) + "`"
+            return "`" + ",".join(item if isinstance(item, str) else f"{item:g}" for item in value) + "`"
         case float():
             return f"`{value:g}`"
         case _:

@@ -16,7 +16,7 @@ import pytest
 
 from server.config import ServeConfig
 from server.errors import Unauthorized
-from server.gate import Keys
+from server.keys import Keys
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import expected
 
@@ -137,6 +137,20 @@ def test_preflight_lets_a_key_through(stranger: httpx.Client) -> None:
     assert "content-type" in allowed
 
 
+def test_preflights_have_ids_and_are_counted(stranger: httpx.Client, client: httpx.Client) -> None:
+    def counted() -> float:
+        metrics = client.get("/metrics").text
+        found = re.search(r'embert_requests_total\{route="/similarity",status="200"\} (\S+)', metrics)
+        return float(found[1]) if found else 0.0
+
+    before = counted()
+    asked = {"origin": ORIGIN, "access-control-request-method": "POST", "x-request-id": "pre-1"}
+    assert stranger.options("/similarity", headers=asked).headers["x-request-id"] == "pre-1"
+    until(lambda: counted() == before + 1, 5, what="the count of the preflight")
+    plain = stranger.options("/similarity", headers={"origin": ORIGIN})  # no preflight: it wants a key like any other
+    assert plain.status_code == 401
+
+
 def test_answers_and_errors_name_the_origin(client: httpx.Client, stranger: httpx.Client) -> None:
     for answer in (
         client.post("/embed", json={"inputs": "a"}, headers={"origin": ORIGIN}),
@@ -216,6 +230,14 @@ def test_head_is_get_without_a_body(http: httpx.Client) -> None:
     assert http.head("/embed").status_code == 405
     assert http.head("/nothing").status_code == 404
     assert http.get("/livez").status_code == 200  # the connection is still in order
+
+
+@pytest.mark.parametrize("path", ["/embed/", "/v1/embeddings/", "/health/"])
+def test_a_slash_at_the_end_is_another_path(http: httpx.Client, path: str) -> None:
+    """No redirect: it would be built from what the client says our name is, and many clients lose the body on it."""
+    answer = http.request("GET" if path == "/health/" else "POST", path, json={"inputs": "a"})
+    assert answer.status_code == 404
+    assert f"; {path.rstrip('/')} is one, without the slash at the end" in answer.text
 
 
 def test_options_says_what_is_allowed(http: httpx.Client) -> None:

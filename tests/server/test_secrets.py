@@ -1,0 +1,287 @@
+"""Keys that change, TLS, and that nobody's text is where it does not belong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.encoders import Encoder, PackedBatch, Task
+from engine.errors import EncoderError
+from engine.model import Model
+from server.config import ServeConfig
+from server.errors import Unauthorized
+from server.gate import Gate
+from server.keys import Keys
+from server.metrics import ApiMetrics
+from tests.server.live import STAND_IN, Live, live, until
+from tests.server.stand_in import StandIn
+
+MARKER = "xyzzy-7f3a-marker"
+
+
+# --- keys ---
+
+
+def asks(keys: Keys, key: str, path: str = "/embed", method: str = "POST") -> bool:
+    headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+    try:
+        keys.check({"path": path, "method": method, "headers": headers})
+    except Unauthorized:
+        return False
+    return True
+
+
+def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "keys"
+    file.write_text("first\n")
+    keys = Keys(ServeConfig(api_key=("fixed",), api_key_file=str(file)))
+    assert [asks(keys, key) for key in ("fixed", "first", "second")] == [True, True, False]
+
+    (tmp_path / "new").write_text("first\nsecond\n")
+    (tmp_path / "new").replace(file)  # as Kubernetes does it
+    keys.refresh()
+    assert [asks(keys, key) for key in ("fixed", "first", "second")] == [True, True, True]
+
+    file.write_text("# the first has gone\nsecond\n")
+    keys.refresh()
+    assert [asks(keys, key) for key in ("fixed", "first", "second")] == [True, False, True]
+    assert "keys accepted now: 2" in caplog.text
+
+    for spoil in (lambda: file.write_text("# none\n"), file.unlink):
+        spoil()
+        keys.refresh()
+        keys.refresh()
+        assert [asks(keys, key) for key in ("fixed", "second", "")] == [True, True, False]
+    assert caplog.text.count("the keys stay as they were") == 2
+    for key in ("first", "second"):
+        assert f" {key}" not in caplog.text.replace("the first has", "")
+
+
+def test_a_running_server_takes_new_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("old\n")
+    with live(*STAND_IN, "--api-key-file", str(file), "--workers", "2") as server:
+
+        def status(key: str) -> int:
+            return server.post("/embed", {"inputs": "a"}, headers={"authorization": f"Bearer {key}"}).status_code
+
+        assert (status("old"), status("new")) == (200, 401)
+        file.write_text("new\n")
+        until(lambda: all(status("new") == 200 for _ in range(6)), 5, what="the new key, in both processes")
+        until(lambda: all(status("old") == 401 for _ in range(6)), 5, what="the end of the old key")
+        assert "keys accepted now: 1" in server.log
+
+
+@pytest.mark.parametrize(
+    ("keyless", "wanted"),
+    [
+        (("probes", "page"), {"/": True, "/health": True, "/livez": True, "/metrics": False, "/docs": False}),
+        (("probes",), {"/": False, "/health": True, "/livez": True, "/metrics": False, "/docs": False, "/info": False}),
+        (("none",), {"/health": False, "/livez": False, "/metrics": False, "/docs": False, "/info": False}),
+        (("metrics",), {"/health": False, "/metrics": True, "/docs": False, "/info": False}),
+        (("probes", "docs"), {"/readyz": True, "/metrics": False, "/docs": True, "/openapi.json": True}),
+    ],
+)
+def test_what_wants_no_key(keyless: tuple[str, ...], wanted: dict[str, bool]) -> None:
+    keys = Keys(ServeConfig(api_key=("k",), keyless=keyless))
+    for path, open_ in wanted.items():
+        assert asks(keys, "", path, "GET") is open_, path
+        assert not asks(keys, "", path, "POST")
+        assert asks(keys, "k", path, "GET")
+
+
+def test_the_page_of_documentation_is_whole_without_a_key() -> None:
+    options = ("--api-key", "k", "--keyless", "docs", "--keyless", "metrics")
+    with live(*STAND_IN, *options, ready=False) as server:
+        key = {"authorization": "Bearer k"}
+        until(lambda: server.get("/readyz", headers=key).status_code == 200, 30, what="readiness")
+        open_ = {"/docs", "/openapi.json", "/metrics", "/static-offline-docs/swagger-ui-bundle.js"}
+        assert {path: server.get(path).status_code for path in open_} == dict.fromkeys(open_, 200)
+        assert server.get("/livez").status_code == 401
+
+
+# --- TLS ---
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca.pem signs server.pem (its key encrypted with `s3cret`) and client.pem; stranger.pem signs itself."""
+    folder = tmp_path_factory.mktemp("tls")
+
+    def make(name: str, *extra: str) -> None:
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-subj", f"/CN={name}"]
+        command += [
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+            *(extra if "-passout" in extra else ("-nodes", *extra)),
+        ]
+        subprocess.run(command, cwd=folder, capture_output=True, check=True)
+
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE")
+    make("ca", "-addext", "keyUsage=keyCertSign,cRLSign")
+    make("server", *signed, "-addext", "subjectAltName=IP:127.0.0.1", "-passout", "pass:s3cret")
+    make("client", *signed)
+    make("stranger")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tls(certificates: Path) -> Iterator[Live]:
+    options = ["--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key", "--ssl-ca-certs", "ca.pem"]
+    options = [str(certificates / word) if "." in word else word for word in options]
+    env = {"EMBERT_SSL_KEYFILE_PASSWORD": "s3cret"}
+    with live(*STAND_IN, *options, "--ssl-cert-reqs", "2", env=env, ready=False) as server:
+        with _client(server, certificates, "client") as client:
+            until(lambda: _status(client) == 200, 30, what="readiness over TLS")
+        yield server
+
+
+def _client(server: Live, certificates: Path, name: str | None) -> httpx.Client:
+    context = ssl.create_default_context(cafile=certificates / "ca.pem")
+    if name is not None:
+        context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+    return httpx.Client(base_url=server.url, verify=context)
+
+
+def _status(client: httpx.Client) -> int:
+    try:
+        return client.get("/readyz").status_code
+    except httpx.TransportError:
+        return 0
+
+
+def test_a_client_with_a_certificate_gets_in(tls: Live, certificates: Path) -> None:
+    with _client(tls, certificates, "client") as client:
+        assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+    for other in (None, "stranger"):
+        with _client(tls, certificates, other) as client, pytest.raises(httpx.TransportError):
+            client.post("/embed", json={"inputs": "a"})
+
+
+def test_old_protocols_are_off(tls: Live, certificates: Path) -> None:
+    context = ssl.create_default_context(cafile=certificates / "ca.pem")
+    context.load_cert_chain(certificates / "client.pem", certificates / "client.key")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with socket.create_connection(("127.0.0.1", tls.ports[0])) as plain, pytest.raises((ssl.SSLError, ConnectionError)):
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+# --- nobody's text ---
+
+
+class Touchy(StandIn):
+    """Fails on long texts: with an error, with a bug, or for good."""
+
+    def wait(self, ticket: Any) -> Any:
+        batch: PackedBatch
+        task: Task
+        batch, task = ticket
+        longest = int(max(batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]))
+        if longest > 200:
+            os._exit(139)
+        if longest > 150:
+            raise RuntimeError("a bug")
+        if longest > 100:
+            raise EncoderError("an error")
+        return super().wait((batch, task))
+
+
+def create(model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> Encoder:
+    return Touchy(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)
+
+
+def test_no_text_in_logs_and_errors() -> None:
+    options = ["--encoder", f"{__name__}:create", "--log-level", "debug", "--header-limit", "2000"]
+    options += ["--max-client-batch-size", "4", "--max-client-batch-tokens", "600", "--payload-limit", "20000"]
+    with live(*options, clean_log=False) as server:
+        answers = [
+            *(server.post("/embed", body) for body in _bodies()),
+            *(server.post("/v1/embeddings", {"input": text}) for text in (MARKER, [MARKER, 5], {MARKER: MARKER})),
+            server.post("/v1/embeddings", {"input": "a", "model": f"{MARKER} {MARKER}" * 5}),
+            server.post("/embed_all", {"inputs": MARKER}),
+            server.post("/similarity", {"inputs": {"source_sentence": MARKER, "sentences": [MARKER, 7]}}),
+            server.post(f"/{MARKER}", {}),
+            server.post("/embed", {}, headers={"x-filler": MARKER * 200}),
+            _raw(server, f"{MARKER} / HTTP/1.1\r\n\r\n".encode()),
+            _raw(
+                server,
+                f'POST /embed HTTP/1.1\r\ncontent-length: 40\r\n\r\n{{"inputs": "{MARKER}'.encode() + b"\xff" * 11,
+            ),
+        ]
+        for words, statuses in ((110, {424}), (160, {424, 503}), (210, {503})):
+            server.wait_ready()
+            failed = server.post("/embed", {"inputs": f"{MARKER} " + "word " * words})
+            assert failed.status_code in statuses
+            answers.append(failed)
+        seen = {answer.status_code for answer in answers}
+        assert seen >= {200, 400, 404, 413, 422, 424, 431, 503}
+        for answer in answers:
+            assert MARKER not in answer.text, answer.text
+            assert MARKER not in str(answer.headers)
+        server.wait_ready()
+        assert MARKER not in server.get("/metrics").text
+        assert "an error" in server.log  # the log tells of it, without the text
+        assert MARKER not in server.log
+
+
+def _bodies() -> Iterator[Any]:
+    yield {"inputs": MARKER}
+    yield {"inputs": [MARKER, ""]}
+    yield {"inputs": [MARKER] * 5}
+    yield {"inputs": [f"{MARKER} " + "word " * 90] * 4}
+    yield {"inputs": [f"{MARKER} " + "word " * 240] * 4}
+    yield {"inputs": MARKER * 2000}
+    yield {"inputs": MARKER * 200, "truncate": False}
+    yield {"inputs": [MARKER, 1]}
+    yield {"inputs": {"text": MARKER}}
+    yield {"inputs": MARKER, "prompt_name": f"{MARKER}\n"}
+    yield {"inputs": MARKER, "truncation_direction": MARKER}
+    yield {"inputs": MARKER, "dimensions": MARKER}
+    yield {MARKER: MARKER}
+    yield MARKER
+    yield [MARKER]
+
+
+def _raw(server: Live, data: bytes) -> httpx.Response:
+    with socket.create_connection(("127.0.0.1", server.ports[0]), 10) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = received.partition(b"\r\n\r\n")
+    return httpx.Response(int(head.split()[1]), content=body)
+
+
+def test_a_bug_of_ours_is_logged_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError(MARKER)
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    gate = Gate(app, frozenset(), ApiMetrics(("other",), (1.0,)))
+    asyncio.run(gate({"type": "http", "method": "POST", "path": "/x", "headers": []}, receive, send))
+    assert sent[0]["status"] == 500
+    assert json.loads(sent[1]["body"])["error"] == "internal error; the log has more"
+    assert "ValueError" in caplog.text
+    assert "test_secrets.py" in caplog.text
+    assert MARKER not in caplog.text
