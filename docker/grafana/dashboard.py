@@ -1,0 +1,322 @@
+"""Writes embert.json, the Grafana dashboard: `scripts/document` runs this, a test sees that the file is current.
+
+Top to bottom it answers: is it healthy, how fast, how full, what for, and what does the GPU do. Every panel says what
+it shows and what to do about it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from panels import (
+    GREEN,
+    RED,
+    SELECT,
+    SOURCE,
+    WORK,
+    YELLOW,
+    Panel,
+    heat_map,
+    lines,
+    mean,
+    panel,
+    quantile,
+    rate,
+    stat,
+    steps,
+    target,
+    variable,
+)
+
+PARTS = {
+    "tokenise": "embert_tokenize_duration_seconds",
+    "queue": "embert_queue_duration_seconds",
+    "inference": "embert_inference_duration_seconds",
+    "encode": "embert_response_encode_duration_seconds",
+}
+
+
+def healthy() -> Iterator[Panel]:
+    """Is it healthy?"""
+    yield stat(
+        "Engines up",
+        "Engines that can work ÷ engines there are. Below 100 % one is being started again, and the log says why.",
+        f"sum(embert_engine_up{{{SELECT}}}) / count(embert_engine_up{{{SELECT}}})",
+        "percentunit",
+        steps((RED, None), (GREEN, 1)),
+    )
+    bad = rate("embert_requests_total", f'{WORK}, status=~"424|5.."')
+    yield stat(
+        "Failed requests",
+        'Share answered with 424 or 5xx. Which, and why: "Answers by status" and "Refused, by reason".',
+        f"({bad} or vector(0)) / ({rate('embert_requests_total', WORK)} > 0)",
+        "percentunit",
+        steps((GREEN, None), (YELLOW, 0.001), (RED, 0.01)),
+    )
+    yield stat(
+        "99 of 100 answered within",
+        'The slow end of latency, HTTP included. When it is high, "Where the time goes" says which part is.',
+        quantile(0.99, "embert_request_duration_seconds", WORK),
+        "s",
+        steps((GREEN, None), (YELLOW, 0.5), (RED, 1)),
+    )
+    yield stat(
+        "Requests a second",
+        "Requests for embeddings, answered in whatever way.",
+        rate("embert_requests_total", WORK),
+        "reqps",
+        steps(("blue", None)),
+    )
+    yield stat(
+        "Queue full",
+        "Tokens waiting ÷ --max-queue-tokens, of the fullest replica. At 100 % requests get 429: add replicas before.",
+        f"max(embert_queue_tokens{{{SELECT}}} / embert_queue_limit_tokens{{{SELECT}}})",
+        "percentunit",
+        steps((GREEN, None), (YELLOW, 0.5), (RED, 0.8)),
+    )
+    yield stat(
+        "Engines lost, last hour",
+        "Times an engine process had to be started again. More than a deploy explains: look at its log and at the GPU.",
+        f"sum(increase(embert_engine_restarts_total{{{SELECT}}}[1h]))",
+        "none",
+        steps((GREEN, None), (YELLOW, 1), (RED, 3)),
+    )
+
+
+def fast() -> Iterator[Panel]:
+    """How fast, and which part is slow?"""
+    duration = "embert_request_duration_seconds"
+    yield lines(
+        "Latency of requests",
+        "From a request's head to its answer's end. Half, 90 % and 99 % of the requests stay below the curves.",
+        [target(quantile(share, duration, WORK), f"p{share * 100:g}") for share in (0.5, 0.9, 0.99)],
+        "s",
+    )
+    yield heat_map(
+        "Latency, all of it",
+        "Requests by how long they took. Two bands mean two kinds of requests, such as queries beside bulk jobs.",
+        rate(f"{duration}_bucket", WORK, "le"),
+        "s",
+    )
+    yield lines(
+        "Where the time goes, on average",
+        "Tokenise and encode run in the HTTP processes, queue is waiting for a batch, inference is the batch itself. "
+        "Thick queue: too little capacity, add replicas. Thick inference: long texts, or batches that are too large. "
+        "Thick tokenise or encode: add --workers.",
+        [target(mean(metric), part) for part, metric in PARTS.items()],
+        "s",
+        stacked=True,
+    )
+    for part, metric in PARTS.items():
+        meaning = {
+            "tokenise": "Texts to token ids, the wait for a thread included. Helped by --tokenization-workers.",
+            "queue": "From admission to the start of a batch. What grows first when there is too little capacity.",
+            "inference": "One batch on the encoder. Grows with the tokens of a batch; compare with batch tokens below.",
+            "encode": "Vectors to the answer's body. JSON numbers are the slow way: ask for base64 or raw rows.",
+        }[part]
+        yield lines(
+            f"Part of the time: {part}",
+            meaning,
+            [target(quantile(share, metric), f"p{share * 100:g}") for share in (0.5, 0.9, 0.99)],
+            "s",
+            width=6,
+        )
+
+
+def full() -> Iterator[Panel]:
+    """How full is it?"""
+    yield lines(
+        "Tokens waiting",
+        "Tokens in the queue of each replica, and the limit above which requests get 429. The HPA scales on this.",
+        [
+            target(f"embert_queue_tokens{{{SELECT}}}", "{{instance}}"),
+            target(f"min(embert_queue_limit_tokens{{{SELECT}}})", "limit of a replica"),
+        ],
+        "short",
+    )
+    yield lines(
+        "Refused, by reason",
+        "queue_full (429): add replicas. too_large (413): a client's mistake. deadline: slower than --request-timeout. "
+        "draining, loading: deploys and restarts.",
+        [target(rate("embert_rejected_total", by="reason"), "{{reason}}")],
+        "reqps",
+        stacked=True,
+    )
+    yield lines(
+        "Encoder busy",
+        "Share of the time spent in forwards. Near 100 % with a growing queue, the replica is at its capacity.",
+        [target(f"embert_engine_busy_ratio{{{SELECT}}}", "{{instance}} engine {{engine}}")],
+        "percentunit",
+        highest=1,
+    )
+    yield heat_map(
+        "Batch fill",
+        "Tokens of a batch ÷ the token budget. Low at little load, which is right: nothing waits to fill a batch.",
+        rate("embert_batch_token_fill_ratio_bucket", by="le"),
+        "percentunit",
+    )
+    yield lines(
+        "A batch, on average",
+        "Texts and tokens that run together. They grow with load; tokens stop at --max-batch-tokens.",
+        [target(mean("embert_batch_texts"), "texts"), target(mean("embert_batch_tokens"), "tokens")],
+        "short",
+    )
+    yield lines(
+        "Requests in flight",
+        "HTTP requests being answered now, scrapes and probes included.",
+        [target(f"embert_requests_in_flight{{{SELECT}}}", "{{instance}}")],
+        "short",
+    )
+
+
+def traffic() -> Iterator[Panel]:
+    """What is asked?"""
+    yield lines(
+        "Requests by route",
+        "Who speaks which dialect; probes and scrapes are left out.",
+        [target(f"{rate('embert_requests_total', WORK, 'route')} > 0", "{{route}}")],
+        "reqps",
+        stacked=True,
+    )
+    yield lines(
+        "Answers by status",
+        "4xx are the clients' doing, except 424 (inference failed) and 429 (the queue is full); 499: the client left.",
+        [target(rate("embert_requests_total", WORK, "status"), "{{status}}")],
+        "reqps",
+        stacked=True,
+    )
+    yield lines(
+        "Texts and tokens",
+        "The work itself. Tokens a second is what capacity is measured in.",
+        [target(rate("embert_tokens_total"), "tokens"), target(rate("embert_texts_total"), "texts")],
+        "short",
+    )
+    yield lines(
+        "Texts of a request",
+        "How many texts clients send at once.",
+        [target(quantile(share, "embert_request_texts"), f"p{share * 100:g}") for share in (0.5, 0.99)],
+        "short",
+        width=6,
+    )
+    yield lines(
+        "Tokens of a text",
+        "How long texts are, after cutting.",
+        [target(quantile(share, "embert_text_tokens"), f"p{share * 100:g}") for share in (0.5, 0.99)],
+        "short",
+        width=6,
+    )
+    yield lines(
+        "Texts cut",
+        "Share of the texts that were longer than the model reads and lost their end.",
+        [target(f"{rate('embert_truncated_texts_total')} / ({rate('embert_texts_total')} > 0)", "cut")],
+        "percentunit",
+        width=6,
+    )
+    yield lines(
+        "Texts nobody waits for",
+        "Their client left: queued ones never ran, batched ones ran for nobody. Timeouts too short, or we too slow.",
+        [target(rate("embert_cancelled_texts_total", by="stage"), "{{stage}}")],
+        "short",
+        width=6,
+    )
+
+
+def gpu() -> Iterator[Panel]:
+    """What does the GPU do? (empty without one)"""
+    each = "{{instance}} {{device}}"
+    yield lines(
+        "GPU memory",
+        "Used by all processes on the GPU, and what it has. embert takes its share at start; growth is somebody else.",
+        [
+            target(f"embert_gpu_memory_bytes{{{SELECT}}}", each),
+            target(f"embert_gpu_memory_limit_bytes{{{SELECT}}}", f"limit of {each}"),
+        ],
+        "bytes",
+    )
+    yield lines(
+        "GPU running",
+        "Share of the driver's sample in which the GPU ran anything. Low with a full queue: the host is the limit.",
+        [target(f"embert_gpu_utilization_ratio{{{SELECT}}}", each)],
+        "percentunit",
+        highest=1,
+    )
+    yield lines(
+        "GPU power",
+        "Watts drawn. A drop at unchanged load means that the GPU was throttled.",
+        [target(f"embert_gpu_power_watts{{{SELECT}}}", each)],
+        "watt",
+    )
+
+
+def runs() -> Iterator[Panel]:
+    """What runs?"""
+    hidden = dict.fromkeys(("Time", "Value", "__name__", "job"), True)
+    yield panel(
+        "table",
+        "What runs where",
+        "The model, precision, encoder and device of each replica.",
+        [target(f"embert_model_info{{{SELECT}}}", format="table", instant=True, range=False)],
+        16,
+        6,
+        transformations=[{"id": "organize", "options": {"excludeByName": hidden}}],
+        fieldConfig={"defaults": {}, "overrides": []},
+    )
+    yield lines(
+        "Replicas by version",
+        "Two versions at once: a deploy is under way.",
+        [target(f"count by (version) (embert_build_info{{{SELECT}}})", "{{version}}")],
+        "none",
+    )
+
+
+def dashboard() -> Panel:
+    """All of it, rows of panels laid out over Grafana's 24 columns."""
+    panels: list[Panel] = []
+    y = 0
+    for row in (healthy, fast, full, traffic, gpu, runs):
+        panels.append(
+            {"type": "row", "title": row.__doc__, "collapsed": False, "panels": [],
+             "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}
+        )  # fmt: skip
+        y += 1
+        x = height = 0
+        for each in row():
+            place = each["gridPos"]
+            if x + place["w"] > 24:
+                x, y, height = 0, y + height, 0
+            place |= {"x": x, "y": y}
+            x, height = x + place["w"], max(height, place["h"])
+            panels.append(each)
+        y += height
+    for number, each in enumerate(panels, 1):
+        each["id"] = number
+    everything = {"selected": True, "text": "All", "value": "$__all"}
+    return {
+        "uid": "embert", "title": "embert", "tags": ["embert"], "schemaVersion": 39, "version": 1,
+        "description": "An embedding server: is it healthy, how fast, how full, what for.", "editable": True,
+        "time": {"from": "now-1h", "to": "now"}, "refresh": "15s", "timezone": "browser", "graphTooltip": 1,
+        "annotations": {"list": [{
+            "name": "engine started again", "enable": True, "iconColor": "red", "datasource": SOURCE,
+            "expr": f"changes(embert_engine_restarts_total{{{SELECT}}}[1m]) > 0",
+            "titleFormat": "engine {{engine}} started again",
+        }]},
+        "templating": {"list": [
+            {"type": "datasource", "name": "source", "label": "Prometheus", "query": "prometheus", "refresh": 1},
+            variable("job", "Job", "label_values(embert_build_info, job)"),
+            variable("instance", "Replica", 'label_values(embert_build_info{job="$job"}, instance)',
+                     includeAll=True, multi=True, allValue=".*", current=everything),
+        ]},
+        "links": [], "panels": panels,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Write embert.json beside this file."""
+    text = json.dumps(dashboard(), indent=1, ensure_ascii=False) + "\n"
+    Path(__file__).with_name("embert.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What a Grafana dashboard is made of: queries, and panels not yet placed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Panel = dict[str, Any]
+
+SOURCE = {"type": "prometheus", "uid": "${source}"}
+# What the variables on top choose. `SELECT` goes into braces, `WORK` too: the routes that embed.
+SELECT = 'job="$job", instance=~"$instance"'
+WORK = f'{SELECT}, route=~"/|/embed.*|/v1/embeddings|/similarity"'
+RATE = "[$__rate_interval]"
+GREEN, YELLOW, RED = "green", "yellow", "red"
+
+
+def target(expr: str, legend: str = "", **extra: Any) -> Panel:
+    """One query of a panel."""
+    return {"datasource": SOURCE, "editorMode": "code", "expr": expr, "legendFormat": legend, "range": True, **extra}
+
+
+def steps(*bounds: tuple[str, float | None]) -> Panel:
+    """Colours by value, lowest first."""
+    return {"mode": "absolute", "steps": [{"color": color, "value": value} for color, value in bounds]}
+
+
+def panel(kind: str, title: str, help_: str, targets: list[Panel], width: int, height: int, **more: Any) -> Panel:
+    """A panel, not yet placed."""
+    named = [{"refId": chr(ord("A") + i), **each} for i, each in enumerate(targets)]
+    return {
+        "type": kind, "title": title, "description": help_, "datasource": SOURCE, "targets": named,
+        "gridPos": {"w": width, "h": height}, **more,
+    }  # fmt: skip
+
+
+def stat(title: str, help_: str, expr: str, unit: str, thresholds: Panel, width: int = 4) -> Panel:
+    """One number, coloured by how bad it is."""
+    defaults = {"unit": unit, "thresholds": thresholds, "color": {"mode": "thresholds"}, "noValue": "no traffic"}
+    options = {
+        "colorMode": "background", "graphMode": "area", "justifyMode": "auto", "textMode": "auto",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    }  # fmt: skip
+    fields = {"defaults": defaults, "overrides": []}
+    return panel("stat", title, help_, [target(expr)], width, 5, fieldConfig=fields, options=options)
+
+
+def lines(
+    title: str,
+    help_: str,
+    targets: list[Panel],
+    unit: str,
+    *,
+    width: int = 8,
+    stacked: bool = False,
+    highest: float | None = None,
+) -> Panel:
+    """Curves over time."""
+    custom = {
+        "drawStyle": "line", "lineWidth": 1, "fillOpacity": 40 if stacked else 8, "showPoints": "never",
+        "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
+    }  # fmt: skip
+    defaults: Panel = {"unit": unit, "min": 0, "custom": custom, "color": {"mode": "palette-classic"}}
+    if highest is not None:
+        defaults["max"] = highest
+    options = {
+        "legend": {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["mean", "max"]},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    }
+    fields = {"defaults": defaults, "overrides": []}
+    return panel("timeseries", title, help_, targets, width, 9, fieldConfig=fields, options=options)
+
+
+def heat_map(title: str, help_: str, expr: str, unit: str, width: int = 8) -> Panel:
+    """A histogram over time."""
+    options = {
+        "calculate": False, "cellGap": 1, "legend": {"show": True}, "rowsFrame": {"layout": "auto"},
+        "color": {"mode": "scheme", "scheme": "Blues", "steps": 64, "exponent": 0.5, "scale": "exponential"},
+        "yAxis": {"axisPlacement": "left", "unit": unit}, "filterValues": {"le": 1e-9},
+    }  # fmt: skip
+    queries = [target(expr, "{{le}}", format="heatmap")]
+    return panel("heatmap", title, help_, queries, width, 9, options=options)
+
+
+def rate(metric: str, labels: str = SELECT, by: str = "") -> str:
+    """Sum of a counter's rate a second."""
+    return f"sum{f' by ({by})' if by else ''} (rate({metric}{{{labels}}}{RATE}))"
+
+
+def quantile(share: float, metric: str, labels: str = SELECT) -> str:
+    """What `share` of the observations stay below."""
+    return f"histogram_quantile({share}, {rate(f'{metric}_bucket', labels, 'le')})"
+
+
+def mean(metric: str, labels: str = SELECT) -> str:
+    """The average observation."""
+    return f"{rate(f'{metric}_sum', labels)} / {rate(f'{metric}_count', labels)}"
+
+
+def variable(name: str, label: str, query: str, **more: Any) -> Panel:
+    """A choice on top of the dashboard, filled from Prometheus."""
+    return {
+        "type": "query", "name": name, "label": label, "datasource": SOURCE, "refresh": 2, "sort": 1,
+        "query": {"query": query, "refId": name}, **more,
+    }  # fmt: skip

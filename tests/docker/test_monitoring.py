@@ -1,0 +1,207 @@
+"""Prometheus watches a server under load; every query of the dashboard and of the rules is asked, and finds data."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from grafana_foundation_sdk.cog import encoder, plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from tests.docker.prometheus import FOLDER, Prometheus, binary, prometheus
+from tests.server.driver import build_driver
+from tests.server.live import ROOT, STAND_IN, Live, live, until
+from tests.server.stand_in import FAIL, LOSE
+
+GRAFANA = ROOT / "docker" / "grafana"
+DASHBOARD = json.loads((GRAFANA / "embert.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+RULES = [rule for group in yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"] for rule in group["rules"]]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+THRESHOLD = re.compile(r"^(.+) (==|>|<) ([\d.]+)$", re.DOTALL)
+
+QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
+# An alert finds nothing until it fires, so what it compares is asked for.
+QUERIES |= {rule["alert"]: THRESHOLD.sub(r"\1", rule["expr"]) for rule in ALERTS}
+QUERIES |= {rule["record"]: rule["record"] for rule in RULES if "record" in rule}
+CHOSEN = {"$job": "embert", "$instance": ".*", "$__rate_interval": "10s"}
+
+
+class Load(threading.Thread):
+    """Requests of every kind, over and over, until told to stop."""
+
+    def __init__(self, server: Live) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        requests: list[tuple[str, Any]] = [
+            ("/embed", {"inputs": ["a text", "another, which is longer than the first"]}),
+            ("/", {"inputs": "a text"}),
+            ("/v1/embeddings", {"input": ["some text"] * 7}),
+            ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}),
+            ("/embed", {"inputs": [7] * 300}),  # is cut
+            ("/embed", {"inputs": ["too many"] * 2049}),  # 413
+            ("/embed", {"inputs": [101, FAIL, 102]}),  # 424
+            ("/embed", {"inputs": [[7] * 250] * 200}),  # 429 beside others
+        ]
+        with self._server.client() as client:
+            while not self.stop.wait(0.05):
+                for path, body in requests:
+                    client.post(path, json=body)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Prometheus over a server under load that has a (stand-in) GPU and has lost its engine once."""
+    binary("prometheus")
+    folder = tmp_path_factory.mktemp("prometheus")
+    env = build_driver(folder) | {"STAND_IN_DEVICE": "cuda:0", "STAND_IN_S": "0.01"}
+    options = [*STAND_IN, "--metrics-port", "0", "--max-queue-tokens", "40000"]
+    with live(*options, env=env, clean_log=False) as server:
+        load = Load(server)
+        with prometheus(folder, server.metrics_url.removeprefix("http://")) as watching:
+            assert server.post("/embed", {"inputs": [101, LOSE, 102]}).status_code >= 400
+            until(server.is_ready, 30)
+            load.start()
+            yield watching
+        load.stop.set()
+        load.join(30)
+
+
+# --- what Prometheus is told ---
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("check", "config", "prometheus.yml"), ("check", "rules", "rules.yml"), ("test", "rules", "rules_test.yml")],
+)
+def test_promtool(command: tuple[str, ...]) -> None:
+    ran = subprocess.run([binary("promtool"), *command], cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_alert_is_tested_both_ways() -> None:
+    cases = yaml.safe_load((FOLDER / "rules_test.yml").read_text())["tests"]
+    tested = [case for test in cases for case in test["alert_rule_test"]]
+    names = {rule["alert"] for rule in ALERTS}
+    assert {case["alertname"] for case in tested if case.get("exp_alerts")} == names
+    assert {case["alertname"] for case in tested if not case.get("exp_alerts")} == names
+
+
+def test_every_alert_says_what_to_do() -> None:
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    for rule in ALERTS:
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert THRESHOLD.match(rule["expr"]), "a comparison with a number stands at the end, for who changes it"
+        assert f"`{rule['alert']}`" in operations
+
+
+# --- what Grafana is told ---
+
+
+def test_the_dashboard_is_current(tmp_path: Path) -> None:
+    for name in ("dashboard.py", "panels.py"):
+        (tmp_path / name).write_text((GRAFANA / name).read_text())
+    subprocess.run(["python3", tmp_path / "dashboard.py"], check=True)
+    assert (tmp_path / "embert.json").read_text() == (GRAFANA / "embert.json").read_text(), "run scripts/document"
+
+
+def test_grafana_knows_every_field() -> None:
+    """Through Grafana's own schema and back: nothing may be lost on the way."""
+    plugins.register_default_plugins()
+    known = json.loads(encoder.JSONEncoder().encode(Dashboard.from_json(DASHBOARD)))
+
+    def lost(ours: Any, theirs: Any, path: str = "") -> list[str]:
+        if isinstance(ours, dict):
+            return [each for key in ours for each in lost(ours[key], theirs.get(key, path), f"{path}/{key}")]
+        if isinstance(ours, list):
+            assert len(ours) == len(theirs), path
+            return [each for i, item in enumerate(ours) for each in lost(item, theirs[i], f"{path}/{i}")]
+        return [] if ours == theirs else [path]
+
+    assert lost(DASHBOARD, known) == ["/annotations/list/0/titleFormat"]  # of Prometheus' annotations alone
+
+
+def test_every_panel_has_help_and_a_place_of_its_own() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+        assert panel["type"] == "row" or len(panel["description"]) > 20
+    assert len({panel["title"] for panel in PANELS}) == len(PANELS)
+
+
+def test_every_metric_is_watched() -> None:
+    """Whatever we measure is on the dashboard or in an alert, or is named here."""
+    queries = " ".join(QUERIES.values())
+    documented = set(re.findall(r"^\| `(embert_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    for_developers = {"embert_padding_tokens_total", "embert_batches_total", "embert_queue_texts"}
+    assert {name for name in documented if name not in queries} == for_developers
+    used = set(re.findall(r"\b(embert_\w+)", queries))
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} <= documented
+
+
+# --- and what they find ---
+
+
+def test_the_server_is_scraped(watched: Prometheus) -> None:
+    def is_up() -> bool:
+        targets = watched.get("targets")["activeTargets"]
+        return {target["labels"]["job"]: target["health"] for target in targets} == {"embert": "up", "prometheus": "up"}
+
+    until(is_up, what="both targets up")
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_query_finds_something(watched: Prometheus, name: str) -> None:
+    query = QUERIES[name]
+    for variable, value in CHOSEN.items():
+        query = query.replace(variable, value)
+    assert "$" not in query
+    found = until(lambda: watched.values(query), 30, what=query)
+    assert all(value >= 0 for value in found)
+
+
+def test_numbers_are_what_happened(watched: Prometheus) -> None:
+    """Not only something: the engine that was lost, the answers by status, the GPU's memory."""
+    restarts = until(lambda: watched.values("sum(embert_engine_restarts_total)"))
+    assert restarts == [1]
+    for status in (200, 413, 424):
+        assert until(lambda status=status: watched.values(f'embert_requests_total{{status="{status}"}} > 0'))  # type: ignore[misc]
+    (share,) = until(lambda: watched.values("embert:work_failed:ratio5m"))
+    assert 0.05 < share < 0.3  # one in eight
+    assert watched.values("embert_gpu_memory_bytes / embert_gpu_memory_limit_bytes") == [21 / 80]
+
+
+def test_rules_are_evaluated_without_errors(watched: Prometheus) -> None:
+    groups = watched.get("rules")["groups"]
+    states = {rule["name"]: rule for group in groups for rule in group["rules"]}
+    assert len(states) == len(RULES)
+    assert {rule["health"] for rule in states.values()} == {"ok"}
+    until(lambda: watched.values('ALERTS{alertname="EmbertErrors", alertstate="pending"}'), what="a pending alert")
+
+
+def test_the_queries_that_fill_the_choices(watched: Prometheus) -> None:
+    labels = watched.get("label/job/values", **{"match[]": "embert_build_info"})
+    assert labels == ["embert"]
+
+
+def test_without_the_metrics_port_an_answer_is_the_same(http: httpx.Client, watched: Prometheus) -> None:
+    """What is scraped is what `/metrics` says; only the port differs."""
+    names = set(re.findall(r"^# TYPE (\w+)", http.get("/metrics").text, re.MULTILINE))
+    scraped = {series["__name__"] for series in watched.get("series", **{"match[]": '{job="embert"}'})}
+    assert {name for name in names if not scraped & {name, f"{name}_count"}} == set()
