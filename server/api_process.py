@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
+from server.board import Board
 from server.control import Drain, EngineState, Failed, Line, Message, Ready, StartApi
 from server.logs import configure_logging
 from server.metrics import exposition, use_folder
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from server.config import ServeConfig
     from server.engine_client import EngineClient
     from server.metrics import ApiMetrics
+    from server.service import Service
 
 __all__ = ["main"]
 
 log = logging.getLogger(__name__)
 
+CLOSING_S = 2  # for clients to take their answers, once there will be no more
 DRAIN_NOTICE_S = 0.25  # at least this long `/readyz` says that we are draining, before the port closes
 
 
@@ -65,15 +68,17 @@ async def _serve(start: StartApi, line: Line) -> None:
     from server.keys import Keys
     from server.metrics import ApiMetrics
     from server.service import Service
+    from server.slow_clients import end_slow_readers
 
     config = start.config
+    board = Board(start.board_fd, config.http_processes, len(start.engines))
     try:
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
         service = Service(
             config,
             model,
             Tokenizer(model),
-            EngineClient(start.reply_endpoint, config),
+            EngineClient(start.reply_endpoint, config, board, start.worker),
             ApiMetrics(METRIC_ROUTES, config.latency_buckets),
         )
         keys = Keys(config)
@@ -97,9 +102,15 @@ async def _serve(start: StartApi, line: Line) -> None:
         servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.metrics), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
-        asyncio.create_task(_write_metrics(service.metrics)),
+        asyncio.create_task(_write_metrics(service, board, start.worker)),
         asyncio.create_task(_follow(line, service.client, servers, start)),
         asyncio.create_task(keys.follow()),
+        asyncio.create_task(service.bodies.watch()),
+        asyncio.create_task(
+            end_slow_readers(
+                servers[0].server_state.connections, config.client_timeout, service.metrics.unread_answers.inc
+            )
+        ),
     ]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
     line.send(Ready())
@@ -133,7 +144,7 @@ def _uvicorn_config(
         log_config=None,
         server_header=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
+        timeout_graceful_shutdown=CLOSING_S,
         ssl_certfile=config.ssl_certfile if tls else None,
         ssl_keyfile=config.ssl_keyfile if tls else None,
         ssl_keyfile_password=config.ssl_keyfile_password,
@@ -179,14 +190,17 @@ async def _drain(client: EngineClient, servers: list[_Server], config: ServeConf
     await asyncio.sleep(DRAIN_NOTICE_S)
     while time.monotonic() < until and (client.pending or servers[0].server_state.tasks):
         await asyncio.sleep(0.02)
+    client.give_up()
     for server in servers:
         server.should_exit = True
 
 
-async def _write_metrics(metrics: ApiMetrics) -> None:
+async def _write_metrics(service: Service, board: Board, worker: int) -> None:
     while True:
-        await asyncio.sleep(metrics.WRITE_INTERVAL_S)
-        metrics.write()
+        board.api_alive[worker] = time.monotonic()
+        await asyncio.sleep(service.metrics.WRITE_INTERVAL_S)
+        service.metrics.admitted_tokens = service.client.admitted_tokens
+        service.metrics.write()
 
 
 class _MetricsApp:

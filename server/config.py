@@ -16,6 +16,8 @@ LATENCY_BUCKETS_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 
+QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches of each engine
+
 
 class ConfigError(Exception):
     """An option's value cannot be used; the message names option, value and what is allowed."""
@@ -45,7 +47,7 @@ class ServeConfig:
     max_batch_tokens: int | None = _option(None, "token budget of one batch; default: the encoder's own", low=1)
     max_batch_requests: int | None = _option(None, "most texts in one batch; default: no limit but the tokens", low=1)
     max_queue_tokens: int | None = _option(
-        None, "tokens admitted and not yet answered before 429; default: 64 batches", low=1
+        None, "tokens admitted and not yet answered before 429; default: 64 batches for each engine", low=1
     )
     max_client_batch_size: int = _option(2048, "most texts in one request before 413", low=1)
     payload_limit: int = _option(10_000_000, "largest request body in bytes before 413", low=1)
@@ -56,6 +58,12 @@ class ServeConfig:
     max_connections: int = _option(16_384, "connections of each HTTP process before 503", low=1)
     auto_truncate: bool = _option(True, "cut texts longer than the model reads when the request does not say")
     request_timeout: float = _option(60.0, "seconds a request may take before 503", low=0.001)
+    engine_timeout: float = _option(
+        30.0, "most seconds of one forward before the engine counts as hung and is replaced", low=1.0
+    )
+    client_timeout: float = _option(
+        30.0, "seconds that a client may leave us waiting for more of its body, or its answer unread", low=0.1
+    )
     drain_timeout: float = _option(30.0, "seconds that requests in flight get after SIGTERM", low=0.0)
     workers: int = _option(
         0, "HTTP processes; 0 means one for every four cores, at least 1, at most 4", low=0, high=256
@@ -105,6 +113,10 @@ class ServeConfig:
     def http_processes(self) -> int:
         """`workers`, with 0 resolved on this machine."""
         return self.workers or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
+
+    def queue_budget(self, max_batch_tokens: int, engines: int) -> int:
+        """`max_queue_tokens`, with the default resolved for so many engines."""
+        return self.max_queue_tokens or QUEUE_BATCHES * max_batch_tokens * engines
 
     @property
     def tokenization_threads(self) -> int:

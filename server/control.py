@@ -38,6 +38,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     width: int
     hidden_size: int
     load_s: float
+    full_batch_s: float  # how long the largest batch takes
 
 
 class EngineState(msgspec.Struct, tag=True, frozen=True):
@@ -62,6 +63,7 @@ class StartApi(msgspec.Struct, tag=True):
     socket_fds: list[int]
     metrics_fd: int | None
     worker: int
+    board_fd: int
     engines: list[EngineState]
 
 
@@ -75,6 +77,8 @@ class StartEngine(msgspec.Struct, tag=True):
     index: int
     device: str
     endpoint: str
+    board_fd: int
+    engines: int  # of the server
 
 
 class Ready(msgspec.Struct, tag=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -26,6 +25,7 @@ from server.schemas import (
     parse,
 )
 from server.service import Service, Timing
+from server.terms import read_terms
 
 __all__ = ["HOT_ROUTES", "hot_routes", "send_error"]
 
@@ -37,11 +37,12 @@ JSON, OCTETS = b"application/json", b"application/octet-stream"
 class _Call:
     """One request on its way: what handlers need of it."""
 
-    __slots__ = ("body", "headers", "receive", "scope", "timing")
+    __slots__ = ("body", "headers", "receive", "scope", "terms", "timing")
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, timeout_s: float) -> None:
         self.scope, self.receive = scope, receive
         self.timing = Timing()
+        self.terms = read_terms(scope["headers"], time.monotonic(), timeout_s)
         self.body = b""
         self.headers: list[tuple[bytes, bytes]] = []
 
@@ -62,7 +63,7 @@ async def embeddings(service: Service, call: _Call) -> tuple[bytes, bytes]:
         request.input, call.timing, param="input", truncate=request.truncate, prompt_name=request.prompt_name
     )
     answer = await service.encode(
-        encoded, call.receive, call.timing, dimensions=dimensions, normalize=request.normalize
+        encoded, call.receive, call.terms, call.timing, dimensions=dimensions, normalize=request.normalize
     )
     if call.wants_raw:
         return _raw(call, answer.vectors)
@@ -83,7 +84,7 @@ async def embed(service: Service, call: _Call) -> tuple[bytes, bytes]:
         prompt_name=request.prompt_name,
     )
     answer = await service.encode(
-        encoded, call.receive, call.timing, dimensions=dimensions, normalize=request.normalize
+        encoded, call.receive, call.terms, call.timing, dimensions=dimensions, normalize=request.normalize
     )
     if call.wants_raw:
         return _raw(call, answer.vectors)
@@ -105,7 +106,7 @@ async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
     limit = service.token_vector_limit
     if encoded.tokens > limit:
         raise PayloadTooLarge(f"`inputs` has {encoded.tokens} tokens; the limit for token vectors is {limit}", "inputs")
-    answer = await service.encode(encoded, call.receive, call.timing, tokens=True)
+    answer = await service.encode(encoded, call.receive, call.terms, call.timing, tokens=True)
     return JSON, await nested_floats_json(answer.vectors, encoded.lengths.tolist())
 
 
@@ -128,7 +129,7 @@ async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
         direction=parameters.truncation_direction,
         prompt_name=parameters.prompt_name,
     )
-    answer = await service.encode(encoded, call.receive, call.timing)
+    answer = await service.encode(encoded, call.receive, call.terms, call.timing)
     return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -189,9 +190,9 @@ class _HotRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        call = _Call(scope, receive)
         try:
-            call.body = await _read_body(scope, receive, service.config.payload_limit)
+            call = _Call(scope, receive, service.config.request_timeout)
+            call.body = await service.bodies.read(scope["headers"], receive, call.terms.deadline)
             content_type, body = await self._handler(service, call)
         except ServerError as error:
             if error.reject_reason is not None:
@@ -214,39 +215,14 @@ def hot_routes(service: Service) -> list[Route]:
     ]
 
 
-async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body.
-
-    Raises PayloadTooLarge as soon as it is known to be over `limit` bytes, CancelledError when the client left.
-    """
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise _too_large(int(value), limit)
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise asyncio.CancelledError
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(size, limit)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _too_large(size: int, limit: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the request body has {size} bytes or more; the limit is {limit} (--payload-limit)")
-
-
 async def send_error(send: Send, error: ServerError, *, openai: bool) -> None:
     """Answer with an error."""
     body = error_body(error, openai=openai)
     headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if error.status == 408:
+        headers.append((b"connection", b"close"))  # the rest may still come
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

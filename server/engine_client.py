@@ -1,8 +1,9 @@
 """The API process's side of the engines: admits requests, sends them, collects their vectors.
 
-All of a loop tick's requests leave in one message. Answers to a large request come in parts, batch by batch. When an
-engine is lost, what it still owed is sent once more, to whichever engine is ready; what is lost twice, and what waits
-too long, is answered 503.
+A request is admitted while all API processes together have less than the token budget unanswered (server/board.py), or
+when they have nothing unanswered at all. All of a loop tick's requests leave in one message. Answers to a large request
+come in parts, batch by batch. When an engine is lost, what it still owed is sent once more, to whichever engine is
+ready; what is lost twice, and what is out of time, is answered 503.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import zmq
 
 from engine import Encoded
+from server.board import Board
 from server.config import ServeConfig
 from server.control import EngineState
 from server.errors import InferenceFailed, Overloaded, ServerError, Unavailable
 from server.messages import EMBED, TOKENS, EncodeRequest, Part, Status, Submit, decode_results, encode
+from server.terms import Terms
 
 __all__ = ["Answer", "EngineClient", "Receive"]
 
@@ -33,7 +37,7 @@ log = logging.getLogger(__name__)
 
 Receive = Callable[[], Awaitable[Any]]  # ASGI's
 SWEEP_INTERVAL_S = 0.05
-QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches
+BULK_SHARE = 0.75  # of the budget: bulk requests leave room for interactive ones
 HEALTH_MAX_AGE_S = 15.0  # an engine that has not finished a forward for this long is not healthy
 _RETRY_AFTER_MAX_S = 60
 
@@ -54,6 +58,7 @@ class _Pending:
     encoded: Encoded
     future: asyncio.Future[Answer]
     receive: Receive
+    terms: Terms
     engine: int = -1
     vectors: npt.NDArray[np.float32] | None = None
     texts_left: int = 0
@@ -81,17 +86,18 @@ class _Engine:
 class EngineClient:
     """Lives on the event loop of one API process; not thread-safe."""
 
-    def __init__(self, reply_endpoint: str, config: ServeConfig) -> None:
+    def __init__(self, reply_endpoint: str, config: ServeConfig, board: Board, worker: int) -> None:
+        """`worker` is this API process's place on the board."""
         self.draining = False
         self.max_queue_tokens = config.max_queue_tokens or 0  # of the whole server; 0 until an engine tells its batch
         self._config = config
+        self._board, self._worker = board, worker
         self._reply_endpoint = reply_endpoint
-        self._timeout_s = config.request_timeout
         self._engines: dict[int, _Engine] = {}
         self._pending: dict[int, _Pending] = {}
         self._unwatched: deque[_Pending] = deque()
         self._ids = itertools.count(1)
-        self._tokens = 0
+        self.admitted_tokens = 0  # by this process, and not yet answered
         self._flush_scheduled = False
         self._context = zmq.Context()
         self._inbox = self._context.socket(zmq.PULL)
@@ -117,11 +123,6 @@ class EngineClient:
     def ready(self) -> bool:
         """Whether any engine can work."""
         return any(engine.ready for engine in self._engines.values())
-
-    @property
-    def _queue_share(self) -> int:
-        """This process's part of the admission budget."""
-        return max(1, self.max_queue_tokens // self._config.http_processes)
 
     def unready_reason(self) -> str:
         """Why requests cannot be taken, as a sentence for clients."""
@@ -149,7 +150,14 @@ class EngineClient:
             raise Unavailable(self.unready_reason(), retry_after_s=2, reason="loading")
 
     async def encode(
-        self, encoded: Encoded, receive: Receive, *, tokens: bool = False, dimensions: int = 0, normalize: bool = True
+        self,
+        encoded: Encoded,
+        receive: Receive,
+        terms: Terms,
+        *,
+        tokens: bool = False,
+        dimensions: int = 0,
+        normalize: bool = True,
     ) -> Answer:
         """Admit the texts, run them, return their vectors.
 
@@ -158,9 +166,13 @@ class EngineClient:
         """
         self.check_ready()
         cost = encoded.tokens
-        if self._tokens and self._tokens + cost > self._queue_share:
-            raise self._overloaded(cost)
+        admitted = self._board.admitted
+        limit = int(BULK_SHARE * self.max_queue_tokens) if terms.bulk else self.max_queue_tokens
+        if admitted and admitted + cost > limit:
+            raise self._overloaded(admitted, cost, limit)
         now = time.monotonic()
+        if now > terms.deadline:  # tokenising took that long
+            raise self._too_late(terms)
         message = EncodeRequest(
             next(self._ids),
             TOKENS if tokens else EMBED,
@@ -168,13 +180,14 @@ class EngineClient:
             encoded.lengths.tobytes(),
             dimensions,
             normalize,
-            now + self._timeout_s,
+            terms.deadline,
             now,
+            terms.bulk,
         )
-        pending = _Pending(message.id, message, encoded, self._loop.create_future(), receive)
+        pending = _Pending(message.id, message, encoded, self._loop.create_future(), receive, terms)
         self._pending[message.id] = pending
         self._unwatched.append(pending)
-        self._tokens += cost
+        self._admit(cost)
         self._send(pending)
         try:
             return await pending.future
@@ -182,10 +195,19 @@ class EngineClient:
             self._cancel(pending)
             raise
         finally:
-            self._tokens -= cost
+            self._admit(-cost)
             self._pending.pop(message.id, None)
             if pending.watcher is not None:
                 pending.watcher.cancel()
+
+    def _admit(self, tokens: int) -> None:
+        self.admitted_tokens += tokens
+        self._board.admitted_tokens[self._worker] = self.admitted_tokens
+
+    def give_up(self) -> None:
+        """Answer everything that is pending with 503: the time to drain is over."""
+        for pending in list(self._pending.values()):
+            self._fail(pending, Unavailable(self.unready_reason(), retry_after_s=1, reason="draining"))
 
     # --- engines come and go ---
 
@@ -195,7 +217,7 @@ class EngineClient:
         lost = engine.socket is not None and (state.state != "ready" or state.endpoint != engine.state.endpoint)
         engine.state = state
         if state.info is not None and not self.max_queue_tokens:
-            self.max_queue_tokens = QUEUE_BATCHES * state.info.max_batch_tokens
+            self.max_queue_tokens = self._config.queue_budget(state.info.max_batch_tokens, len(self._engines))
         if lost and engine.socket is not None:
             engine.socket.close(linger=0)
             engine.socket, engine.status, engine.tokens = None, None, 0
@@ -232,7 +254,8 @@ class EngineClient:
     def _send(self, pending: _Pending) -> None:
         engine = min(
             (engine for engine in self._engines.values() if engine.ready),
-            key=lambda engine: engine.tokens,
+            # Of equal ones, every API process takes another first.
+            key=lambda engine: (engine.tokens, (engine.index - self._worker) % len(self._engines)),
             default=None,
         )
         if engine is None:
@@ -270,7 +293,11 @@ class EngineClient:
                 data = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            results = decode_results(data)
+            try:
+                results = decode_results(data)
+            except msgspec.MsgspecError as error:
+                log.error("a message that no engine sent was dropped: %s", error)  # noqa: TRY400
+                continue
             engine = self._engines.get(results.status.index)
             if engine is not None:
                 engine.status = results.status
@@ -280,8 +307,8 @@ class EngineClient:
                     self._take(pending, part)
 
     def _take(self, pending: _Pending, part: Part) -> None:
-        if part.error == "deadline":
-            self._fail(pending, self._too_late())
+        if part.error in ("deadline", "hopeless"):
+            self._fail(pending, self._too_late(pending.terms, part.message))
             return
         if part.error:
             self._fail(pending, InferenceFailed(f"inference failed: {part.message}"))
@@ -333,7 +360,7 @@ class EngineClient:
                 if not pending.future.done():
                     pending.watcher = self._loop.create_task(self._watch(pending))
             for pending in self._pending.values():
-                if pending.message.deadline + 2 * SWEEP_INTERVAL_S < now:
+                if pending.terms.deadline < now:
                     self._cancel_late(pending)
 
     def _cancel_late(self, pending: _Pending) -> None:
@@ -341,7 +368,7 @@ class EngineClient:
             return
         self._cancel(pending)
         pending.engine = -1
-        self._fail(pending, self._too_late())
+        self._fail(pending, self._too_late(pending.terms))
 
     async def _watch(self, pending: _Pending) -> None:
         while (await pending.receive())["type"] != "http.disconnect":
@@ -351,24 +378,23 @@ class EngineClient:
 
     # --- errors with numbers in them ---
 
-    def _too_late(self) -> Unavailable:
-        message = f"the request was not answered within {self._timeout_s:g} s (--request-timeout)"
+    def _too_late(self, terms: Terms, why: str = "") -> Unavailable:
+        could = f"cannot be answered in time, {why}: it has" if why else "was not answered within"
+        message = f"the request {could} {terms.timeout_s:g} s ({terms.set_by})"
         return Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")
 
-    def _overloaded(self, tokens: int) -> Overloaded:
+    def _overloaded(self, admitted: int, tokens: int, limit: int) -> Overloaded:
+        of_bulk = "" if limit == self.max_queue_tokens else f", of which bulk requests may fill {BULK_SHARE:.0%}"
         return Overloaded(
-            f"the queue holds {self._tokens} tokens and this request has {tokens}; the limit is {self._queue_share} "
-            "(--max-queue-tokens, divided by the HTTP processes)",
+            f"the queue holds {admitted} tokens and this request has {tokens}; the limit is {self.max_queue_tokens} "
+            f"(--max-queue-tokens){of_bulk}",
             retry_after_s=self._retry_after_s(),
         )
 
     def _retry_after_s(self) -> int:
         """Whole seconds until the queue is empty, at the rate the engines last worked at."""
         rate = sum(engine.status.tokens_per_s for engine in self._engines.values() if engine.ready and engine.status)
-        waiting = max(
-            self._tokens, sum(engine.status.queue_tokens for engine in self._engines.values() if engine.status)
-        )
-        return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(waiting / rate))) if rate else 1
+        return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(self._board.admitted / rate))) if rate else 1
 
     async def close(self) -> None:
         """Stop; nothing may be pending."""

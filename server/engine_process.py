@@ -19,14 +19,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import zmq
 
 from engine import Encoder, Model, PackedBatch, Task, load_encoder, load_model
 from engine.errors import EncoderError, EncoderLost, EngineError
+from server.board import Board
 from server.control import ApiGone, Drain, EngineInfo, Failed, Line, Ready, StartEngine
 from server.gpu import report_gpu
 from server.logs import configure_logging
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 
 BUSY_INTERVAL_S = 1.0
 PROBE_INTERVAL_S = 5.0  # an idle engine proves itself this often
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(slots=True)
@@ -60,19 +64,39 @@ Key = tuple[str, int]  # reply endpoint, request id
 
 @dataclass(slots=True)
 class _Load:
-    """How busy the encoder was lately."""
+    """How busy the encoder was lately, and how fast it works a queue off."""
 
-    tokens_per_s: float = 0.0
+    _tokens: float = 0.0  # of the last ten batches or so that left others waiting
+    _seconds: float = 0.0  # ... and the time they took
+    _last_ended: float = 0.0
     _spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=4096))
 
-    def add(self, started: float, ended: float, tokens: int) -> None:
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second while there is a queue: small batches of an idle server say nothing about that."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def add(self, started: float, ended: float, tokens: int, *, queued: bool) -> None:
+        started = max(started, self._last_ended)  # it may have waited for the batch before
+        self._last_ended = ended
         self._spans.append((started, ended))
-        rate = tokens / max(ended - started, 1e-6)
-        self.tokens_per_s = rate if not self.tokens_per_s else 0.9 * self.tokens_per_s + 0.1 * rate
+        if queued:
+            self._tokens = 0.9 * self._tokens + tokens
+            self._seconds = 0.9 * self._seconds + max(ended - started, 1e-6)
 
     def busy_ratio(self, now: float, window_s: float = 5.0) -> float:
         since = now - window_s
         return sum(max(0.0, end - max(start, since)) for start, end in list(self._spans)) / window_s
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A batch on the encoder."""
+
+    batch: Batch
+    ticket: Any  # an EncoderError when it could not be handed over
+    started: float
+    queued: bool  # others had to wait
 
 
 class EngineProcess:
@@ -83,7 +107,10 @@ class EngineProcess:
     ) -> None:
         config = start.config
         self._index = start.index
+        self._board = Board(start.board_fd, config.http_processes, start.engines)
         self._encoder = encoder
+        # Where a forward runs while it is waited for, a batch handed over ahead would only be bound earlier.
+        self._takes_ahead = encoder.device != "cpu"
         self._exit = exit_process
         self._scheduler = Scheduler(encoder.max_batch_tokens, config.max_batch_requests)
         self._lock = threading.Condition()  # guards the scheduler and the two fields below
@@ -102,13 +129,21 @@ class EngineProcess:
 
     # --- main thread ---
 
-    def warm_up(self) -> None:
-        """Two forwards: the smallest, and a full one, so that no client pays for first-time allocations."""
+    def warm_up(self) -> float:
+        """Run the smallest batch and the largest, so that no client pays for what is done the first time only.
+
+        Returns how long the largest takes, in seconds: what is known of the engine's speed until there is a queue.
+        """
         lengths = [min(64, self._encoder.max_batch_tokens)] * max(1, self._encoder.max_batch_tokens // 64)
         full = PackedBatch(np.zeros(sum(lengths), np.int32), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         for batch in (full, self._probe):
             self._encoder.encode(batch)
+        started = time.monotonic()
+        self._encoder.encode(full)
+        ended = time.monotonic()
+        self._load.add(started, ended, full.tokens, queued=True)
         self._succeeded()
+        return ended - started
 
     def listen(self) -> None:
         """Bind the endpoint and start the receiving thread."""
@@ -119,7 +154,7 @@ class EngineProcess:
 
     def run(self) -> None:
         """Run batches until drained. A free encoder takes what waits; a busy one is only ever handed a full batch."""
-        flying: tuple[Batch, Any, float] | None = None
+        flying: _Flight | None = None
         while True:
             if flying is None:
                 batch = self._wait_for_batch()
@@ -128,10 +163,10 @@ class EngineProcess:
                 flying = self._submit(batch)
                 continue
             with self._lock:
-                ahead = self._scheduler.next_batch() if self._scheduler.full() else None
+                ahead = self._scheduler.next_batch() if self._takes_ahead and self._scheduler.full() else None
                 self._note_running(ahead)
             following = self._submit(ahead) if ahead is not None else None
-            self._finish(*flying)
+            self._finish(flying)
             flying = following
 
     def _wait_for_batch(self) -> Batch | None:
@@ -153,7 +188,7 @@ class EngineProcess:
             return
         self._lock.release()
         try:
-            self._encoder.encode(self._probe)
+            self._waited_for(lambda: self._encoder.encode(self._probe))
             self._succeeded()
         except EncoderLost as error:
             self._give_up(error)
@@ -168,19 +203,31 @@ class EngineProcess:
         self._metrics.queue_texts.set(self._scheduler.queue_texts)
         self._metrics.queue_tokens.set(self._scheduler.queue_tokens)
 
-    def _submit(self, batch: Batch) -> tuple[Batch, Any, float]:
-        started = time.monotonic()
+    def _waited_for(self, work: Callable[[], ResultT]) -> ResultT:
+        """Do what the supervisor ends this process for if it takes too long. Raises EncoderError for want of memory."""
+        self._board.forward_since[self._index] = time.monotonic()
         try:
-            ticket: Any = self._encoder.submit(_pack(batch.slices), batch.task)  # type: ignore[arg-type]
+            return work()
+        except MemoryError as error:
+            raise EncoderError("not enough memory for this batch") from error
+        finally:
+            self._board.forward_since[self._index] = 0.0
+
+    def _submit(self, batch: Batch) -> _Flight:
+        started = time.monotonic()
+        queued = self._scheduler.queue_texts > 0
+        try:
+            ticket: Any = self._waited_for(lambda: self._encoder.submit(_pack(batch.slices), batch.task))  # type: ignore[arg-type]
         except EncoderError as error:
             ticket = error
-        return batch, ticket, started
+        return _Flight(batch, ticket, started, queued)
 
-    def _finish(self, batch: Batch, ticket: Any, started: float) -> None:
+    def _finish(self, flight: _Flight) -> None:
+        batch, ticket, started = flight.batch, flight.ticket, flight.started
         try:
             if isinstance(ticket, EncoderError):
                 raise ticket
-            vectors = self._encoder.wait(ticket)
+            vectors = self._waited_for(lambda: self._encoder.wait(ticket))
         except EncoderLost as error:
             self._fail(batch.slices, error)
             self._give_up(error)
@@ -190,7 +237,7 @@ class EngineProcess:
         else:
             ended = time.monotonic()
             self._succeeded()
-            self._load.add(started, ended, batch.tokens)
+            self._load.add(started, ended, batch.tokens, queued=flight.queued)
             self._observe(batch, started, ended)
             self._answer(batch.slices, batch.task, vectors, started, ended)
         with self._lock:
@@ -204,10 +251,8 @@ class EngineProcess:
         log.warning("a batch of %d texts failed, running it again in halves: %s", batch.texts, error)
         middle = len(batch.slices) // 2
         for half in (batch.slices[:middle], batch.slices[middle:]):
-            tokens = sum(piece.tokens for piece in half)
-            self._finish(
-                *self._submit(Batch(batch.task, half, tokens, sum(piece.stop - piece.start for piece in half)))
-            )
+            tokens, texts = sum(piece.tokens for piece in half), sum(piece.stop - piece.start for piece in half)
+            self._finish(self._submit(Batch(batch.task, half, tokens, texts)))
 
     def _answer(
         self, slices: list[Slice], task: Any, vectors: npt.NDArray[np.float32], started: float, ended: float
@@ -281,6 +326,7 @@ class EngineProcess:
     def _status(self) -> Status:
         """How this engine is; asked by the sending thread, at least every second."""
         now = time.monotonic()
+        self._board.engine_alive[self._index] = now
         if now >= self._busy_due:
             self._busy_due = now + BUSY_INTERVAL_S
             self._metrics.busy_ratio.set(self._load.busy_ratio(now))
@@ -295,6 +341,9 @@ class EngineProcess:
             except zmq.ContextTerminated:
                 inbox.close(linger=0)
                 return
+            except msgspec.MsgspecError as error:
+                log.error("a message that no API process sent was dropped: %s", error)  # noqa: TRY400
+                continue
             self._sender.connect(submit.reply_endpoint)
             with self._lock:
                 for request in submit.requests:
@@ -315,10 +364,23 @@ class EngineProcess:
         )
         lengths = np.frombuffer(request.lengths, np.int32).tolist()
         task = Task.TOKENS if request.task == TOKENS else Task.EMBED
+        wait_s = self._least_wait_s(len(payload.ids), request)
+        if wait_s and time.monotonic() + wait_s > request.deadline:
+            said = f"the work queued before it takes {wait_s:.2g} s"
+            self._sender.send(endpoint, [Part(request.id, 0, 0, b"", 0.0, 0.0, "hopeless", said)])
+            return
+        key = endpoint, request.id
         try:
-            self._scheduler.add(Request((endpoint, request.id), lengths, task, request.deadline, payload))
+            self._scheduler.add(Request(key, lengths, task, request.deadline, request.bulk, payload))
         except ValueError as error:
             self._sender.send(endpoint, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))])
+
+    def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
+        """How long a new request of so many tokens takes at least, at the rate the queue is worked off with."""
+        rate, queued = self._load.tokens_per_s, self._scheduler.queue_tokens
+        if not queued or not rate or (queued + tokens) / rate <= request.deadline - request.admitted:
+            return 0.0
+        return (self._scheduler.ahead(tokens, bulk=request.bulk) + tokens) / rate
 
     def _cancel(self, key: Key) -> None:
         dropped = self._scheduler.cancel(key)
@@ -402,7 +464,7 @@ def main() -> None:
             encoder=config.encoder,
         )
         process = EngineProcess(start, model, encoder)
-        process.warm_up()
+        full_batch_s = process.warm_up()
     except EngineError as error:
         line.send(Failed(str(error)))
         raise SystemExit(1) from None
@@ -427,10 +489,23 @@ def main() -> None:
         width=encoder.width,
         hidden_size=encoder.hidden_size,
         load_s=time.monotonic() - began,
+        full_batch_s=full_batch_s,
     )
+    threading.excepthook = _end_process
     line.send(Ready(info))
-    process.run()
+    try:
+        process.run()
+    except Exception:
+        log.critical("a mistake of ours, this process ends", exc_info=True)
+        os._exit(70)
     process.close()
+
+
+def _end_process(mistake: threading.ExceptHookArgs) -> None:
+    """An engine without one of its threads would look alive and answer nobody."""
+    what = mistake.exc_type, mistake.exc_value, mistake.exc_traceback
+    log.critical("a mistake of ours in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
+    os._exit(70)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import orjson
 
 __all__ = [
     "BadRequest",
+    "BodyTimeout",
     "EmptyInput",
     "HeadTimeout",
     "HeadTooLarge",
@@ -101,6 +102,14 @@ class PayloadTooLarge(ServerError):
 @dataclass(eq=False)
 class HeadTimeout(ServerError):
     """408: a request's head that does not end."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 408, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class BodyTimeout(ServerError):
+    """408: a request's body that does not end."""
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 408, "Validation", "invalid_request_error"

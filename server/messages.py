@@ -35,6 +35,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     normalize: bool
     deadline: float
     admitted: float
+    bulk: bool = False  # runs in what others leave
 
 
 class Submit(msgspec.Struct, array_like=True):
@@ -54,7 +55,7 @@ class Part(msgspec.Struct, array_like=True):
     vectors: bytes  # float32 [texts, dimensions], or [their tokens, hidden_size]
     queue_s: float
     inference_s: float
-    error: str = ""  # "backend" or "deadline"
+    error: str = ""  # "backend", "deadline" (has passed) or "hopeless" (cannot be met)
     message: str = ""
 
 
@@ -64,7 +65,7 @@ class Status(msgspec.Struct, array_like=True):
     index: int
     last_success: float  # end of the last forward that worked
     queue_tokens: int
-    tokens_per_s: float  # while it was busy; 0 until known
+    tokens_per_s: float  # that it works a queue off with
 
 
 class Results(msgspec.Struct, array_like=True):

@@ -136,14 +136,19 @@ class ApiMetrics:
         ]
         self.texts = self.tokens = self.truncated_texts = 0  # since the last write
         self.requests_in_flight = 0
+        self.admitted_tokens = 0
         self._counters = [
             ("texts", _counter("texts_total", "Texts accepted.")),
             ("tokens", _counter("tokens_total", "Tokens accepted, special tokens included.")),
             ("truncated_texts", _counter("truncated_texts_total", "Texts that were cut to the model's longest input.")),
         ]
         self._in_flight = _gauge("requests_in_flight", "HTTP requests being answered, the scrape that asks included.")
+        self._admitted = _gauge("admitted_tokens", "Tokens admitted and not yet answered.")
         rejected = _counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
+        self.unread_answers = _counter(
+            "unread_answers_total", "Answers cut off because their client did not take them."
+        )
         answered_help = "HTTP requests answered; status 499 means that the client left first."
         self._requests = _counter("requests_total", answered_help, ["route", "status"])
         self._answers: dict[tuple[str, int], int] = {(route, 200): 0 for route in routes}
@@ -168,6 +173,7 @@ class ApiMetrics:
                 self._requests.labels(route, str(status)).inc(answers)
                 self._answers[route, status] = 0
         self._in_flight.set(self.requests_in_flight)
+        self._admitted.set(self.admitted_tokens)
 
 
 class EngineMetrics:
@@ -230,6 +236,8 @@ class SupervisorMetrics:
     engine_up: dict[int, Gauge]
     engine_restarts: dict[int, Counter]
     queue_limit: Gauge
+    api_restarts: Counter
+    hangs: Counter
 
     @classmethod
     def create(cls, engines: Sequence[int], version: str) -> SupervisorMetrics:
@@ -238,7 +246,17 @@ class SupervisorMetrics:
         restarts = _counter("engine_restarts_total", "Times the engine process was started again.", ["engine"])
         _gauge("build_info", "Always 1; the label says which build.", ["version"], "livemax").labels(version).set(1)
         limit = _gauge("queue_limit_tokens", "Tokens that may be admitted and not yet answered; above it, 429.")
-        metrics = cls({i: up.labels(str(i)) for i in engines}, {i: restarts.labels(str(i)) for i in engines}, limit)
+        api_restarts = _counter("api_restarts_total", "Times an HTTP process was started again.")
+        hangs = _counter("hung_processes_total", "Processes that showed no life and were ended.", ["process"])
+        metrics = cls(
+            {i: up.labels(str(i)) for i in engines},
+            {i: restarts.labels(str(i)) for i in engines},
+            limit,
+            api_restarts,
+            hangs,
+        )
+        for kind in ("api", "engine"):
+            hangs.labels(kind)
         for gauge in metrics.engine_up.values():
             gauge.set(0)
         return metrics

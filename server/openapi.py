@@ -100,12 +100,18 @@ _ERRORS = {
     400: "The body is not JSON, or there is nothing to encode",
     401: "No key or a wrong one",
     404: "Another model",
+    408: "The body did not arrive in time",
     413: "Too many bytes or texts",
     422: "A field's type or value",
     424: "The encoder failed on this request",
     429: "Over the queue's token budget; see Retry-After",
     503: "Loading, draining, the engine restarting, or out of time",
 }
+
+_HEADERS = (
+    "The header `X-Request-Timeout` says in how many seconds the answer is wanted, `X-Priority: bulk` that others may go "
+    "first."
+)
 
 _RAW = {
     "application/octet-stream": {
@@ -155,6 +161,7 @@ def add_hot_routes(document: dict[str, Any], model: Model, max_texts: int) -> di
         operation = {
             "tags": ["OpenAI" if openai else "TEI"],
             "summary": summary,
+            "description": _HEADERS,
             "operationId": "post_" + (path.strip("/").replace("/", "_") or "root"),
             "requestBody": {
                 "required": True,

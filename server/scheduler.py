@@ -8,7 +8,8 @@ Three rules, and why:
 * **Token budget.** A batch is limited by its tokens, which is what a packed forward costs, not by its texts.
 * **Fair share.** Every request in flight gets an equal share of each batch; what small ones leave goes to the larger
   ones. So a request of a thousand texts delays a request of one text by at most the batch that is already running, and
-  is itself never starved.
+  is itself never starved. Bulk requests share what the others leave, and one text of theirs goes first in every eighth
+  batch.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 
 __all__ = ["Batch", "Request", "Scheduler", "Slice"]
 
+BULK_TURN = 8  # in every so many batches, a bulk request is served before the others
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -30,6 +33,7 @@ class Request:
     lengths: Iterable[int]  # tokens of each text, all ≥ 1
     task: Hashable = None  # a batch holds one task
     deadline: float = float("inf")  # on the caller's clock; not started later than this
+    bulk: bool = False  # runs in what others leave
     payload: Any = None
     offsets: list[int] = field(init=False)  # prefix sums of lengths, [n + 1]
     taken: int = field(default=0, init=False)  # texts already in a batch
@@ -85,6 +89,8 @@ class Scheduler:
         self._token_budget = max_batch_tokens
         self._text_budget = max_batch_texts if max_batch_texts is not None else max_batch_tokens
         self._waiting: dict[Hashable, Request] = {}  # the one whose turn is longest ago stands first
+        self._batches_before_bulk = 0  # in a row
+        self._sizes = {bulk: _Sizes() for bulk in (False, True)}
         self.queue_tokens = 0
         self.queue_texts = 0
 
@@ -98,6 +104,7 @@ class Scheduler:
                 raise ValueError(f"a text of {stop - start} tokens cannot be in a batch of 1 to {self._token_budget}")
         if request.texts:
             self._waiting[request.key] = request
+            self._sizes[request.bulk].count(request.waiting_tokens, 1)
             self.queue_tokens += request.waiting_tokens
             self.queue_texts += request.waiting_texts
 
@@ -117,6 +124,15 @@ class Scheduler:
             del self._waiting[request.key]
             self._drop(request)
         return late
+
+    def ahead(self, tokens: int, *, bulk: bool) -> int:
+        """Tokens of others that run before a new request of so many is done, if nothing more comes.
+
+        In its turns, each of the others runs as many tokens as it does, or all it has. The answer is not less than that
+        and at most twice as much.
+        """
+        mine = self._sizes[bulk].up_to(tokens)
+        return mine + self._sizes[False].tokens if bulk else mine
 
     def full(self) -> bool:
         """True when the next batch can no longer gain from waiting."""
@@ -140,10 +156,22 @@ class Scheduler:
             for request in candidates:
                 filling.take(request, self._token_budget)
         else:
-            _share(filling, candidates)
+            self._fill(filling, candidates)
         batch = Batch(candidates[0].task, filling.slices(), self._token_budget - filling.tokens_left, filling.texts)
         self._settle(batch)
         return batch
+
+    def _fill(self, filling: _Filling, candidates: list[Request]) -> None:
+        """Choose from more than a batch can hold."""
+        lanes = [[request for request in candidates if request.bulk is bulk] for bulk in (False, True)]
+        if all(lanes):
+            self._batches_before_bulk = (self._batches_before_bulk + 1) % BULK_TURN
+            if not self._batches_before_bulk:
+                filling.take(lanes[1][0], self._token_budget, texts=1)
+        for lane in lanes:
+            if lane:
+                filling.take(lane[0], self._token_budget, texts=1)  # the longest unserved: never starved
+                _share(filling, lane)
 
     def _candidates(self) -> list[Request]:
         first = next(iter(self._waiting.values()), None)
@@ -156,15 +184,39 @@ class Scheduler:
         self.queue_texts -= batch.texts
         for piece in batch.slices:
             request = self._waiting.pop(piece.request.key)
+            sizes = self._sizes[request.bulk]
+            sizes.count(request.waiting_tokens + piece.tokens, -1)
             if request.waiting_texts:
                 self._waiting[request.key] = request  # to the end: the others' turn is longer ago
+                sizes.count(request.waiting_tokens, 1)
 
     def _drop(self, request: Request) -> int:
         texts = request.waiting_texts
+        self._sizes[request.bulk].count(request.waiting_tokens, -1)
         self.queue_tokens -= request.waiting_tokens
         self.queue_texts -= texts
         request.taken = request.texts
         return texts
+
+
+class _Sizes:
+    """How many requests wait and with how many tokens, by the power of two that these lie below."""
+
+    def __init__(self) -> None:
+        self._requests = [0] * 64
+        self._tokens = [0] * 64
+        self.tokens = 0
+
+    def count(self, tokens: int, sign: int) -> None:
+        """Add a request with so many waiting tokens, or with `sign` -1 take it out."""
+        size = tokens.bit_length()
+        self._requests[size] += sign
+        self._tokens[size] += sign * tokens
+        self.tokens += sign * tokens
+
+    def up_to(self, tokens: int) -> int:
+        """The sum over all requests of what waits, but of none more than `tokens`."""
+        return sum(min(held, count * tokens) for count, held in zip(self._requests, self._tokens, strict=True) if count)
 
 
 class _Filling:
@@ -199,10 +251,9 @@ class _Filling:
 
 
 def _share(filling: _Filling, candidates: list[Request]) -> None:
-    """Max-min fair filling of a batch that cannot hold everything."""
-    filling.take(candidates[0], filling.tokens_left, texts=1)  # the longest unserved: never starved
+    """Max-min fair filling of what is left of a batch that cannot hold everything."""
     # Equal shares, again and again while they let anybody in: a request that needs less leaves its rest to the others.
-    hungry = candidates
+    hungry = [request for request in candidates if request.waiting_texts]
     while hungry and filling.tokens_left and filling.texts_left:
         tokens = filling.tokens_left // len(hungry)
         texts = max(1, filling.texts_left // len(hungry))

@@ -8,6 +8,7 @@ import sys
 import time
 
 from engine import Model, load_model
+from engine.devices import devices
 from engine.errors import ModelError
 from server import __version__
 from server.config import ConfigError, ServeConfig, read_api_keys
@@ -49,13 +50,7 @@ def serve(config: ServeConfig) -> int:
     )
     for notice in model.notices:
         log.warning("%s", notice)
-    return Supervisor(config, model, _devices(config.device), sockets, metrics_socket, began).run()
-
-
-def _devices(device: str) -> list[str]:
-    """One engine process a device: `cuda:0,1` → `cuda:0`, `cuda:1`."""
-    kind, colon, numbers = device.partition(":")
-    return [f"{kind}:{number}" for number in numbers.split(",")] if colon else [device]
+    return Supervisor(config, model, devices(config.device, config.encoder), sockets, metrics_socket, began).run()
 
 
 def _check_tls(config: ServeConfig) -> None:

@@ -18,6 +18,8 @@ from server.engine_client import Answer, EngineClient, Receive
 from server.errors import EmptyInput, Invalid, ModelUnknown, PayloadTooLarge
 from server.metrics import ApiMetrics
 from server.schemas import TextOrIds, describe_name
+from server.slow_clients import BodyReader
+from server.terms import Terms
 
 __all__ = ["Service", "Timing"]
 
@@ -77,6 +79,7 @@ class Service:
         self.metrics = metrics
         self.served_name = config.served_model_name or model.model_id
         self.default_prompt = self._default_prompt()
+        self.bodies = BodyReader(config.payload_limit, config.client_timeout)
         self._threads = ThreadPoolExecutor(config.tokenization_threads, "tokenize")
 
     @property
@@ -194,9 +197,9 @@ class Service:
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def encode(self, encoded: Encoded, receive: Receive, timing: Timing, **how: Any) -> Answer:
+    async def encode(self, encoded: Encoded, receive: Receive, terms: Terms, timing: Timing, **how: Any) -> Answer:
         """Through an engine; see EngineClient.encode."""
-        answer = await self.client.encode(encoded, receive, **how)
+        answer = await self.client.encode(encoded, receive, terms, **how)
         timing.note(answer)
         return answer
 

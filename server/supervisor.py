@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 
 from engine import Model
 from server import __version__
+from server.board import Board, open_board
 from server.config import ConfigError, ServeConfig
-from server.control import ApiGone, Drain, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
+from server.control import ApiGone, Drain, EngineInfo, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
 from server.metrics import forget_process, use_folder
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
 FIRST_STARTS = 3  # a child that dies this often before the server was ever ready will not come up
-LIVED_WELL_S = 30.0  # after this long, a new failure is a first failure
+LIVED_WELL_S = 2.0  # after being ready for so long, a new failure is a first failure
+WATCH_INTERVAL_S = 0.5
+HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after so many full batches' time, but not before 5 s
+API_HANG_S = 30.0  # ... and an HTTP process whose loop has not run for so long
 SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group: one wish, told twice
 _BACKLOG = 4096
 
@@ -77,6 +81,8 @@ class _Child:
     backoff_s: float = BACKOFF_FIRST_S
     started: float = 0.0
     start_at: float | None = None  # when to start it (again)
+    ready_since: float = float("inf")
+    patience_s: float = API_HANG_S  # without a sign of life, or with one forward
     process: subprocess.Popen[bytes] | None = None
     line: Line | None = None
     ready: bool = False
@@ -98,6 +104,8 @@ class Supervisor:
     _engines: list[_Child] = field(init=False)
     _states: list[EngineState] = field(init=False)
     _metrics: SupervisorMetrics = field(init=False)
+    _board: Board = field(init=False)
+    _watched: float = field(default_factory=time.monotonic, init=False)  # when we last looked at the children
     _stopping: bool = field(default=False, init=False)
     _kill_at: float = field(default=float("inf"), init=False)
     _announced: bool = field(default=False, init=False)
@@ -113,6 +121,7 @@ class Supervisor:
 
         self._metrics = SupervisorMetrics.create(range(len(self.devices)), __version__)
         self._engines = [_Child(f"engine-{i}", "server.engine_process", i) for i in range(len(self.devices))]
+        self._board = open_board(self.config.http_processes, len(self.devices))
         self._apis = [_Child(f"api-{i}", "server.api_process", i) for i in range(self.config.http_processes)]
         self._states = [EngineState(i, "loading", "starting") for i in range(len(self.devices))]
         self._selector = selectors.DefaultSelector()
@@ -132,6 +141,7 @@ class Supervisor:
                             os.read(wake_read, 4096)
                     else:
                         self._listen_to(key.data)
+                self._watch()
                 self._reap()
                 self._start_due()
                 self._stop_in_order()
@@ -145,7 +155,7 @@ class Supervisor:
 
     def _start(self, child: _Child) -> None:
         mine, theirs = socket.socketpair()
-        inherited = [theirs.fileno()]
+        inherited = [theirs.fileno(), self._board.fd]
         child.starts += 1
         if child in self._apis:
             inherited += [sock.fileno() for sock in self.sockets]
@@ -159,6 +169,7 @@ class Supervisor:
         )
         theirs.close()
         child.line, child.ready, child.started, child.start_at = Line(mine), False, time.monotonic(), None
+        child.ready_since = float("inf")
         self._selector.register(mine, selectors.EVENT_READ, child)
         child.line.send(self._instructions(child))
         log.debug("%s started, pid %d", child.name, child.process.pid)
@@ -173,6 +184,8 @@ class Supervisor:
                 index=child.index,
                 device=self.devices[child.index],
                 endpoint=child.endpoint,
+                board_fd=self._board.fd,
+                engines=len(self._engines),
             )
         return StartApi(
             config=self.config,
@@ -184,6 +197,7 @@ class Supervisor:
             socket_fds=[sock.fileno() for sock in self.sockets],
             metrics_fd=self.metrics_socket.fileno() if self.metrics_socket and child.index == 0 else None,
             worker=child.index,
+            board_fd=self._board.fd,
             engines=self._states,
         )
 
@@ -193,12 +207,12 @@ class Supervisor:
             if child.start_at is not None and child.start_at <= now and not self._stopping:
                 self._start(child)
 
-    def _patience_s(self) -> float | None:
+    def _patience_s(self) -> float:
         moments = [child.start_at for child in (*self._engines, *self._apis) if child.start_at is not None]
+        moments.append(self._watched + WATCH_INTERVAL_S)
         if self._stopping:
             moments.append(self._kill_at)
-        moments = [moment for moment in moments if moment != float("inf")]
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        return max(0.0, min(moments) - time.monotonic())
 
     # --- listening ---
 
@@ -215,11 +229,14 @@ class Supervisor:
                 self._on_failed(message)
 
     def _on_ready(self, child: _Child, message: Ready) -> None:
-        child.ready = True
+        child.ready, child.ready_since = True, time.monotonic()
+        self._note_alive(child)
         if child in self._engines:
             self._metrics.engine_up[child.index].set(1)
             if message.info is not None:
-                self._metrics.queue_limit.set(self.config.max_queue_tokens or 64 * message.info.max_batch_tokens)
+                longest = max(HANG_MIN_S, HANG_BATCHES * message.info.full_batch_s)
+                child.patience_s = min(longest, self.config.engine_timeout)
+                self._metrics.queue_limit.set(self._queue_budget(message.info))
             self._tell_state(EngineState(child.index, "ready", "", child.endpoint, message.info))
         if self._announced:
             log.info("%s is ready again, %.1f s after its start", child.name, time.monotonic() - child.started)
@@ -245,11 +262,10 @@ class Supervisor:
         config = self.config
         devices = ", ".join(self.devices) if len(self.devices) > 1 else info.device
         log.info("encoder  %s on %s (%s), %s; %s", info.encoder, devices, info.device_name, info.dtype, info.choice)
-        queue = config.max_queue_tokens or 64 * info.max_batch_tokens
         log.info(
             "limits   batch %d tokens, queue %d tokens, request %d texts and %d bytes, %g s",
             info.max_batch_tokens,
-            queue,
+            self._queue_budget(info),
             config.max_client_batch_size,
             config.payload_limit,
             config.request_timeout,
@@ -263,6 +279,9 @@ class Supervisor:
             body = '{"input": "Hello, world"}'
             log.info("try      curl %s/v1/embeddings -H 'content-type: application/json'%s -d '%s'", url, key, body)
 
+    def _queue_budget(self, info: EngineInfo) -> int:
+        return self.config.queue_budget(info.max_batch_tokens, len(self._engines))
+
     def url(self) -> str:
         """Where a client on this machine finds us."""
         host, port = self.sockets[0].getsockname()[:2]
@@ -275,6 +294,45 @@ class Supervisor:
         for api in self._apis:
             if api.line is not None:
                 api.line.send(state)
+
+    # --- watching ---
+
+    def _watch(self) -> None:
+        """End children that show no life: they are lost like any other that dies, and started again."""
+        now = time.monotonic()
+        if now - self._watched < WATCH_INTERVAL_S:
+            return
+        asleep = now - self._watched > 10 * WATCH_INTERVAL_S  # the whole machine was, or we were stopped
+        self._watched = now
+        for child in (*self._engines, *self._apis):
+            if not child.ready or child.process is None:
+                continue
+            if asleep:
+                self._note_alive(child)
+            elif (hung := self._hung(child, now)) is not None:
+                log.error("%s hangs: %s; ending it", child.name, hung)
+                self._metrics.hangs.labels("engine" if child in self._engines else "api").inc()
+                child.ready = False
+                child.process.kill()
+
+    def _hung(self, child: _Child, now: float) -> str | None:
+        """Why a child counts as hung, or None."""
+        board, i = self._board, child.index
+        if child in self._engines:
+            since = board.forward_since[i]
+            if since and now - since > child.patience_s:
+                return f"a forward runs for more than {child.patience_s:.1f} s"
+            alive = board.engine_alive[i]
+        else:
+            alive = board.api_alive[i]
+        return f"no sign of life for more than {child.patience_s:.1f} s" if now - alive > child.patience_s else None
+
+    def _note_alive(self, child: _Child) -> None:
+        """Begin to count anew."""
+        alive = self._board.engine_alive if child in self._engines else self._board.api_alive
+        alive[child.index] = time.monotonic()
+        if child in self._engines and self._board.forward_since[child.index]:
+            self._board.forward_since[child.index] = time.monotonic()
 
     # --- losing and stopping ---
 
@@ -301,8 +359,10 @@ class Supervisor:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if child in self._engines:
             self._metrics.engine_up[child.index].set(0)
+            self._board.forward_since[child.index] = 0.0
             self._tell_state(EngineState(child.index, "down", f"the engine process {how} and is being restarted"))
         else:
+            self._board.admitted_tokens[child.index] = 0.0  # its clients are gone with it
             for engine in self._engines:
                 if engine.line is not None:
                     engine.line.send(ApiGone(child.endpoint))
@@ -312,13 +372,15 @@ class Supervisor:
             log.error("%s %s; that was its start number %d, and it never was ready", child.name, how, child.starts)
             self._give_up()
             return
-        if time.monotonic() - child.started > LIVED_WELL_S:
+        if time.monotonic() - child.ready_since > LIVED_WELL_S:
             child.backoff_s = BACKOFF_FIRST_S
         log.error("%s %s; starting it again in %.1f s", child.name, how, child.backoff_s)
         child.start_at = time.monotonic() + child.backoff_s
         child.backoff_s = min(2 * child.backoff_s, BACKOFF_MAX_S)
         if child in self._engines:
             self._metrics.engine_restarts[child.index].inc()
+        else:
+            self._metrics.api_restarts.inc()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -7,6 +7,7 @@ a batch is an order (token ids are sent as they are, so tests write them), and t
     STAND_IN_LOAD          error | missing (a file) | memory | exit: how loading fails
     STAND_IN_DEVICE        the device it says it runs on; default: cpu
     STAND_IN_S             seconds that every forward takes after loading
+    STAND_IN_TOKENS_PER_S  tokens a second, while loading too
     STAND_IN_CRASH_FILE    while this file exists, every forward ends the process
 """
 
@@ -24,7 +25,7 @@ from engine.encoders import Encoder, PackedBatch, Task
 from engine.errors import BrokenModel, EncoderError, EncoderLost
 from engine.model import Model
 
-__all__ = ["CRASH", "FAIL", "HANG", "LOSE", "NAN", "SLEEP", "create", "expected"]
+__all__ = ["CRASH", "FAIL", "HANG", "HUNGRY", "LOSE", "NAN", "SLEEP", "create", "expected"]
 
 # Ids that are orders. All are [unused…] in BERT's vocabulary: no text has them.
 FAIL = 10  # EncoderError
@@ -32,6 +33,7 @@ NAN = 11  # vectors that are not finite, for this text only
 LOSE = 12  # EncoderLost
 CRASH = 13  # the process ends at once, as after a segmentation fault
 HANG = 14  # never comes back
+HUNGRY = 15  # wants more memory than there is
 SLEEP = 20  # SLEEP + n: n tenths of a second, n up to 60
 
 WIDTH = 384
@@ -60,6 +62,7 @@ class StandIn:
         self.width = model.width
         self.hidden_size = model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or 16384
+        self._tokens_per_s = float(os.environ.get("STAND_IN_TOKENS_PER_S", "inf"))
         self._delay_s = float(os.environ.get("STAND_IN_S", "0"))
         self._crash_file = Path(os.environ.get("STAND_IN_CRASH_FILE", "/nonexistent"))
 
@@ -72,6 +75,7 @@ class StandIn:
         orders = [
             int(batch.ids[start + 1]) if stop - start > 1 else 0 for start, stop in zip(starts, stops, strict=True)
         ]
+        time.sleep(batch.tokens / self._tokens_per_s)
         warming = batch.sequences and not batch.ids.any()
         if not warming:
             time.sleep(self._delay_s + sum((order - SLEEP) / 10 for order in orders if SLEEP < order <= SLEEP + 60))
@@ -79,6 +83,8 @@ class StandIn:
             os._exit(139)
         if HANG in orders:
             time.sleep(3600)
+        if HUNGRY in orders:
+            np.empty(1 << 60)
         if LOSE in orders:
             raise EncoderLost("the stand-in was told to be lost")
         if FAIL in orders:

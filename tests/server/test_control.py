@@ -11,13 +11,13 @@ from server.config import ServeConfig
 from server.control import ApiGone, Drain, EngineInfo, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
 from server.messages import EncodeRequest, Part, Results, Status, Submit, decode_results, decode_submit, encode
 
-INFO = EngineInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5)
+INFO = EngineInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2)
 CONFIG = ServeConfig(model="/models/ünïcode", api_key=("a", "b"), latency_buckets=(0.1, 1.0), request_timeout=0.5)
 MESSAGES: list[Message] = [
     EngineState(1, "ready", "", "ipc:///tmp/x", INFO),
     EngineState(0, "down", "was killed\nby SIGKILL"),
-    StartApi(CONFIG, "/m", "id", None, "/tmp/r", "ipc://r", [3, 4], None, 0, [EngineState(0, "loading")]),
-    StartEngine(CONFIG, "/m", "id", "/tmp/r", 0, "cpu", "ipc://e"),
+    StartApi(CONFIG, "/m", "id", None, "/tmp/r", "ipc://r", [3, 4], None, 0, 9, [EngineState(0, "loading")]),
+    StartEngine(CONFIG, "/m", "id", "/tmp/r", 0, "cpu", "ipc://e", 9, 2),
     Ready(),
     Ready(INFO),
     Failed("no such model"),

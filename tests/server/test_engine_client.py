@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,14 @@ import zmq
 import zmq.asyncio
 
 from engine import Encoded
+from server.board import open_board
 from server.config import ServeConfig
 from server.control import EngineInfo, EngineState
 from server.engine_client import EngineClient
 from server.messages import EncodeRequest, Part, Results, Status, decode_submit, encode
+from server.terms import Terms
 
-INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0)
+INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1)
 
 
 class FakeEngine:
@@ -44,6 +47,10 @@ async def never_leaves() -> None:
     await asyncio.sleep(3600)
 
 
+def in_a_minute() -> Terms:
+    return Terms(60.0, "--request-timeout", time.monotonic() + 60.0)
+
+
 def three_texts() -> Encoded:
     return Encoded(np.array([1, 2, 3], np.int32), np.array([1, 1, 1], np.int32), 0)
 
@@ -53,11 +60,11 @@ def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path)
 
     async def run() -> None:
         reply = f"ipc://{tmp_path}/api"
-        client = EngineClient(reply, ServeConfig())
+        client = EngineClient(reply, ServeConfig(), open_board(1, 1), 0)
         context = zmq.asyncio.Context()
         old, new = (FakeEngine(context, f"ipc://{tmp_path}/engine.{start}", reply) for start in (1, 2))
         client.engine_changed(EngineState(0, "ready", "", old.endpoint, INFO))
-        answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves))
+        answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
         first = await old.request()
         client.engine_changed(EngineState(0, "down", "killed"))
         client.engine_changed(EngineState(0, "ready", "", new.endpoint, INFO))

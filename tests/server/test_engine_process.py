@@ -16,6 +16,7 @@ import zmq
 
 from engine import Model, PackedBatch, Task
 from engine.errors import EncoderError, EncoderLost
+from server.board import open_board
 from server.config import ServeConfig
 from server.control import StartEngine
 from server.engine_process import EngineProcess
@@ -29,7 +30,7 @@ BUDGET = 64
 class Recorder:
     """Vectors are [sum of ids, length, first id, 1]; remembers its batches, and waits to be let go."""
 
-    name, device, device_name, dtype, choice = "recorder", "cpu", "a test", "float32", "asked for"
+    name, device, device_name, dtype, choice = "recorder", "cuda:0", "a test", "float32", "asked for"
     width = hidden_size = WIDTH
     max_batch_tokens = BUDGET
 
@@ -77,7 +78,9 @@ class Harness:
     def __init__(self, folder: Path) -> None:
         self.encoder = Recorder()
         self.exits: list[int] = []
-        start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"ipc://{folder}/engine")
+        start = StartEngine(
+            ServeConfig(), "", "m", str(folder), 0, "cpu", f"ipc://{folder}/engine", open_board(1, 1).fd, 1
+        )
         model = cast("Model", SimpleNamespace(model_id="m"))
         self.process = EngineProcess(start, model, self.encoder, exit_process=self.exits.append)
         self.process.listen()

@@ -1,0 +1,66 @@
+"""Connections below the level of HTTP clients: raw sockets, and one to each HTTP process."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+from tests.server.live import Live, until
+
+__all__ = ["connect", "head", "one_to_each", "post_on", "read_all"]
+
+
+def connect(server: Live, timeout_s: float = 20.0) -> socket.socket:
+    """A connection that nothing was sent on."""
+    return socket.create_connection(("127.0.0.1", server.ports[0]), timeout=timeout_s)
+
+
+def head(length: int, path: str = "/embed") -> bytes:
+    """The head of a POST whose body has this length."""
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := sock.recv(65536):
+            received += piece
+    return received
+
+
+@contextlib.contextmanager
+def one_to_each(server: Live) -> Iterator[dict[int, http.client.HTTPConnection]]:
+    """A connection to every HTTP process, by its pid."""
+    with contextlib.ExitStack() as stack:
+
+        def connect_once_more() -> dict[int, http.client.HTTPConnection]:
+            connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=20)
+            stack.callback(connection.close)
+            connection.connect()
+            connection.request("GET", "/livez")  # so that it is accepted
+            connection.getresponse().read()
+            made.append(connection)
+            found = {}
+            for pid in server.api_pids:
+                ports = {each.raddr.port for each in psutil.Process(pid).net_connections("tcp") if each.raddr}
+                for each in made:
+                    if each.sock.getsockname()[1] in ports:
+                        found[pid] = each
+            return found if len(found) == len(server.api_pids) else {}
+
+        made: list[http.client.HTTPConnection] = []
+        yield until(connect_once_more, what="a connection to each HTTP process")
+
+
+def post_on(connection: http.client.HTTPConnection, body: Any, **headers: str) -> tuple[int, dict[str, str], str]:
+    """Status, headers and body of a POST /embed."""
+    connection.request("POST", "/embed", json.dumps(body), headers)
+    answer = connection.getresponse()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()

@@ -1,0 +1,245 @@
+"""More work than can be done: who is admitted, who is told to come back, whose time is up, and who goes first.
+
+The stand-in works at a known speed here, so that what the server makes of its own measurements can be judged.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.server.connections import one_to_each, post_on
+from tests.server.live import STAND_IN, Live, live, until
+from tests.server.stand_in import SLEEP, expected
+
+TOKENS_PER_S = 1000
+GOOD = [101, 7592, 102]
+LONG = [7] * 250
+TEXTS_RUN = 'embert_batch_texts_sum{engine="0"}'
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Live]:
+    """250 tokens a batch, four batches a second, a queue of four seconds."""
+    options = ("--max-batch-tokens", "256", "--max-queue-tokens", "4000", "--request-timeout", "20")
+    with live(*STAND_IN, *options, env={"STAND_IN_TOKENS_PER_S": str(TOKENS_PER_S)}) as server:
+        yield server
+
+
+class Clients:
+    """Requests that are sent side by side."""
+
+    def __init__(self, server: Live, pool: ThreadPoolExecutor) -> None:
+        self.server, self._pool = server, pool
+
+    def send(self, inputs: list[list[int]], **headers: str) -> Future[tuple[httpx.Response, float]]:
+        """Send a request; its answer, and the seconds that it took."""
+        return self._pool.submit(self.ask, inputs, **headers)
+
+    def ask(self, inputs: list[list[int]], **headers: str) -> tuple[httpx.Response, float]:
+        began = time.perf_counter()
+        answer = self.server.post("/embed", {"inputs": inputs}, headers=headers)
+        return answer, time.perf_counter() - began
+
+    def fill(self, *requests: list[list[int]], **headers: str) -> list[Future[tuple[httpx.Response, float]]]:
+        """Send these, and wait until all of their tokens are admitted."""
+        sent = [self.send(inputs, **headers) for inputs in requests]
+        tokens = sum(len(ids) for inputs in requests for ids in inputs)
+        until(lambda: self.server.metrics()["embert_admitted_tokens"] >= 0.9 * tokens, what="their admission")
+        return sent
+
+
+@contextmanager
+def clients(server: Live) -> Iterator[Clients]:
+    with ThreadPoolExecutor(48) as pool:
+        yield Clients(server, pool)
+    until(lambda: server.metrics()["embert_admitted_tokens"] == 0, what="an empty queue")
+
+
+def statuses(sent: list[Future[tuple[httpx.Response, float]]]) -> set[int]:
+    return {future.result()[0].status_code for future in sent}
+
+
+# --- the budget ---
+
+
+def test_the_budget_is_that_of_all_http_processes_together() -> None:
+    options = ("--workers", "2", "--max-queue-tokens", "600", "--max-batch-tokens", "256")
+    with live(*STAND_IN, *options) as server, one_to_each(server) as connections, ThreadPoolExecutor(2) as pool:
+        first, second = connections.values()
+        filling = pool.submit(post_on, first, {"inputs": [[101, SLEEP + 20, 102], *[[7] * 200] * 2]})
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 403, what="the request that fills the queue")
+        status, headers, said = post_on(second, {"inputs": [7] * 200})
+        assert status == 429
+        assert "the queue holds 403 tokens and this request has 200; the limit is 600 (--max-queue-tokens)" in said
+        assert int(headers["retry-after"]) >= 1
+        assert post_on(second, {"inputs": GOOD})[0] == 200  # there is room for this one
+        assert filling.result()[0] == 200
+        assert post_on(second, {"inputs": [[7] * 200] * 5})[0] == 200  # alone, more than the budget
+
+
+def test_what_a_killed_http_process_had_admitted_is_free_again() -> None:
+    options = ("--workers", "2", "--max-queue-tokens", "600", "--max-batch-tokens", "256")
+    with live(*STAND_IN, *options) as server, one_to_each(server) as connections, ThreadPoolExecutor(1) as pool:
+        (victim, first), (_, second) = connections.items()
+        filling = pool.submit(post_on, first, {"inputs": [[101, SLEEP + 15, 102], *[[7] * 200] * 2]})
+        # The first two of its texts run together, the third waits.
+        until(lambda: server.metrics()["embert_queue_tokens"] == 200, what="the request that fills the queue")
+        assert post_on(second, {"inputs": [7] * 200})[0] == 429
+        os.kill(victim, signal.SIGKILL)
+        # And what it had queued is not run: its answers would find nobody.
+        until(lambda: server.metrics()["embert_queue_tokens"] == 0, what="the end of its requests")
+        assert post_on(second, {"inputs": [7] * 200})[0] == 200
+        assert isinstance(filling.exception(), ConnectionError)
+        metrics = server.metrics()
+        assert metrics['embert_cancelled_texts_total{stage="queued"}'] == 1
+        assert metrics["embert_api_restarts_total"] == 1
+
+
+def test_retry_after_is_what_the_queue_takes_at_the_measured_rate(slow: Live) -> None:
+    with clients(slow) as some:
+        sent = some.fill([[101, SLEEP + 20, 102]], *[[LONG]] * 15)
+        for inputs in ([LONG], [LONG] * 4):  # one text or several
+            answer, took_s = some.ask(inputs)
+            assert answer.status_code == 429
+            assert took_s < 2
+            assert 3 <= int(answer.headers["retry-after"]) <= 5
+        assert statuses(sent) == {200}
+
+
+# --- deadlines ---
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "soon", "", "inf", "nan", "1e3", "1_0", "0.0", "1" * 20])
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/embed_all", "/similarity"])
+def test_a_timeout_that_cannot_be_is_422(slow: Live, path: str, given: str) -> None:
+    answer = slow.post(path, {}, headers={"x-request-timeout": given})
+    assert answer.status_code == 422
+    assert f"`X-Request-Timeout` must be a number of seconds above 0; it is {given!r}" in answer.text
+
+
+@pytest.mark.parametrize("given", ["high", "BULK", ""])
+def test_a_priority_that_cannot_be_is_422(slow: Live, given: str) -> None:
+    answer = slow.post("/v1/embeddings", {"input": "a"}, headers={"x-priority": given})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"] == "X-Priority"
+    assert f"must be `interactive` or `bulk`; it is {given!r}" in answer.text
+
+
+def test_nobody_waits_beyond_the_deadline_of_the_request(slow: Live) -> None:
+    with clients(slow) as some:
+        answer, took_s = some.ask([[101, SLEEP + 20, 102]], **{"x-request-timeout": "0.4"})
+        assert answer.status_code == 503
+        assert "not answered within 0.4 s (X-Request-Timeout)" in answer.json()["error"]
+        assert int(answer.headers["retry-after"]) >= 1
+        assert 0.3 < took_s < 1.5
+
+
+def test_the_servers_own_timeout_bounds_that_of_the_request() -> None:
+    with live(*STAND_IN, "--request-timeout", "0.5") as server:
+        answer = server.post("/embed", {"inputs": [[101, SLEEP + 20, 102]]}, headers={"x-request-timeout": "100"})
+        assert answer.status_code == 503
+        assert "within 0.5 s (--request-timeout)" in answer.json()["error"]
+
+
+def test_a_deadline_that_cannot_be_met_is_answered_early_and_does_not_reach_the_encoder(slow: Live) -> None:
+    before = slow.metrics()
+    with clients(slow) as some:
+        sent = some.fill(*[[LONG]] * 14)  # three and a half seconds
+        hopeless, took_s = some.ask([LONG] * 2, **{"x-request-timeout": "2"})
+        assert hopeless.status_code == 503
+        assert "cannot be answered in time, the work queued before it takes" in hopeless.json()["error"]
+        assert "it has 2 s (X-Request-Timeout)" in hopeless.json()["error"]
+        assert 1 <= int(hopeless.headers["retry-after"]) <= 5
+        assert took_s < 1
+        # Small requests take their turns between the others' texts: this one can be answered, and is.
+        small, _ = some.ask([GOOD], **{"x-request-timeout": "2"})
+        assert small.status_code == 200
+        assert statuses(sent) == {200}
+    after = slow.metrics()
+    assert after[TEXTS_RUN] - before[TEXTS_RUN] == 15
+    assert after['embert_rejected_total{reason="deadline"}'] - before['embert_rejected_total{reason="deadline"}'] == 1
+
+
+def test_texts_past_their_deadline_do_not_reach_the_encoder(slow: Live) -> None:
+    before = slow.metrics()[TEXTS_RUN]
+    with clients(slow) as some:
+        blocking = some.send([[101, SLEEP + 10, 102]])
+        until(lambda: slow.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+        sent = [some.send([GOOD] * 5, **{"x-request-timeout": "0.3"}) for _ in range(8)]
+        assert statuses(sent) == {503}
+        assert blocking.result()[0].status_code == 200
+    assert slow.metrics()[TEXTS_RUN] - before == 1
+
+
+# --- leaving ---
+
+
+def test_a_client_that_leaves_gives_its_share_of_the_budget_back(slow: Live) -> None:
+    before = slow.metrics()[TEXTS_RUN]
+    with clients(slow) as some:
+        blocking = some.send([[101, SLEEP + 15, 102]])
+        until(lambda: slow.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+        with pytest.raises(httpx.ReadTimeout):
+            slow.post("/embed", {"inputs": [LONG] * 15}, timeout=0.3)
+        until(lambda: slow.metrics()["embert_admitted_tokens"] == 3, 2, what="the freed budget")
+        assert not blocking.done()
+        assert some.ask([LONG] * 15)[0].status_code == 200
+    assert slow.metrics()[TEXTS_RUN] - before == 16  # of those who left, none
+
+
+# --- fair share ---
+
+
+def test_interactive_requests_keep_their_latency_beside_large_ones(slow: Live) -> None:
+    """A queue of four seconds, and a quarter of a second a batch: a small one is in the next."""
+    with clients(slow) as some:
+        large = some.fill(*[[[7] * 50] * 19] * 4)
+        took_s = []
+        for _ in range(3):
+            answer, waited_s = some.ask([GOOD])
+            assert answer.status_code == 200
+            took_s.append(waited_s)
+        assert not any(future.done() for future in large)
+        assert sorted(took_s)[1] < 1.5
+        assert statuses(large) == {200}
+
+
+def test_bulk_leaves_room_in_the_queue_and_lets_others_go_first(slow: Live) -> None:
+    bulk = {"x-priority": "bulk"}
+    with clients(slow) as some:
+        waiting = some.fill(*[[LONG]] * 12, **bulk)  # three quarters of the budget, all that bulk may have
+        refused, _ = some.ask([LONG], **bulk)
+        assert refused.status_code == 429
+        assert "4000 (--max-queue-tokens), of which bulk requests may fill 75%" in refused.json()["error"]
+        began = time.perf_counter()
+        urgent = [some.send([LONG]) for _ in range(3)]
+        assert statuses(urgent) == {200}
+        assert time.perf_counter() - began < 2.5  # first come, first served would have been four seconds
+        assert not all(future.done() for future in waiting)
+        assert statuses(waiting) == {200}
+
+
+def test_answers_under_overload_are_right_and_each_ones_own(slow: Live) -> None:
+    def ask(some: Clients, number: int) -> tuple[int, bool]:
+        texts = [[101, 1000 + number, 2000 + text, 102] for text in range(1 + number % 7)]
+        answer, _ = some.ask(texts, **({"x-priority": "bulk"} if number % 3 == 0 else {}))
+        right = answer.status_code != 200 or np.allclose(answer.json(), [expected(ids) for ids in texts], atol=1e-5)
+        return answer.status_code, right
+
+    with clients(slow) as some, ThreadPoolExecutor(32) as pool:
+        filling = some.fill(*[[LONG]] * 15)
+        found: list[Any] = list(pool.map(lambda number: ask(some, number), range(64)))
+        assert all(right for _, right in found)
+        assert {status for status, _ in found} <= {200, 429}
+        assert 200 in {status for status, _ in found}
+        assert statuses(filling) <= {200}
