@@ -38,8 +38,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(name: str, figures: Any) -> Path:
-    """Write `figures` as results/NAME-DEVICE.json, over the last ones of such a machine, and return the path."""
+def write(name: str, figures: Any, folder: Path = RESULTS) -> Path:
+    """Write `figures` as NAME-DEVICE.json, over the last ones of such a machine, and return the path."""
     about = machine()
     document = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -49,8 +49,8 @@ def write(name: str, figures: Any) -> Path:
         "figures": figures,
     }
     device = (about["gpu"] or f"cpu {about['cores']} cores").split(",")[0]
-    path = RESULTS / f"{name}-{re.sub(r'[^a-z0-9]+', '-', device.lower())}.json"
-    path.parent.mkdir(exist_ok=True)
+    path = folder / f"{name}-{re.sub(r'[^a-z0-9]+', '-', device.lower())}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import statistics
 import sys
 import urllib.request
 from collections.abc import Sequence
@@ -23,21 +22,21 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import record, server_plot
-from benchmarks.http_client import Answers, Plan, Request, post
+from benchmarks.http_client import Plan, Request, post
 from benchmarks.http_load import Load
+from benchmarks.rounds import Round, median, run_round
 from benchmarks.serving import Serving, embert, plain_fastapi
 from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
 from engine.hub import locate
 
 PASSAGES_A_REQUEST = 32
 LONGEST_WAIT_S = 10.0  # a closed loop whose requests would wait longer tells nothing that a shorter one does not
-CLIENT_FULL = 0.9  # of one core: a client process has no more to give
 OPEN_LOOP_CONNECTIONS = 256
 
 NOTES = """
 mixed: 15 queries for every 32 passages; its latencies are those of queries / passages. Where a rate is given, a
-latency runs from the moment the request was due. CPU: by kind of process. Client cores: what the load itself took;
-* where that, or the load's own lateness, may have been the limit."""
+latency runs from the moment the request was due. CPU: by kind of process. Client cores: what the load itself took.
+Limit: who could not have done more; "client" where that was the load itself, whose figure then says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +46,6 @@ class Workload:
     name: str
     requests: tuple[Request, ...]
     cycle: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One run of one server, in the window that is measured."""
-
-    requests_per_s: float
-    texts_per_s: float
-    tokens_per_s: float
-    p50_ms: dict[str, float]  # by kind of request
-    p99_ms: dict[str, float]
-    failed: int
-    cpu_us: dict[str, float]  # CPU µs a request by kind of process
-    client_cores: float
-    client_full: bool
-    late_p99_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,76 +206,25 @@ class _Measure:
         rounds: dict[str, list[Round]] = {serving.name: [] for serving in servings}
         for number in range(self.rounds):
             for serving in servings if number % 2 == 0 else reversed(servings):
-                measured = _round(self.load, serving, plans[serving.name])
+                measured = run_round(self.load, serving, plans[serving.name])
                 rounds[serving.name].append(measured)
                 line = f"{workload.name}, {load}, {serving.name}, round {number + 1} of {self.rounds}"
                 print(f"{line}: {measured.requests_per_s:,.1f} requests/s", file=sys.stderr, flush=True)
         return [
-            Row(workload.name, load, name, plans[name].rate, plans[name].connections, _median(measured), len(measured))
+            Row(workload.name, load, name, plans[name].rate, plans[name].connections, median(measured), len(measured))
             for name, measured in rounds.items()
         ]
 
 
-def _round(load: Load, serving: Serving, plan: Plan) -> Round:
-    spent: list[dict[str, float]] = []
-    answers = load.run(plan, at_window=lambda: spent.append(serving.cpu_s()))
-    return _figures(plan, answers, *spent)
-
-
-def _figures(plan: Plan, answers: Answers, before: dict[str, float], after: dict[str, float]) -> Round:
-    # A closed loop is judged by what came back in the window, an open one by what was due in it, however late it came.
-    moment = answers.answered if plan.rate is None else answers.due
-    inside = (moment >= answers.opened) & (moment < answers.opened + plan.window_s)
-    good = inside & (answers.status == 200)
-    count = max(1, int(good.sum()))
-    milliseconds = (answers.answered - answers.due) * 1e3
-    kinds = np.array([request.kind for request in plan.requests])[answers.request]
-    return Round(
-        requests_per_s=float(good.sum()) / plan.window_s,
-        texts_per_s=float(np.array([r.texts for r in plan.requests])[answers.request][good].sum()) / plan.window_s,
-        tokens_per_s=float(np.array([r.tokens for r in plan.requests])[answers.request][good].sum()) / plan.window_s,
-        p50_ms={kind: _percentile(milliseconds[good & (kinds == kind)], 50) for kind in dict.fromkeys(kinds.tolist())},
-        p99_ms={kind: _percentile(milliseconds[good & (kinds == kind)], 99) for kind in dict.fromkeys(kinds.tolist())},
-        failed=int((inside & ~good).sum()),
-        cpu_us={kind: (spent - before.get(kind, 0.0)) / count * 1e6 for kind, spent in after.items()},
-        client_cores=answers.client_cores,
-        client_full=answers.busiest_client > CLIENT_FULL,
-        late_p99_ms=_percentile(answers.late_s * 1e3, 99),
-    )
-
-
-def _percentile(values: np.ndarray, percent: float) -> float:
-    return float(np.percentile(values, percent)) if len(values) else float("nan")
-
-
-def _median(rounds: Sequence[Round]) -> Round:
-    def of_each(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
-        return {key: statistics.median(d[key] for d in dicts if key in d) for key in dicts[0]}
-
-    return Round(
-        requests_per_s=statistics.median(r.requests_per_s for r in rounds),
-        texts_per_s=statistics.median(r.texts_per_s for r in rounds),
-        tokens_per_s=statistics.median(r.tokens_per_s for r in rounds),
-        p50_ms=of_each([r.p50_ms for r in rounds]),
-        p99_ms=of_each([r.p99_ms for r in rounds]),
-        failed=sum(r.failed for r in rounds),
-        cpu_us=of_each([r.cpu_us for r in rounds]),
-        client_cores=statistics.median(r.client_cores for r in rounds),
-        client_full=any(r.client_full for r in rounds),
-        late_p99_ms=statistics.median(r.late_p99_ms for r in rounds),
-    )
-
-
 def _print(rows: Sequence[Row]) -> None:
     head = ["workload", "load", "server", "req/s", "texts/s", "tokens/s", "p50 ms", "p99 ms"]
-    head += ["CPU µs/req", "failed", "client cores"]
+    head += ["CPU µs/req", "failed", "client cores", "limit"]
     record.print_table(head, [_cells(row) for row in rows])
     print(NOTES)
 
 
 def _cells(row: Row) -> list[str]:
     m = row.median
-    limited = m.client_full or m.late_p99_ms > max(1.0, min(m.p50_ms.values()) / 4)
     return [
         row.workload,
         row.load if row.rate is None else f"{row.rate:,.1f}/s = {row.load}",
@@ -304,7 +236,8 @@ def _cells(row: Row) -> list[str]:
         " / ".join(f"{ms:,.1f}" for ms in m.p99_ms.values()),
         ", ".join(f"{kind} {us:,.0f}" for kind, us in m.cpu_us.items()),
         str(m.failed),
-        f"{m.client_cores:.2f}{'*' if limited else ''}",
+        f"{m.client_cores:.2f}",
+        m.limit,
     ]
 
 

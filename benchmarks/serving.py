@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,15 +15,20 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Serving", "embert", "plain_fastapi"]
+__all__ = ["Missing", "Serving", "embert", "infinity", "plain_fastapi"]
 
 ROOT = Path(__file__).parent.parent
 READY_WITHIN_S = 180.0
 KINDS = {"server.api_process": "api", "server.engine_process": "engine"}
+
+
+class Missing(Exception):
+    """A rival that is not installed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,13 @@ class Serving:
             spent[kind] = spent.get(kind, 0.0) + times.user + times.system
         return spent
 
+    def count(self) -> dict[str, int]:
+        """Return the number of processes of each kind."""
+        counted: dict[str, int] = {}
+        for kind, _ in self._processes():
+            counted[kind] = counted.get(kind, 0) + 1
+        return counted
+
     def rss_mb(self) -> dict[str, float]:
         """Return the resident memory in MB (10⁶ bytes) of the largest process of each kind."""
         held: dict[str, float] = {}
@@ -60,16 +73,37 @@ class Serving:
 @contextmanager
 def embert(*options: str, model: str | None = None) -> Iterator[Serving]:
     """Start `embert serve` with `options`; without a model, the default one."""
-    command = [str(Path(sys.executable).with_name("embert")), "serve", *([model] if model else []), *options]
+    command = [sys.executable, "-m", "server.cli", "serve", *([model] if model else []), *options]
     with _serving("embert", "supervisor", [*command, "--port", "{port}"], "/readyz", {}) as serving:
         yield serving
 
 
 @contextmanager
 def plain_fastapi(model: Path) -> Iterator[Serving]:
-    """Start the rival with the same model."""
-    command = [sys.executable, "-m", "uvicorn", "benchmarks.rivals.plain_fastapi:app", "--port", "{port}"]
-    with _serving("plain FastAPI", "server", command, "/health", {"MODEL": str(model)}) as serving:
+    """Start the rival with the same model: around sentence-transformers, or where that is missing, transformers."""
+    with_sentence_transformers = find_spec("sentence_transformers") is not None
+    app = "plain_fastapi" if with_sentence_transformers else "plain_transformers"
+    name = "plain FastAPI" if with_sentence_transformers else "plain FastAPI (transformers)"
+    command = [sys.executable, "-m", "uvicorn", f"benchmarks.rivals.{app}:app", "--port", "{port}"]
+    with _serving(name, "server", command, "/health", {"MODEL": str(model)}) as serving:
+        yield serving
+
+
+@contextmanager
+def infinity(model: Path) -> Iterator[Serving]:
+    """Start Infinity with the same model, in FP16 on a GPU. Raises Missing where its command is not installed.
+
+    Its dependencies exclude ours, so it wants an environment of its own: INFINITY=/path/to/bin/infinity_emb.
+    """
+    program = os.environ.get("INFINITY") or shutil.which("infinity_emb")
+    if program is None:
+        raise Missing(
+            "Infinity is not installed (pip install 'infinity-emb[torch,server]'; INFINITY names its command)"
+        )
+    command = [program, "v2", "--model-id", str(model), "--served-model-name", "bench", "--port", "{port}"]
+    command += ["--dtype", "auto", "--no-model-warmup"]
+    environment = {"HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1"}
+    with _serving("Infinity", "server", command, "/health", environment) as serving:
         yield serving
 
 

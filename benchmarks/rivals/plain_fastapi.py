@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 
+import torch
 from fastapi import FastAPI
 from pydantic import BaseModel
 from sentence_transformers import SentenceTransformer
 
 app = FastAPI()
 model = SentenceTransformer(os.environ["MODEL"])
+if torch.cuda.is_available():
+    model = model.half()
 
 
 class EmbedRequest(BaseModel):

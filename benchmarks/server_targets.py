@@ -1,0 +1,377 @@
+"""The server on one GPU machine against what it is to reach there, rivals beside, in one command.
+
+    python -m benchmarks.server_targets --random-base [--model FOLDER] [--seconds 4] [--rounds 3] [--scale 1]
+
+`--model` is a MiniLM-L6, for single queries; the other model has BERT-base's shape: `--base FOLDER`, or random weights
+with `--random-base`. The encoder by itself is measured on the same texts, before its server starts and after it ended;
+the better of the two counts. Every server runs alone, in FP16 where there is a GPU, and the load comes from the same
+machine. `--scale 0.1` makes everything small, for a try on a CPU. Figures are medians over the rounds; quantiles of
+batches come from the server's own histograms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import re
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import bare_encoder, random_model, record
+from benchmarks.http_client import Plan, Request, post
+from benchmarks.http_load import Load
+from benchmarks.rounds import Round, median, run_round
+from benchmarks.scrape import scrape
+from benchmarks.serving import Missing, Serving, embert, infinity, plain_fastapi
+from benchmarks.texts import PASSAGE_TOKENS, Lengths, Text, texts
+from engine import load_model
+
+# Bucket bounds of the server's histograms, 8 % apart: quantiles of batch times are read from them.
+BUCKETS = ",".join(f"{0.0001 * 1.08**step:.6f}" for step in range(120))
+_EXACTLY = {tokens: Lengths(tokens, tokens, tokens) for tokens in (16, 32, 50)}
+
+Start = Callable[[], AbstractContextManager[Serving]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One load against one server."""
+
+    load: str
+    server: str
+    connections: int
+    rate: float | None  # requests/s that were due; None for a closed loop
+    median: Round
+    batches: dict[str, float] = field(default_factory=dict)  # embert's own account of them
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One of the figures that are to be reached."""
+
+    what: str
+    value: float
+    unit: str
+    target: str
+    met: bool
+    detail: str
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    options = _parser().parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="embert-base-") as scratch, Load(options.clients) as load:
+        small = load_model(options.model)
+        base = options.base
+        if base is None:
+            print("making a model of BERT-base's shape", file=sys.stderr, flush=True)
+            layers = max(1, round(12 * options.scale))
+            base = str(random_model.make(Path(scratch), small.transformer_folder, layers))
+        run = _Run(options, load, Path(base), small.folder, small.transformer_folder / "tokenizer.json")
+        run.base_model()
+        run.small_model()
+        run.rivals()
+    run.print()
+    path = record.write("server-targets", run.document(), options.output)
+    print(f"\nwritten: {path}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(prog="benchmarks.server_targets", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", help="folder or hub id of a MiniLM-L6; default: the packaged one")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--base", help="folder of a BERT-base")
+    which.add_argument("--random-base", action="store_true", help="BERT-base's shape with random weights")
+    parser.add_argument("--seconds", type=float, default=4.0, help="that one round measures")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="layers, connections and processes, for a small try")
+    parser.add_argument("--clients", type=int, default=max(1, min(4, cores // 4)), help="processes that make the load")
+    parser.add_argument("--workers", type=int, default=min(8, max(1, cores // 2)), help="HTTP processes for BERT-base")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--serve-options", default="", help="more options for `embert serve`, as one string")
+    parser.add_argument("--no-rivals", action="store_true")
+    parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the JSON")
+    return parser
+
+
+class _Run:
+    """All measurements, in their order."""
+
+    def __init__(self, options: argparse.Namespace, load: Load, base: Path, small: Path, tokenizer: Path) -> None:
+        self.options, self.load, self.base, self.small = options, load, base, small
+        passages = texts(PASSAGE_TOKENS, 64 * 32, tokenizer, seed=1)
+        self.passages = [passages[i : i + 32] for i in range(0, len(passages), 32)]
+        fifty = texts(_EXACTLY[50], 64 * 64, tokenizer, seed=2)
+        self.fifty = [fifty[i : i + 64] for i in range(0, len(fifty), 64)]
+        self.queries = [[text] for text in texts(_EXACTLY[16], 960, tokenizer, seed=3)]
+        self.single = [[text] for text in texts(_EXACTLY[32], 64, tokenizer, seed=4)]
+        self.bare: dict[str, bare_encoder.Bare] = {}
+        self.rows: list[Row] = []
+        self.figures: list[Figure] = []
+        self.notes: list[str] = []
+        self.parts_ms: dict[str, float] = {}
+
+    # --- ours ---
+
+    def base_model(self) -> None:
+        """Throughput, the idle server, and the p99 under load."""
+        workloads = {"passages": self.passages, "fifty": self.fifty}
+        self._bare("base", self.base, workloads, self.single)
+        with self._embert(self.base, self.options.workers) as serving:
+            for number in (1, 2):  # the first fills caches and finds connections; it is not measured
+                base64 = self._closed(serving, "32 passages, base64", self.passages, _base64, 96, warm=number == 1)
+            floats = self._closed(serving, "32 passages, JSON floats", self.passages, _floats, 96)
+            fifty = self._closed(serving, "64 texts of 50 tokens, base64", self.fifty, _base64, 96)
+            idle = self._closed(serving, "one text of 32 tokens, idle", self.single, _base64, 1)
+            self.parts_ms = _parts(serving, _base64(self.single[0]))
+            loaded = self._open(serving, "32 passages, base64, 80 %", self.passages, _base64, 0.8 * _rate(base64))
+        bare = self._bare("base", self.base, workloads, self.single)
+        of = f"of the encoder's {bare.texts_per_s['passages']:,.0f} texts/s"
+        for row, least in ((base64, 0.85), (floats, 0.60)):
+            share = row.median.texts_per_s / bare.texts_per_s["passages"]
+            self._figure(row.load, 100 * share, "%", f"≥ {least:.0%} {of}", share >= least, row)
+        tokens = fifty.median.tokens_per_s
+        target = f"≥ 1.5 M tokens/s; the encoder by itself {bare.tokens_per_s['fifty'] / 1e6:.2f} M"
+        self._figure(fifty.load, tokens / 1e6, "M tokens/s", target, tokens >= 1.5e6, fifty)
+        p50 = idle.median.p50_ms["text"]
+        target = f"≤ encoder {bare.one_text_ms:.2f} ms + 0.7 ms"
+        self._figure(f"{idle.load}, p50", p50, "ms", target, p50 <= bare.one_text_ms + 0.7, idle)
+        p99, batch = loaded.median.p99_ms["text"], loaded.batches["p50_ms"]
+        target = f"≤ 3 times the median batch time, {batch:.1f} ms"
+        self._figure(f"{loaded.load}, p99", p99, "ms", target, p99 <= 3 * batch, loaded)
+
+    def small_model(self) -> None:
+        """Single queries with 8 HTTP processes."""
+        self._bare("small", self.small, {"queries": self.queries}, self.queries)
+        with self._embert(self.small, self._scaled(8)) as serving:
+            for number in (1, 2):
+                closed = self._closed(serving, "one text of 16 tokens", self.queries, _base64, 512, warm=number == 1)
+            loaded = self._open(serving, "one text of 16 tokens, 70 %", self.queries, _base64, 0.7 * _rate(closed))
+        self._figure(closed.load, _rate(closed), "requests/s", "≥ 15,000 requests/s", _rate(closed) >= 15_000, closed)
+        p99 = loaded.median.p99_ms["text"]
+        self._figure(f"{loaded.load}, p99", p99, "ms", "≤ 15 ms", p99 <= 15, loaded)
+
+    # --- rivals ---
+
+    def rivals(self) -> None:
+        """The same loads, in each rival's own best form."""
+        if self.options.no_rivals:
+            return
+        for start, floats in ((plain_fastapi, _floats), (infinity, _infinity)):
+            self._rival(start, self.base, floats, [("32 passages, JSON floats", self.passages, 16)])
+            self._rival(start, self.base, floats, [("one text of 32 tokens, idle", self.single, 1)], quiet=True)
+            self._rival(start, self.small, floats, [("one text of 16 tokens", self.queries, 64)], quiet=True)
+
+    def _rival(
+        self,
+        start: Callable[[Path], AbstractContextManager[Serving]],
+        model: Path,
+        form: Callable[[Sequence[Text]], Request],
+        loads: Sequence[tuple[str, Sequence[Sequence[Text]], int]],
+        *,
+        quiet: bool = False,
+    ) -> None:
+        try:
+            with start(model) as serving:
+                for name, groups, connections in loads:
+                    self._closed(serving, name, groups, form, connections, warm=True)
+                    self._closed(serving, name, groups, form, connections)
+        except Missing as missing:
+            if not quiet:
+                self._note(str(missing))
+        except SystemExit as failed:
+            self._note(f"left out: {str(failed)[:300]}")
+
+    # --- measuring ---
+
+    def _bare(
+        self,
+        name: str,
+        model: Path,
+        groups: Mapping[str, Sequence[Sequence[Text]]],
+        one: Sequence[Sequence[Text]],
+    ) -> bare_encoder.Bare:
+        flat = {kind: [text.text for group in of for text in group] for kind, of in groups.items()}
+        singles = [group[0].text for group in one]
+        again = bare_encoder.measure(model, self.options.device, flat, singles, self.options.seconds)
+        self.bare[name] = again.best(self.bare.get(name, again))
+        for kind, rate in self.bare[name].tokens_per_s.items():
+            self._say(f"encoder alone, {name}, {kind}: {rate:,.0f} tokens/s")
+        return self.bare[name]
+
+    def _embert(self, model: Path, workers: int) -> AbstractContextManager[Serving]:
+        options = ["--workers", str(workers), "--device", self.options.device, "--latency-buckets", BUCKETS]
+        return embert(*options, *shlex.split(self.options.serve_options), model=str(model))
+
+    def _closed(
+        self,
+        serving: Serving,
+        name: str,
+        groups: Sequence[Sequence[Text]],
+        form: Callable[[Sequence[Text]], Request],
+        connections: int,
+        *,
+        warm: bool = False,
+    ) -> Row:
+        connections = self._scaled(connections)
+        plan = Plan(serving.port, tuple(map(form, groups)), connections, self.options.seconds)
+        return self._row(serving, name, plan, 1 if warm else self.options.rounds, keep=not warm)
+
+    def _open(
+        self,
+        serving: Serving,
+        name: str,
+        groups: Sequence[Sequence[Text]],
+        form: Callable[[Sequence[Text]], Request],
+        rate: float,
+    ) -> Row:
+        requests = tuple(map(form, groups))
+        plan = Plan(serving.port, requests, self._scaled(512), self.options.seconds, rate=max(rate, 0.5))
+        return self._row(serving, name, plan, self.options.rounds)
+
+    def _row(self, serving: Serving, name: str, plan: Plan, rounds: int, *, keep: bool = True) -> Row:
+        url = f"http://127.0.0.1:{serving.port}/metrics" if serving.name == "embert" else None
+        before = scrape(url) if url else None
+        figures = median([run_round(self.load, serving, plan) for _ in range(rounds)])
+        batches = {}
+        if url and before:
+            grown = scrape(url) - before
+            batches = {
+                "p50_ms": grown.quantile("embert_inference_duration_seconds", 0.5) * 1e3,
+                "queue_p50_ms": grown.quantile("embert_queue_duration_seconds", 0.5) * 1e3,
+                "tokenize_p50_ms": grown.quantile("embert_tokenize_duration_seconds", 0.5) * 1e3,
+                "encode_p50_ms": grown.quantile("embert_response_encode_duration_seconds", 0.5) * 1e3,
+                "tokens": grown.mean("embert_batch_tokens"),
+                "texts": grown.mean("embert_batch_texts"),
+            }
+        row = Row(name, serving.name, plan.connections, plan.rate, figures, batches)
+        if keep:
+            self.rows.append(row)
+            self._say(f"{serving.name}: {name}: {figures.requests_per_s:,.1f} requests/s, limit: {figures.limit}")
+        return row
+
+    def _scaled(self, number: int) -> int:
+        scale: float = self.options.scale
+        return max(1, round(number * scale))
+
+    def _figure(self, what: str, value: float, unit: str, target: str, met: bool, row: Row) -> None:
+        limit, failed = row.median.limit, row.median.failed
+        detail = f"limit: {limit}" + (f"; {failed} failed" if failed else "")
+        self.figures.append(Figure(what, value, unit, target, met and not failed, detail))
+
+    def _note(self, note: str) -> None:
+        self.notes.append(note)
+        self._say(note)
+
+    @staticmethod
+    def _say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    # --- telling ---
+
+    def print(self) -> None:
+        """The targets, then all the rows."""
+        head = ["target", "measured", "wanted", "", "detail"]
+        rows = [
+            [f.what, f"{f.value:,.2f} {f.unit}", f.target, "ok" if f.met else "MISSED", f.detail] for f in self.figures
+        ]
+        record.print_table(head, rows)
+        print()
+        head = [
+            "load",
+            "server",
+            "req/s",
+            "texts/s",
+            "tokens/s",
+            "p50 ms",
+            "p99 ms",
+            "failed",
+            "cores",
+            "client",
+            "limit",
+        ]
+        record.print_table(head, [_cells(row) for row in self.rows])
+        print("\nidle request, p50 ms: " + ", ".join(f"{name} {ms:.3f}" for name, ms in self.parts_ms.items()))
+        for note in self.notes:
+            print(note)
+
+    def document(self) -> dict[str, Any]:
+        """What is written."""
+        return {
+            "options": {name: str(value) for name, value in vars(self.options).items()},
+            "encoder": {name: asdict(bare) for name, bare in self.bare.items()},
+            "targets": [asdict(figure) for figure in self.figures],
+            "rows": [asdict(row) for row in self.rows],
+            "idle_parts_ms": self.parts_ms,
+            "notes": self.notes,
+        }
+
+
+def _base64(group: Sequence[Text]) -> Request:
+    return _post("/v1/embeddings", {"input": _inputs(group), "encoding_format": "base64"}, group)
+
+
+def _floats(group: Sequence[Text]) -> Request:
+    return _post("/embed", {"inputs": _inputs(group)}, group)
+
+
+def _infinity(group: Sequence[Text]) -> Request:
+    return _post("/embeddings", {"model": "bench", "input": _inputs(group)}, group)
+
+
+def _inputs(group: Sequence[Text]) -> list[str]:
+    return [text.text for text in group]
+
+
+def _post(path: str, body: object, group: Sequence[Text]) -> Request:
+    return post(path, body, kind="text", texts=len(group), tokens=sum(text.tokens for text in group))
+
+
+def _rate(row: Row) -> float:
+    return row.median.requests_per_s
+
+
+def _cells(row: Row) -> list[str]:
+    m = row.median
+    return [
+        row.load if row.rate is None else f"{row.load} = {row.rate:,.0f}/s",
+        row.server,
+        f"{m.requests_per_s:,.1f}",
+        f"{m.texts_per_s:,.0f}",
+        f"{m.tokens_per_s:,.0f}",
+        f"{m.p50_ms['text']:,.2f}",
+        f"{m.p99_ms['text']:,.2f}",
+        str(m.failed),
+        ", ".join(f"{kind} {cores:.1f}" for kind, cores in m.cores.items()),
+        f"{m.client_cores:.1f}",
+        m.limit,
+    ]
+
+
+def _parts(serving: Serving, request: Request, count: int = 200) -> dict[str, float]:
+    """Where the time of one request after the other goes, by the server's own account: medians in ms."""
+    body = request.payload.split(b"\r\n\r\n", 1)[1]
+    path = request.payload.split(b" ", 2)[1].decode()
+    connection = http.client.HTTPConnection("127.0.0.1", serving.port)
+    found: dict[str, list[float]] = {}
+    for _ in range(count):
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        for name, ms in re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"]):
+            found.setdefault(name, []).append(float(ms))
+    connection.close()
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+if __name__ == "__main__":
+    main()

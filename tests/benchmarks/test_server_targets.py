@@ -1,0 +1,67 @@
+"""The parts of the server's benchmark, in small: a random model that all can load, the bare encoder, the limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import bare_encoder, random_model
+from benchmarks.http_client import Answers, Plan, post
+from benchmarks.rounds import NO_LIMIT, Round, _figures
+from engine import load_model
+
+
+def test_a_random_model_and_the_encoder_by_itself(tmp_path: Path) -> None:
+    folder = random_model.make(tmp_path, load_model().transformer_folder, layers=1)
+    model = load_model(str(folder))
+    assert (model.config.hidden_size, model.config.layers, model.pooling, model.max_input_length) == (
+        768,
+        1,
+        "mean",
+        512,
+    )
+    bare = bare_encoder.measure(folder, "cpu", {"some": ["a text of words"] * 40}, ["one"], seconds=0.05)
+    assert bare.texts_per_s["some"] > 0
+    assert bare.tokens_per_s["some"] == pytest.approx(6 * bare.texts_per_s["some"])
+    assert bare.one_text_ms > 0
+    assert bare.best(bare) == bare
+
+
+REQUESTS = (post("/embed", {}, kind="text", texts=2, tokens=8),)
+
+
+def figures(rate: float | None, busiest_client: float, late_s: float, api_cores: float) -> Round:
+    """A second in which 100 requests were answered after 10 ms each."""
+    due = np.linspace(0, 0.98, 100)
+    answers = Answers(
+        request=np.zeros(100, np.int32),
+        status=np.full(100, 200, np.int32),
+        due=due,
+        answered=due + 0.01,
+        late_s=np.full(100, late_s),
+        opened=0.0,
+        client_cores=busiest_client,
+        busiest_client=busiest_client,
+    )
+    plan = Plan(1, REQUESTS, connections=1, window_s=1.0, rate=rate)
+    return _figures(plan, answers, ({"api": 1.0}, {"api": 1.0 + api_cores, "engine": 0.5}), {"api": 2, "engine": 1})
+
+
+@pytest.mark.parametrize(
+    ("rate", "busiest_client", "late_s", "api_cores", "limit"),
+    [
+        (None, 0.95, 0.0, 2.0, "client"),
+        (None, 0.5, 0.0, 1.9, "HTTP processes"),
+        (None, 0.5, 0.0, 1.0, "engine"),
+        (100.0, 0.5, 0.0, 1.9, NO_LIMIT),
+        (100.0, 0.5, 0.1, 1.9, "client"),
+    ],
+)
+def test_who_was_the_limit(rate: float, busiest_client: float, late_s: float, api_cores: float, limit: str) -> None:
+    measured = figures(rate, busiest_client, late_s, api_cores)
+    assert measured.limit == limit
+    assert (measured.requests_per_s, measured.texts_per_s, measured.tokens_per_s) == (100, 200, 800)
+    assert measured.p50_ms == {"text": pytest.approx(10)}
+    assert measured.cores == {"api": pytest.approx(api_cores), "engine": 0.5}
