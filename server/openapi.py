@@ -109,8 +109,8 @@ _ERRORS = {
 }
 
 _HEADERS = (
-    "The header `X-Request-Timeout` says in how many seconds the answer is wanted, `X-Priority: bulk` that others may go "
-    "first."
+    "The header `X-Request-Timeout` says in how many seconds the answer is wanted, `X-Priority: bulk` that others may "
+    "go first."
 )
 
 _RAW = {

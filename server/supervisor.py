@@ -41,6 +41,7 @@ FIRST_STARTS = 3  # a child that dies this often before the server was ever read
 LIVED_WELL_S = 2.0  # after being ready for so long, a new failure is a first failure
 WATCH_INTERVAL_S = 0.5
 HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after so many full batches' time, but not before 5 s
+SIGN_INTERVALS_S = 2.0  # signs of life come every second
 API_HANG_S = 30.0  # ... and an HTTP process whose loop has not run for so long
 SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group: one wish, told twice
 _BACKLOG = 4096
@@ -302,7 +303,7 @@ class Supervisor:
         now = time.monotonic()
         if now - self._watched < WATCH_INTERVAL_S:
             return
-        asleep = now - self._watched > 10 * WATCH_INTERVAL_S  # the whole machine was, or we were stopped
+        asleep = now - self._watched > 4 * WATCH_INTERVAL_S  # the whole machine was, or we were stopped
         self._watched = now
         for child in (*self._engines, *self._apis):
             if not child.ready or child.process is None:
@@ -325,7 +326,8 @@ class Supervisor:
             alive = board.engine_alive[i]
         else:
             alive = board.api_alive[i]
-        return f"no sign of life for more than {child.patience_s:.1f} s" if now - alive > child.patience_s else None
+        silence_s = child.patience_s + SIGN_INTERVALS_S
+        return f"no sign of life for more than {silence_s:.1f} s" if now - alive > silence_s else None
 
     def _note_alive(self, child: _Child) -> None:
         """Begin to count anew."""

@@ -80,6 +80,14 @@ class Live:
         """Of all processes, the supervisor first."""
         return [self.process.pid, *self.api_pids, *self.engine_pids]
 
+    @property
+    def runtime_folder(self) -> Path:
+        """Where the sockets between the processes are."""
+        (pid,) = self.engine_pids[:1]
+        paths = {Path(str(each.laddr)).parent for each in psutil.Process(pid).net_connections("unix")}
+        (folder,) = {path for path in paths if path.name.startswith("embert-")}
+        return folder
+
     def _pids(self, module: str) -> list[int]:
         found = []
         for child in psutil.Process(self.process.pid).children():
@@ -141,12 +149,13 @@ def live(
     ready: bool = True,
     status: int | None = 0,
     clean_log: bool = True,
+    stderr: int | None = None,
 ) -> Iterator[Live]:
     """`embert serve *options` on a free port, and the end of it.
 
     Entered when /readyz is 200, or with `ready=False` as soon as the port is open. Left with SIGTERM (unless the test
     has ended the server itself); the exit status must be `status` (None: any) and, with `clean_log`, the log must hold
-    no traceback. Whatever happens, no process stays.
+    no traceback. `stderr` is a descriptor that takes the log instead. Whatever happens, no process stays.
     """
     with tempfile.TemporaryDirectory(prefix="embert-test-") as folder:
         log_path = Path(folder, "log")
@@ -157,7 +166,7 @@ def live(
                 env=environment(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=log if stderr is None else stderr,
             )
         server = Live(process, log_path, scheme="https" if "--ssl-certfile" in options else "http")
         family: set[psutil.Process] = set()

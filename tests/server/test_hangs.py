@@ -1,0 +1,175 @@
+"""Engines that hang, stop, run out of memory or lose a thread: the supervisor sees it, and clients are answered."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+import zmq
+
+from server.messages import EMBED, EncodeRequest, Submit, encode
+from tests.server.live import STAND_IN, Live, live, until
+from tests.server.stand_in import HANG, HUNGRY, SLEEP, expected
+
+GOOD = [101, 7592, 102]
+
+
+def right(server: Live, ids: list[int] = GOOD) -> bool:
+    """Whether a request is answered, and rightly."""
+    answer = server.post("/embed", {"inputs": [ids]})
+    return answer.status_code == 200 and np.allclose(answer.json(), [expected(ids)], atol=1e-5)
+
+
+def replaced(server: Live, pid: int) -> bool:
+    return server.engine_pids not in ([], [pid])
+
+
+def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on() -> None:
+    with live(*STAND_IN, "--engine-timeout", "1") as server, ThreadPoolExecutor(4) as pool:
+        (pid,) = server.engine_pids
+        began = time.monotonic()
+        answer = server.post("/embed", {"inputs": [[101, HANG, 102]]})
+        assert answer.status_code == 503
+        assert "lost twice" in answer.json()["error"]
+        assert time.monotonic() - began < 15
+        until(lambda: replaced(server, pid), what="another engine process")
+        server.wait_ready()
+        assert right(server)
+        # Slow is not hung.
+        assert pool.submit(right, server, [101, SLEEP + 7, 102]).result()
+        metrics = server.metrics()
+        assert metrics['embert_hung_processes_total{process="engine"}'] == 2
+        assert metrics['embert_hung_processes_total{process="api"}'] == 0
+        assert metrics['embert_engine_restarts_total{engine="0"}'] == 2
+        assert metrics["embert_admitted_tokens"] == metrics["embert_queue_tokens"] == 0
+        assert "engine-0 hangs: a forward runs for more than 1.0 s" in server.log
+
+
+def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
+    options = ("--device", "x:0,1", "--engine-timeout", "1", "--request-timeout", "10")
+    with live(*STAND_IN, *options) as server, ThreadPoolExecutor(8) as pool:
+        hanging = pool.submit(server.post, "/embed", {"inputs": [[101, HANG, 102]]})
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request that hangs")
+        began = time.monotonic()
+        asked = [[101, 1000 + number, 102] for number in range(24)]
+        answers = list(pool.map(lambda ids: server.post("/embed", {"inputs": [ids]}), asked))
+        assert time.monotonic() - began < 8
+        # Who was with it on both engines, when it was tried again, has been lost twice too.
+        assert {answer.status_code for answer in answers} <= {200, 503}
+        for ids, answer in zip(asked, answers, strict=True):
+            assert answer.status_code == 503 or np.allclose(answer.json(), [expected(ids)], atol=1e-5)
+        assert hanging.result().status_code == 503
+        until(lambda: [server.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
+
+
+def test_a_stopped_engine_is_replaced() -> None:
+    """Stopped between forwards, and with the lock of the interpreter held, so that none of its threads can tell."""
+    with live(*STAND_IN, "--engine-timeout", "1") as server:
+        (pid,) = server.engine_pids
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: replaced(server, pid), what="another engine process")
+        until(lambda: right(server), what="an answer")
+        assert "engine-0 hangs: no sign of life for more than 3.0 s" in server.log
+
+
+def test_a_stopped_server_that_goes_on_replaces_nobody() -> None:
+    """As after a machine slept: nobody was looking, so nobody hung."""
+    with live(*STAND_IN, "--engine-timeout", "1") as server:
+        pids = server.pids
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        assert right(server)
+        time.sleep(1.5)
+        assert server.pids == pids
+
+
+def test_want_of_memory_fails_the_request_and_not_the_engine() -> None:
+    with live(*STAND_IN) as server:
+        pids = server.engine_pids
+        with ThreadPoolExecutor(8) as pool:
+            blocking = pool.submit(right, server, [101, SLEEP + 3, 102])  # so that the others share a batch
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+            hungry = pool.submit(server.post, "/embed", {"inputs": [[101, HUNGRY, 102]]})
+            others = [pool.submit(right, server, [101, 1000 + number, 102]) for number in range(5)]
+            assert hungry.result().status_code == 424
+            assert "not enough memory" in hungry.result().json()["error"]
+            assert blocking.result()
+            assert all(other.result() for other in others)
+        assert server.engine_pids == pids
+
+
+def test_memory_that_is_really_not_there() -> None:
+    """The real encoder under a limit of the operating system, which is lifted again."""
+    texts = ["word " * 250] * 64
+    with live("--device", "cpu", clean_log=False) as server:
+        good = server.post("/embed", {"inputs": texts}).json()
+        (pid,) = server.engine_pids
+        _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+        used = psutil.Process(pid).memory_info().vms
+        resource.prlimit(pid, resource.RLIMIT_AS, (used, hard))
+        statuses = {server.post("/embed", {"inputs": texts}).status_code for _ in range(3)}
+        assert statuses <= {200, 424, 503}
+        if not replaced(server, pid):  # a new process has no limit
+            resource.prlimit(pid, resource.RLIMIT_AS, (hard, hard))
+        server.wait_ready()
+        until(lambda: server.post("/embed", {"inputs": texts}).status_code == 200, what="an answer")
+        np.testing.assert_allclose(server.post("/embed", {"inputs": texts}).json(), good, atol=1e-5)
+
+
+def test_messages_that_are_none_hurt_nobody() -> None:
+    """Whoever may write to the sockets of the processes, which nobody else should."""
+    with live(*STAND_IN) as server, zmq.Context() as context:
+        for name in ("engine-0.1", "api-0.1"):
+            with context.socket(zmq.PUSH) as stranger:
+                stranger.connect(f"ipc://{server.runtime_folder / name}")
+                for message in (b"", b"\xff" * 100, b"\x93\xa1x\x90", b"\x92\x01"):
+                    stranger.send(message)
+        until(lambda: server.log.count("was dropped") == 8, what="the strange messages")
+        assert right(server)
+        assert server.metrics()['embert_engine_restarts_total{engine="0"}'] == 0
+
+
+def test_a_lost_thread_ends_the_engine_process() -> None:
+    """A process that cannot receive would look alive: here, a request that no API process can have sent."""
+    with live(*STAND_IN, clean_log=False) as server, zmq.Context() as context:
+        (pid,) = server.engine_pids
+        with context.socket(zmq.PUSH) as stranger:
+            stranger.connect(f"ipc://{server.runtime_folder / 'engine-0.1'}")
+            request = EncodeRequest(1, EMBED, b"half", b"\1\0\0", 0, True, 1e9, 0.0)
+            stranger.send(encode(Submit("ipc://nowhere", [request], [])))
+            until(lambda: replaced(server, pid), what="another engine process")
+        until(lambda: right(server), what="an answer")
+        assert "a mistake of ours in a thread" in server.log
+
+
+def test_restarts_back_off(tmp_path: Path) -> None:
+    """Deaths in a row wait longer and longer; one after a while of good service does not wait."""
+    crash = tmp_path / "crash"
+    with live(*STAND_IN, env={"STAND_IN_CRASH_FILE": str(crash)}) as server:
+        time.sleep(2.2)  # of good service
+        crash.touch()
+        answer = server.post("/embed", {"inputs": [GOOD]}, headers={"x-request-timeout": "4"})
+        assert answer.status_code == 503
+        until(lambda: "starting it again in 0.8 s" in server.log, what="the fourth death")
+        waits = re.findall(r"starting it again in ([\d.]+) s", server.log)
+        assert waits[:4] == ["0.1", "0.2", "0.4", "0.8"]
+        assert server.get("/readyz").status_code == 503
+        assert server.get("/livez").status_code == 200
+        crash.unlink()
+        server.wait_ready()
+        assert right(server)
+        time.sleep(2.2)
+        os.kill(server.engine_pids[0], signal.SIGKILL)
+        until(lambda: len(re.findall("starting it again in 0.1 s", server.log)) == 2, what="a short wait again")
+        server.wait_ready()
+        until(lambda: right(server), what="an answer")
