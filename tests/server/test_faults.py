@@ -243,16 +243,19 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
 
 
 def test_drain_timeout_bounds_the_wait() -> None:
-    with live(*STAND_IN, "--drain-timeout", "1", status=None) as server:
+    with live(*STAND_IN, "--drain-timeout", "1") as server:
         answers: list[object] = []
         thread = ask_slowly(server, answers)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         began = time.monotonic()
         server.signal(signal.SIGTERM)
-        server.wait(15)
+        assert server.wait(15) == 0
         assert time.monotonic() - began < 10
         thread.join(PATIENCE_S)
-        assert len(answers) == 1
+        (answer,) = answers
+        assert isinstance(answer, httpx.Response)
+        assert answer.status_code == 503  # and no connection that breaks
+        assert "shutting down" in answer.json()["error"]
 
 
 def test_a_second_signal_ends_at_once() -> None:

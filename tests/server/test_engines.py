@@ -1,0 +1,90 @@
+"""Several engines: `--device x:0,1` starts two, which on this machine are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from engine import devices as module
+from engine.devices import devices
+from tests.server.live import STAND_IN, Live, live, until
+from tests.server.stand_in import SLEEP, expected
+
+
+@pytest.mark.parametrize(
+    ("device", "encoder", "gpus", "wanted"),
+    [
+        ("auto", "auto", 0, ["auto"]),
+        ("auto", "auto", 1, ["auto"]),  # it may still turn out that the model cannot run there
+        ("auto", "auto", 3, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("auto", "torch", 3, ["auto"]),
+        ("auto", "cuda", 2, ["cuda:0", "cuda:1"]),
+        ("cpu", "auto", 3, ["cpu"]),
+        ("cuda", "auto", 0, ["cuda"]),  # the engine says why not
+        ("cuda", "auto", 1, ["cuda:0"]),
+        ("cuda", "auto", 2, ["cuda:0", "cuda:1"]),
+        ("cuda:1", "auto", 3, ["cuda:1"]),
+        ("cuda:0,2", "auto", 3, ["cuda:0", "cuda:2"]),
+    ],
+)
+def test_what_a_device_means(
+    monkeypatch: pytest.MonkeyPatch, device: str, encoder: str, gpus: int, wanted: list[str]
+) -> None:
+    monkeypatch.setattr(module, "_visible_gpus", lambda: gpus)
+    assert devices(device, encoder) == wanted
+
+
+def test_without_a_gpu_there_is_none() -> None:
+    assert devices("auto") in (["auto"], [f"cuda:{number}" for number in range(len(devices("cuda")))])
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Live]:
+    options = ("--device", "x:0,1", "--max-batch-tokens", "256")
+    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02"}) as server:
+        yield server
+
+
+def batches(server: Live) -> list[float]:
+    metrics = server.metrics()
+    return [metrics[f'embert_batches_total{{engine="{index}"}}'] for index in range(2)]
+
+
+def right(server: Live, number: int) -> bool:
+    ids = [101, 1000 + number, 102]
+    answer = server.post("/embed", {"inputs": [ids]})
+    return answer.status_code == 200 and np.allclose(answer.json(), [expected(ids)], atol=1e-5)
+
+
+def test_each_has_a_process_and_the_queue_is_as_long_as_they_are_many(two: Live) -> None:
+    assert len(two.engine_pids) == 2
+    assert two.get("/info").json()["max_queue_tokens"] == 2 * 64 * 256
+    assert two.metrics()["embert_queue_limit_tokens"] == 2 * 64 * 256
+
+
+def test_work_goes_to_the_engine_with_less_of_it(two: Live) -> None:
+    before = batches(two)
+    with ThreadPoolExecutor(8) as pool:
+        busy = pool.submit(two.post, "/embed", {"inputs": [[101, SLEEP + 15, 102], *[[7] * 200] * 5]})
+        until(lambda: two.metrics()["embert_admitted_tokens"] == 1003, what="the request that keeps one engine busy")
+        assert all(pool.map(lambda number: right(two, number), range(20)))
+        assert not busy.done()  # nobody waited for that one
+        assert busy.result().status_code == 200
+    ran = [after - earlier for after, earlier in zip(batches(two), before, strict=True)]
+    assert min(ran) >= 3
+
+
+def test_one_of_them_may_die(two: Live) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(right, two, number) for number in range(200)]
+        until(lambda: sum(future.done() for future in asked) > 20, what="the first answers")
+        os.kill(two.engine_pids[0], signal.SIGKILL)
+        # What it owed went to the other one.
+        assert all(future.result() for future in asked)
+    assert two.get("/readyz").status_code == 200
+    until(lambda: [two.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])

@@ -1,0 +1,124 @@
+"""What a server stands in: logs that nobody takes, a full disk, a clock that jumps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from tests.server.live import ROOT, STAND_IN, Live, live, until
+from tests.server.stand_in import FAIL, SLEEP, expected
+
+GOOD = [101, 7592, 102]
+
+
+def works(server: Live) -> bool:
+    answer = server.post("/embed", {"inputs": [GOOD]})
+    return answer.status_code == 200 and np.allclose(answer.json(), [expected(GOOD)], atol=1e-5)
+
+
+def make_it_talk(server: Live) -> None:
+    """Errors, a traceback's worth of them, and a restart: all of it is logged."""
+    for _ in range(20):
+        assert server.post("/embed", {"inputs": [[101, FAIL, 102]]}).status_code == 424
+    (pid,) = server.engine_pids
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: server.engine_pids not in ([], [pid]), what="another engine process")
+    server.wait_ready()
+    until(lambda: works(server), what="an answer")
+
+
+# --- logs ---
+
+
+def test_a_full_disk_under_the_log() -> None:
+    with open("/dev/full", "wb") as full, live(*STAND_IN, stderr=full.fileno()) as server:  # noqa: PTH123 - a device
+        make_it_talk(server)
+
+
+def test_a_log_that_nobody_reads_any_more() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as pipe, live(*STAND_IN, stderr=pipe.fileno()) as server:
+        os.close(read)
+        make_it_talk(server)
+
+
+def test_a_log_whose_reader_sleeps() -> None:
+    """A pipe that is full would hold up whoever writes to it, for ever."""
+    read, write = os.pipe()
+    with os.fdopen(read, "rb"), os.fdopen(write, "wb") as pipe:
+        with live(*STAND_IN, "--log-level", "debug", stderr=pipe.fileno()) as server:
+            os.set_blocking(write, False)
+            try:
+                while os.write(write, b"x" * 4096):
+                    pass
+            except BlockingIOError:
+                os.set_blocking(write, True)
+            make_it_talk(server)
+        # Others that have the pipe open still wait for its reader, as they expect.
+        assert os.get_blocking(write)
+
+
+# --- the clock ---
+
+
+@contextmanager
+def jumping_clock(folder: Path) -> Iterator[dict[str, str]]:
+    """An environment whose Python processes live a year ago and in a year, by turns of a quarter of a second."""
+    (folder / "sitecustomize.py").write_text(
+        "import time\n"
+        "_time, _time_ns = time.time, time.time_ns\n"
+        "def _off():\n"
+        "    return 31_536_000 if int(_time() * 4) % 2 else -31_536_000\n"
+        "time.time = lambda: _time() + _off()\n"
+        "time.time_ns = lambda: _time_ns() + _off() * 10**9\n"
+    )
+    yield {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
+    options = ("--engine-timeout", "2", "--client-timeout", "2", "--request-timeout", "5", "--max-queue-tokens", "300")
+    with jumping_clock(tmp_path) as env, live(*STAND_IN, *options, env=env) as server:
+        pids = server.pids
+        seen = server.metrics()['embert_engine_last_success_timestamp_seconds{engine="0"}']
+        assert abs(seen - time.time()) > 30_000_000, "the clock does not jump"
+        ends = time.monotonic() + 4
+        while time.monotonic() < ends:
+            assert works(server)
+            health = server.get("/health")
+            assert health.status_code == 200
+            assert health.json()["last_success_age_s"] < 10
+        began = time.monotonic()
+        late = server.post("/embed", {"inputs": [[101, SLEEP + 15, 102]]}, headers={"x-request-timeout": "0.5"})
+        assert late.status_code == 503
+        assert 0.4 < time.monotonic() - began < 2
+        assert 1 <= int(late.headers["retry-after"]) <= 60
+        answer = server.post("/embed", {"inputs": [[101, SLEEP + 5, 102]]})
+        assert 0 < int(answer.headers["x-inference-time"]) < 5000
+        assert int(answer.headers["x-queue-time"]) < 5000
+        assert server.pids == pids
+        assert server.metrics()["embert_request_duration_seconds_sum" + '{route="/embed"}'] < 60
+
+
+def test_the_wall_clock_is_only_told_and_never_reckoned_with() -> None:
+    uses = {
+        path.name: len(re.findall(r"\btime\.time(?:_ns)?\(|\bdatetime\b", path.read_text()))
+        for path in (ROOT / "server").glob("*.py")
+    }
+    # The moment of the last success, and that of the start in OpenAI's list of models.
+    assert {name: count for name, count in uses.items() if count} == {"engine_process.py": 1, "operations.py": 1}
+
+
+def test_log_lines_are_whole() -> None:
+    """Several processes write to one stderr; each line is one record of one of them."""
+    with live(*STAND_IN, "--log-format", "json", "--workers", "2") as talkative:
+        make_it_talk(talkative)
+        lines = [json.loads(line) for line in talkative.log.splitlines()]
+    assert {line["process"] for line in lines} >= {"supervisor", "engine-0"}
