@@ -62,13 +62,20 @@ class WordCache:
             return None
         return text.split()
 
-    def lookup(self, texts: Sequence[Sequence[str]]) -> list[Ids]:
-        """The ids of texts that `chunks` has split."""
-        known = self._ids  # never emptied, only replaced: what is in here stays in here
+    def known(self, texts: Sequence[Sequence[str]]) -> list[Ids] | None:
+        """The ids of texts that `chunks` has split, or None when a chunk is new."""
+        known = self._ids
         try:
             return [b"".join(map(known.__getitem__, chunks)) for chunks in texts]
         except KeyError:
-            unknown = list({chunk for chunks in texts for chunk in chunks if chunk not in known})
+            return None
+
+    def lookup(self, texts: Sequence[Sequence[str]]) -> list[Ids]:
+        """The ids of texts that `chunks` has split."""
+        if (ids := self.known(texts)) is not None:
+            return ids
+        known = self._ids  # never emptied, only replaced: what is in here stays in here
+        unknown = list({chunk for chunks in texts for chunk in chunks if chunk not in known})
         found = dict(zip(unknown, self._encode(unknown), strict=True))
         joined = [b"".join([found.get(chunk) or known[chunk] for chunk in chunks]) for chunks in texts]
         self._learn(found)

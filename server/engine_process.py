@@ -238,8 +238,8 @@ class EngineProcess:
             ended = time.monotonic()
             self._succeeded()
             self._load.add(started, ended, batch.tokens, queued=flight.queued)
-            self._observe(batch, started, ended)
             self._answer(batch.slices, batch.task, vectors, started, ended)
+            self._observe(batch, started, ended)
         with self._lock:
             self._running.difference_update(piece.request.key for piece in batch.slices)
 

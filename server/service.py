@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from engine import Encoded, Model, Tokenizer
@@ -24,6 +25,7 @@ from server.terms import Terms
 __all__ = ["Service", "Timing"]
 
 _INLINE_CHARACTERS = 4096  # tokenised on the loop, which costs less than the way to a thread and back
+_INLINE_KNOWN_CHARACTERS = 65536  # ... even if so many, where all words are known: half a millisecond
 _INLINE_IDS = 16384
 
 ResultT = TypeVar("ResultT")
@@ -170,19 +172,21 @@ class Service:
         if is_text:
             prompt = self.prompt(prompt_name)
             timing.characters = sum(map(len, sequences))
-            work = _Work(
-                self.tokenizer.encode,
-                sequences,
-                {"truncate": cut, "direction": direction, "prompt": prompt, "param": param},
-            )
-            inline = timing.characters <= _INLINE_CHARACTERS
+            how: dict[str, Any] = {"truncate": cut, "direction": direction, "prompt": prompt, "param": param}
+            work = partial(self.tokenizer.encode, sequences, **how)
+            at_once: Callable[[], Encoded | None] | None = work
+            if timing.characters > _INLINE_CHARACTERS:
+                known = timing.characters <= _INLINE_KNOWN_CHARACTERS
+                at_once = partial(self.tokenizer.encode_known, sequences, **how) if known else None
         else:
             if prompt_name is not None:
                 raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
-            work = _Work(self.tokenizer.from_ids, sequences, {"truncate": cut, "direction": direction, "param": param})
-            inline = sum(map(len, sequences)) <= _INLINE_IDS
+            work = partial(self.tokenizer.from_ids, sequences, truncate=cut, direction=direction, param=param)
+            at_once = work if sum(map(len, sequences)) <= _INLINE_IDS else None
         with _input_errors():
-            encoded = work() if inline else await self._in_thread(work)
+            encoded = at_once() if at_once is not None else None
+            if encoded is None:
+                encoded = await self._in_thread(work)
         timing.tokenize_s = time.perf_counter() - began
         timing.tokens = encoded.tokens
         self.check_tokens(encoded.tokens, param)
@@ -237,13 +241,3 @@ def _input_errors() -> Iterator[None]:
         yield
     except InputError as error:
         raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None
-
-
-@dataclass(slots=True)
-class _Work:
-    run: Callable[..., Encoded]
-    sequences: Sequence[Any]
-    how: dict[str, Any]
-
-    def __call__(self) -> Encoded:
-        return self.run(self.sequences, **self.how)

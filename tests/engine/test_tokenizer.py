@@ -219,6 +219,23 @@ def test_several_threads(default_model: Model, library: Backend, real_texts: lis
     assert not wrong
 
 
+def test_known_words_need_no_library() -> None:
+    tokenizer = engine.Tokenizer(engine.load_model())
+    for texts in (["some words", "and more words"], ["words " * 400], []):
+        tokenizer.encode(texts, truncate=True)
+        for direction in ("right", "left"):
+            known = tokenizer.encode_known(texts, truncate=True, direction=direction)
+            whole = tokenizer.encode(texts, truncate=True, direction=direction)
+            assert known is not None
+            assert sequences(known) == sequences(whole)
+            assert known.truncated == whole.truncated
+    assert tokenizer.encode_known(["some unseen words"], truncate=True) is None
+    assert tokenizer.encode_known(["some wörds"], truncate=True) is None
+    assert tokenizer.encode_known(["some words"], truncate=True, prompt="unseen: ") is None
+    with pytest.raises(InputError, match="text 1 has 402 tokens, the limit is 256"):
+        tokenizer.encode_known(["some", "words " * 400], truncate=False, param="input")
+
+
 def test_the_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.word_cache.MAX_CHUNKS", 50)
     asked: list[list[str]] = []
