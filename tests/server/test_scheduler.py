@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.scheduler import Batch, Request, Scheduler
+from server.scheduler import BULK_TURN, Batch, Request, Scheduler
 
 BUDGET, TEXT_BUDGET, LONGEST = 100, 12, 40
 
@@ -25,14 +25,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.waiting: dict[int, list[tuple[int, int]]] = {}  # key → (text, tokens) not yet in a batch
         self.tasks: dict[int, str] = {}
         self.deadlines: dict[int, float] = {}
+        self.bulk: set[int] = set()
 
-    @rule(lengths=lengths_of_a_request, task=st.sampled_from(["embed", "embed", "tokens"]), patience=st.integers(1, 8))
-    def add(self, lengths: list[int], task: str, patience: int) -> None:
+    @rule(
+        lengths=lengths_of_a_request,
+        task=st.sampled_from(["embed", "embed", "tokens"]),
+        patience=st.integers(1, 8),
+        bulk=st.sampled_from([False, False, True]),
+    )
+    def add(self, lengths: list[int], task: str, patience: int, bulk: bool) -> None:
         key = self.count
         self.count += 1
         self.waiting[key], self.tasks[key] = list(enumerate(lengths)), task
         self.deadlines[key] = self.clock + patience
-        self.scheduler.add(Request(key, lengths, task, self.deadlines[key]))
+        self.bulk |= {key} if bulk else set()
+        self.scheduler.add(Request(key, lengths, task, self.deadlines[key], bulk))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -57,10 +64,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         candidates = {key for key in self.waiting if oldest is not None and self.tasks[key] == self.tasks[oldest]}
         small = {
             key
-            for key in candidates
-            if sum(tokens for _, tokens in self.waiting[key]) <= (BUDGET - LONGEST) // len(candidates)
-            and len(self.waiting[key]) <= (TEXT_BUDGET - 1) // len(candidates)
+            for key in candidates - self.bulk
+            if sum(tokens for _, tokens in self.waiting[key]) <= (BUDGET - 2 * LONGEST) // len(candidates)
+            and len(self.waiting[key]) <= (TEXT_BUDGET - 2) // len(candidates)
         }
+        first = next((key for key in self.scheduler.waiting() if key in (candidates - self.bulk or candidates)), None)
         batch = self.scheduler.next_batch()
         if batch is None:
             assert not self.waiting
@@ -68,7 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._check_contents(batch)
         self._check_nothing_more_fits(batch, candidates)
         assert small.isdisjoint(self.waiting), "a small request was left out because of large ones"
-        assert oldest in {piece.request.key for piece in batch.slices}, "the one waiting longest got nothing"
+        assert first in {piece.request.key for piece in batch.slices}, "the one waiting longest got nothing"
         if full:
             left = [self.waiting[key][0][1] for key in candidates & set(self.waiting)]
             assert not left or batch.texts == TEXT_BUDGET or batch.tokens + min(left) > BUDGET
@@ -106,6 +114,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.queue_texts == sum(map(len, self.waiting.values()))
         assert self.scheduler.queue_tokens == sum(tokens for texts in self.waiting.values() for _, tokens in texts)
         assert set(self.scheduler.waiting()) == set(self.waiting)
+
+    @invariant()
+    def what_is_ahead_is_reckoned_rightly(self) -> None:
+        sizes = {key: sum(tokens for _, tokens in texts) for key, texts in self.waiting.items()}
+        interactive = {key: tokens for key, tokens in sizes.items() if key not in self.bulk}
+        bulk = {key: tokens for key, tokens in sizes.items() if key in self.bulk}
+        for mine in (1, 7, 50, 10_000):
+            exactly = sum(min(tokens, mine) for tokens in interactive.values())
+            assert exactly <= self.scheduler.ahead(mine, bulk=False) <= 2 * exactly
+            exactly = sum(interactive.values()) + sum(min(tokens, mine) for tokens in bulk.values())
+            assert exactly <= self.scheduler.ahead(mine, bulk=True) <= 2 * exactly
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -150,6 +169,30 @@ def test_many_small_requests_do_not_starve_a_large_one() -> None:
         assert scheduler.next_batch() is not None
         batches += 1
         assert batches <= 10 * 10
+
+
+def test_bulk_runs_in_what_others_leave() -> None:
+    scheduler = Scheduler(100)
+    scheduler.add(Request("bulk", [30] * 20, bulk=True))
+    for number in range(6):
+        scheduler.add(Request(number, [20, 20]))
+    batches = [scheduler.next_batch() for _ in range(4)]
+    shares = [{p.request.key: p.tokens for p in batch.slices} for batch in batches if batch is not None]
+    assert [sum(tokens for key, tokens in share.items() if key != "bulk") for share in shares] == [100, 100, 40, 0]
+    assert [share.get("bulk", 0) for share in shares] == [0, 0, 60, 90]
+
+
+def test_bulk_is_not_starved_by_others_without_end() -> None:
+    scheduler = Scheduler(100)
+    scheduler.add(Request("bulk", [60] * 5, bulk=True))
+    batches = 0
+    while "bulk" in scheduler.waiting():
+        for key in range(10):  # all that can be run, again and again
+            scheduler.add(Request((batches, key), [10]))
+        assert scheduler.next_batch() is not None
+        batches += 1
+        assert batches <= 5 * BULK_TURN
+    assert batches >= 4 * BULK_TURN
 
 
 def test_a_batch_closes_when_it_is_taken_and_not_before() -> None:
