@@ -13,7 +13,7 @@ from engine.errors import ModelError
 from server import __version__
 from server.config import ConfigError, ServeConfig, read_api_keys
 from server.logs import configure_logging
-from server.supervisor import Supervisor, listen
+from server.supervisor import Supervisor, listen, listen_for_each
 
 __all__ = ["serve"]
 
@@ -26,7 +26,7 @@ def serve(config: ServeConfig) -> int:
     configure_logging("supervisor", config.log_format, config.log_level)
     _check_tls(config)
     read_api_keys(config)
-    sockets = listen(config.host, config.port)
+    sockets = listen_for_each(config.host, config.port, config.http_processes)
     metrics_socket = None
     if config.metrics_port is not None:
         metrics_socket = listen(config.host, config.metrics_port, "--metrics-port")[0]

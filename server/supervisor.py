@@ -1,6 +1,6 @@
 """`embert serve`: binds the port, starts the processes, watches them, starts them again, and ends them in order.
 
-supervisor ── line ── API process 0 … N-1     share the listening socket, which stays open while one restarts
+supervisor ── line ── API process 0 … N-1     listen each on a socket of the same port, which stays open while one restarts
            └─ line ── engine process 0 … G-1  one per device; each start has a ZeroMQ endpoint of its own
 """
 
@@ -32,7 +32,7 @@ from server.metrics import forget_process, use_folder
 if TYPE_CHECKING:
     from server.metrics import SupervisorMetrics
 
-__all__ = ["Supervisor", "listen"]
+__all__ = ["Supervisor", "listen", "listen_for_each"]
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,11 @@ SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its grou
 _BACKLOG = 4096
 
 
-def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
-    """Open the port, on every address `host` means. Raises ConfigError with one sentence, which names `option`."""
+def listen(host: str, port: int, option: str = "--port", *, shared: bool = False) -> list[socket.socket]:
+    """Open the port, on every address `host` means; `shared` with others of this user that say so.
+
+    Raises ConfigError with one sentence, which names `option`.
+    """
     try:
         addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -57,6 +60,8 @@ def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
     for family, kind, protocol, _, address in dict.fromkeys(addresses):
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
@@ -69,6 +74,20 @@ def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
         sock.set_inheritable(True)
         sockets.append(sock)
     return sockets
+
+
+def listen_for_each(host: str, port: int, processes: int) -> list[list[socket.socket]]:
+    """The same port for every process, by sockets of its own: the kernel spreads the connections over them.
+
+    Of one socket that all share, the process that happens to be awake takes most. Raises ConfigError as `listen` does.
+    """
+    sockets = listen(host, port)  # not shared, so that it fails where another server has the port
+    if processes == 1:
+        return [sockets]
+    found: int = sockets[0].getsockname()[1]
+    for sock in sockets:
+        sock.close()
+    return [listen(host, found, shared=True) for _ in range(processes)]
 
 
 @dataclass(eq=False)
@@ -97,7 +116,7 @@ class Supervisor:
     config: ServeConfig
     model: Model
     devices: list[str]
-    sockets: list[socket.socket]
+    sockets: list[list[socket.socket]]  # of each API process
     metrics_socket: socket.socket | None
     began: float
     _folder: Path = field(init=False)
@@ -159,7 +178,7 @@ class Supervisor:
         inherited = [theirs.fileno(), self._board.fd]
         child.starts += 1
         if child in self._apis:
-            inherited += [sock.fileno() for sock in self.sockets]
+            inherited += [sock.fileno() for sock in self.sockets[child.index]]
             inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
         child.endpoint = f"ipc://{self._folder}/{child.name}.{child.starts}"
         child.process = subprocess.Popen(
@@ -195,7 +214,7 @@ class Supervisor:
             model_revision=self.model.revision,
             runtime_folder=str(self._folder),
             reply_endpoint=child.endpoint,
-            socket_fds=[sock.fileno() for sock in self.sockets],
+            socket_fds=[sock.fileno() for sock in self.sockets[child.index]],
             metrics_fd=self.metrics_socket.fileno() if self.metrics_socket and child.index == 0 else None,
             worker=child.index,
             board_fd=self._board.fd,
@@ -285,7 +304,7 @@ class Supervisor:
 
     def url(self) -> str:
         """Where a client on this machine finds us."""
-        host, port = self.sockets[0].getsockname()[:2]
+        host, port = self.sockets[0][0].getsockname()[:2]
         scheme = "https" if self.config.ssl_certfile else "http"
         shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
         return f"{scheme}://{shown}:{port}"

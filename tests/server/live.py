@@ -139,7 +139,8 @@ class Live:
         if self.process.poll() is not None:
             raise AssertionError(f"the server ended with status {self.process.returncode}")
         connections = psutil.Process(self.process.pid).net_connections("tcp")
-        return [c.laddr.port for c in sorted(connections, key=lambda c: c.fd) if c.status == psutil.CONN_LISTEN]
+        listening = [c for c in sorted(connections, key=lambda c: c.fd) if c.status == psutil.CONN_LISTEN]
+        return list(dict.fromkeys(c.laddr.port for c in listening))  # every HTTP process has a socket of the same port
 
 
 @contextlib.contextmanager

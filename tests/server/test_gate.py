@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import ssl
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 
 from server.config import ServeConfig
@@ -277,6 +279,14 @@ def test_two_processes_answer_and_metrics_are_theirs_together(guarded: Live) -> 
             return all(after[name] == before[name] + growth for name, growth in grown.items())
 
         until(all_counted, 5, what="both processes' counts")
+
+
+def test_connections_are_spread_over_the_processes(guarded: Live) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(guarded.client()).get("/livez")
+        of_each = [len(psutil.Process(pid).net_connections("tcp")) for pid in guarded.api_pids]
+        assert min(of_each) >= 10  # of 30, by chance; one socket for all of them once gave everything to one
 
 
 def _counts(plain: httpx.Client, server: Live) -> dict[str, float]:
