@@ -1,0 +1,251 @@
+"""The Dockerfile: what it says, and that doing what it says makes something that serves, as a user without rights."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from server.config import ServeConfig
+from tests.docker.container import build
+from tests.docker.dockerfile import stages
+from tests.server.live import ROOT, environment, until
+
+STAGES = stages()
+SCRIPTS = ROOT / "docker" / "image"
+NOBODY = 65534
+
+
+# --- what it says ---
+
+
+def test_every_run_is_one_of_our_scripts() -> None:
+    runs = [run for stage in STAGES.values() for run in stage.all("RUN")]
+    assert {run.words[0] for run in runs} == {f"/image/{path.name}" for path in SCRIPTS.iterdir() if not path.suffix}
+    assert all("--mount=type=bind,source=docker/image,target=/image" in run.options for run in runs)
+    assert all("&&" not in run.value for run in runs)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_images_are_made_from_what_has_no_compiler(name: str) -> None:
+    assert list(STAGES)[-1] == "gpu", "the last stage is what `docker build` makes"
+    stage = STAGES[name]
+    assert stage.base == "runtime"
+    assert STAGES["runtime"].base == "${BASE}"
+    assert not stage.all("RUN"), "nothing is installed in an image but what its stage of installing made"
+    assert {option for copy in stage.all("COPY") for option in copy.options} == {f"--from=installed-{name}"}
+    for word in ("title", "description", "source", "licenses", "version", "revision"):
+        assert f"org.opencontainers.image.{word}=" in stage.all("LABEL")[0].value
+
+
+def test_what_runs_it() -> None:
+    runtime = STAGES["runtime"]
+    (user,), (entrypoint,), (stop,) = runtime.all("USER"), runtime.all("ENTRYPOINT"), runtime.all("STOPSIGNAL")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user.value), "a number, which Kubernetes can tell from root's"
+    assert entrypoint.words == ["embert", "serve"]
+    assert stop.value == "SIGTERM"
+    (check,) = runtime.all("HEALTHCHECK")
+    assert json.loads(check.value.removeprefix("CMD ")) == ["python3", "/opt/healthcheck.py"]
+    assert "ON" in STAGES["wheel-gpu"].all("RUN")[-1].words, "a missing nvcc must fail the build"
+
+
+def test_the_build_context_is_what_is_copied_and_no_more() -> None:
+    patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    wanted = {pattern[1:] for pattern in patterns if pattern.startswith("!")}
+    copies = [
+        copy
+        for stage in STAGES.values()
+        for copy in stage.all("COPY")
+        if not copy.options or "--from" not in copy.options[0]
+    ]
+    used = {source for copy in copies for source in copy.words[:-1]}
+    assert all(
+        any(fnmatch.fnmatch(source, each) or source.startswith(f"{each}/") for each in wanted) for source in used
+    )
+    assert wanted - used == {"docker/image"}
+    assert patterns[0] == "*"
+
+
+def test_whoever_stops_it_waits_longer_than_it_drains() -> None:
+    drain = ServeConfig().drain_timeout
+    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+    grace = compose["services"]["embert"]["stop_grace_period"]
+    assert float(grace.removesuffix("s")) >= drain + 10
+
+
+# --- doing what it says, in an empty virtual environment ---
+
+
+class Installed:
+    """Stages of the Dockerfile, done by hand under a folder that everybody may read."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.prefix = folder, folder / kind
+        self.source = folder / f"source-{kind}"
+        self.source.mkdir()
+
+    def follow(self, stage: str) -> None:
+        """Copy and run what the stage and the ones below it copy and run; apt's part is the machine's own here."""
+        if STAGES[stage].base in STAGES:
+            self.follow(STAGES[stage].base)
+        for instruction in STAGES[stage].instructions:
+            if instruction.name == "COPY" and not instruction.options:
+                *sources, target = instruction.words
+                for source in sources:
+                    self._copy(ROOT / source, self.source / target)
+            elif instruction.name == "RUN" and instruction.words[0] != "/image/tools":
+                self._run(instruction.words)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        else:
+            shutil.copy(source, target)
+
+    def _run(self, words: list[str]) -> None:
+        name, *arguments = words
+        arguments = [{"$MODEL": "", "$CUBLAS": "no"}.get(argument, argument) for argument in arguments]
+        env = environment() | {
+            "PATH": f"{Path(sys.base_prefix, 'bin')}:{os.environ['PATH']}",
+            "PYTHONPATH": "",
+            "EMBERT_PREFIX": str(self.prefix),
+            "EMBERT_WHEELS": str(self.folder / "wheels"),
+            "EMBERT_MODEL_FOLDER": str(self.folder / "model"),
+        }
+        command = [str(SCRIPTS / name.removeprefix("/image/")), *arguments]
+        ran = subprocess.run(command, cwd=self.source, env=env, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+
+    def packages(self) -> set[str]:
+        (libraries,) = (self.prefix / "lib").glob("python3*")
+        return {path.name for path in (libraries / "site-packages").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="embert-installed-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def user_without_rights(interpreter: Path) -> int | None:
+    """Nobody, where we may become it and it may run this Python; else whoever we are."""
+    with contextlib.suppress(PermissionError, subprocess.CalledProcessError):
+        subprocess.run([interpreter, "-c", ""], user=NOBODY, check=True, capture_output=True)
+        return NOBODY
+    return None
+
+
+@contextlib.contextmanager
+def answering(process: subprocess.Popen[str], port: int, process_1: int | None = None) -> Iterator[httpx.Client]:
+    """A client of what `process` serves, once it is ready; then SIGTERM ends it, within its time and with status 0.
+
+    `process_1`: who gets the signal instead, the first process of a container.
+    """
+    with process:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+
+                def ready() -> bool:
+                    assert process.poll() is None, "it has ended"
+                    with contextlib.suppress(httpx.TransportError):
+                        return client.get("/readyz").status_code == 200
+                    return False
+
+                until(ready, 60, what="readiness")
+                yield client
+        finally:
+            os.kill(process_1 or process.pid, signal.SIGTERM)
+            process.wait(40)
+        assert process.returncode == 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def check_answers(client: httpx.Client) -> None:
+    """The packaged model answers, and the page came along."""
+    answer = client.post("/v1/embeddings", json={"input": "Hello, world"}).json()
+    assert answer["data"][0]["embedding"][:2] == pytest.approx([-0.0561, 0.0355], abs=1e-3)
+    assert client.get("/", headers={"accept": "text/html"}).text.startswith("<!doctype html>")
+    assert client.get("/docs").status_code == 200
+    assert "embert_queue_tokens" in client.get("/metrics").text
+
+
+@pytest.mark.timeout(400)
+def test_the_cpu_images_install_serves_without_rights(folder: Path) -> None:
+    installed = Installed(folder, "cpu")
+    installed.follow("installed-cpu")
+    assert not {"pip", "transformers"} & installed.packages()
+    port = free_port()
+    python = installed.prefix / "bin" / "python"
+    env = {"PATH": str(python.parent), "EMBERT_PORT": str(port), "EMBERT_MODEL": "", "HF_HOME": "/nonexistent"}
+    user = user_without_rights(python)
+    process = subprocess.Popen([python.with_name("embert"), "serve"], cwd="/", env=env, user=user, text=True)
+    with answering(process, port) as client:
+        check_answers(client)
+        health = [python, SCRIPTS / "healthcheck.py"]
+        assert subprocess.run(health, env=env, check=False).returncode == 0
+        env["EMBERT_PORT"] = "9"
+        assert subprocess.run(health, env=env, check=False, stderr=subprocess.DEVNULL).returncode == 1
+
+
+@pytest.mark.timeout(400)
+def test_the_gpu_images_install_needs_neither_torch_nor_transformers(folder: Path) -> None:
+    """All but the CUDA extension, which nvcc makes: the rest is imported, serves, and says that there is no GPU."""
+    if not (folder / "wheels").is_dir():
+        Installed(folder, "cpu").follow("installed-cpu")
+    installed = Installed(folder, "gpu")
+    installed.follow("installed-gpu")
+    assert not {"pip", "transformers", "torch", "nvidia"} & installed.packages()
+    embert = installed.prefix / "bin" / "embert"
+    env = {"PATH": str(embert.parent), "EMBERT_DEVICE": "cuda", "EMBERT_PORT": "0"}
+    refused = subprocess.run(
+        [embert, "serve"], cwd="/", env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert refused.returncode == 1
+    assert "device cuda cannot be used: built without CUDA" in refused.stderr
+    port = free_port()
+    env |= {"EMBERT_PORT": str(port), "EMBERT_ENCODER": "tests.server.stand_in:create", "PYTHONPATH": str(ROOT)}
+    with answering(subprocess.Popen([embert, "serve"], cwd="/", env=env, text=True), port) as client:
+        assert client.get("/info").json()["backend"] == "stand-in"
+        assert len(client.post("/embed", json={"inputs": "a"}).json()[0]) == 384
+
+
+# --- the image itself ---
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not os.environ.get("EMBERT_TEST_IMAGE"), reason="takes minutes: EMBERT_TEST_IMAGE=1")
+def test_the_image_serves_read_only_and_drains() -> None:
+    with build("cpu") as image:
+        assert image.config["User"] == "10001:10001"
+        assert image.config["StopSignal"] == "SIGTERM"
+        assert list(image.config["Volumes"]) == ["/models"]
+        for tool in ("usr/bin/gcc", "usr/bin/pip3", "opt/embert/bin/pip"):
+            assert not (image.root / tool).exists()
+        port = free_port()
+        log = image.root.parent / "log"
+        with log.open("wb") as output:
+            container = image.run(env=(f"EMBERT_PORT={port}",), stdout=output, stderr=output)
+        children = Path(f"/proc/{container.pid}/task/{container.pid}/children")
+        (first,) = until(lambda: children.read_text().split(), what="process 1")
+        with answering(container, port, int(first)) as client:
+            check_answers(client)
+        assert "draining" in log.read_text()
