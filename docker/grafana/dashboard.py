@@ -12,6 +12,7 @@ from pathlib import Path
 
 from panels import (
     GREEN,
+    RATE,
     RED,
     SELECT,
     SOURCE,
@@ -71,15 +72,16 @@ def healthy() -> Iterator[Panel]:
     )
     yield stat(
         "Queue full",
-        "Tokens waiting ÷ --max-queue-tokens, of the fullest replica. At 100 % requests get 429: add replicas before.",
-        f"max(embert_queue_tokens{{{SELECT}}} / embert_queue_limit_tokens{{{SELECT}}})",
+        "Tokens admitted ÷ --max-queue-tokens, of the fullest replica. At 100 % requests get 429: add replicas before.",
+        f"max(embert_admitted_tokens{{{SELECT}}} / embert_queue_limit_tokens{{{SELECT}}})",
         "percentunit",
         steps((GREEN, None), (YELLOW, 0.5), (RED, 0.8)),
     )
     yield stat(
-        "Engines lost, last hour",
-        "Times an engine process had to be started again. More than a deploy explains: look at its log and at the GPU.",
-        f"sum(increase(embert_engine_restarts_total{{{SELECT}}}[1h]))",
+        "Processes lost, last hour",
+        'Times an engine or HTTP process had to be started again; "Processes lost" below says which. Look at the log.',
+        f"sum(increase(embert_engine_restarts_total{{{SELECT}}}[1h])) "
+        f"+ sum(increase(embert_api_restarts_total{{{SELECT}}}[1h]))",
         "none",
         steps((GREEN, None), (YELLOW, 1), (RED, 3)),
     )
@@ -129,9 +131,10 @@ def full() -> Iterator[Panel]:
     """How full is it?"""
     yield lines(
         "Tokens waiting",
-        "Tokens in the queue of each replica, and the limit above which requests get 429. The HPA scales on this.",
+        "Tokens waiting for a batch (the HPA scales on this), all admitted ones, and the limit of those before 429.",
         [
-            target(f"embert_queue_tokens{{{SELECT}}}", "{{instance}}"),
+            target(f"embert_queue_tokens{{{SELECT}}}", "waiting {{instance}}"),
+            target(f"embert_admitted_tokens{{{SELECT}}}", "admitted {{instance}}"),
             target(f"min(embert_queue_limit_tokens{{{SELECT}}})", "limit of a replica"),
         ],
         "short",
@@ -216,8 +219,11 @@ def traffic() -> Iterator[Panel]:
     )
     yield lines(
         "Texts nobody waits for",
-        "Their client left: queued ones never ran, batched ones ran for nobody. Timeouts too short, or we too slow.",
-        [target(rate("embert_cancelled_texts_total", by="stage"), "{{stage}}")],
+        "Their client left: queued ones never ran, batched ones ran for nobody; and answers that nobody took.",
+        [
+            target(rate("embert_cancelled_texts_total", by="stage"), "{{stage}}"),
+            target(rate("embert_unread_answers_total"), "answers not taken"),
+        ],
         "short",
         width=6,
     )
@@ -258,8 +264,8 @@ def runs() -> Iterator[Panel]:
         "What runs where",
         "The model, precision, encoder and device of each replica.",
         [target(f"embert_model_info{{{SELECT}}}", format="table", instant=True, range=False)],
-        16,
-        6,
+        8,
+        9,
         transformations=[{"id": "organize", "options": {"excludeByName": hidden}}],
         fieldConfig={"defaults": {}, "overrides": []},
     )
@@ -267,6 +273,16 @@ def runs() -> Iterator[Panel]:
         "Replicas by version",
         "Two versions at once: a deploy is under way.",
         [target(f"count by (version) (embert_build_info{{{SELECT}}})", "{{version}}")],
+        "none",
+    )
+    yield lines(
+        "Processes lost",
+        "Started again, and among them those that showed no life and were ended. The log says how each of them ended.",
+        [
+            target(f"increase(embert_engine_restarts_total{{{SELECT}}}{RATE})", "{{instance}} engine {{engine}}"),
+            target(f"increase(embert_api_restarts_total{{{SELECT}}}{RATE})", "{{instance}} HTTP process"),
+            target(f"increase(embert_hung_processes_total{{{SELECT}}}{RATE})", "{{instance}} hung {{process}}"),
+        ],
         "none",
     )
 
