@@ -1,6 +1,6 @@
 """`embert serve`: binds the port, starts the processes, watches them, starts them again, and ends them in order.
 
-supervisor ── line ── API process 0 … N-1     listen each on a socket of the same port, which stays open while one restarts
+supervisor ── line ── API process 0 … N-1     each has a socket of the port, which stays open while it restarts
            └─ line ── engine process 0 … G-1  one per device; each start has a ZeroMQ endpoint of its own
 """
 
