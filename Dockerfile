@@ -7,7 +7,7 @@ ARG CUDA_BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
 # -- what runs it: Python and a user, no compiler and no pip -----------------------------------------------------------
 FROM ${BASE} AS runtime
 RUN --mount=type=bind,source=docker/image,target=/image /image/runtime
-COPY --chmod=0644 docker/image/healthcheck.py /opt/healthcheck.py
+COPY --chmod=0644 docker/healthcheck.py /opt/healthcheck.py
 ENV PATH=/opt/embert/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/models \

@@ -1,0 +1,74 @@
+"""compose.yaml beside what it starts: the image, the configuration files, the load test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from server.config import ServeConfig
+from tests.docker.dockerfile import stages
+from tests.server.live import ROOT
+
+FOLDER = ROOT / "docker"
+COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+OURS = ["gpu", "cpu"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_services_are_targets_of_the_dockerfile(name: str) -> None:
+    service = SERVICES[name]
+    assert service["build"] == {"context": "..", "target": name}
+    assert name in stages()
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["networks"]["default"]["aliases"] == ["embert"]
+    assert ("devices" in str(service.get("deploy"))) == (name == "gpu")
+    volume = service["volumes"][0].split(":")
+    assert volume[0] in COMPOSE["volumes"]
+    assert volume[1] == stages()["runtime"].all("VOLUME")[0].value
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_whoever_stops_it_waits_longer_than_it_drains(name: str) -> None:
+    assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= ServeConfig().drain_timeout + 10
+
+
+def test_prometheus_scrapes_the_port_that_is_served() -> None:
+    config = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())
+    ours = next(job for job in config["scrape_configs"] if job["job_name"] == "embert")
+    port = SERVICES["cpu"]["environment"]["EMBERT_METRICS_PORT"]
+    assert ours["static_configs"] == [{"targets": [f"embert:{port}"]}]
+    assert not any(port in published for published in SERVICES["cpu"]["ports"]), "metrics are not for clients"
+
+
+def test_every_file_that_is_mounted_exists() -> None:
+    mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", []) if mount.startswith("./")]
+    assert len(mounts) >= 4
+    for mount in mounts:
+        assert (FOLDER / mount.split(":")[0]).exists(), mount
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    provisioning = FOLDER / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "embert.yml").read_text())["providers"]
+    targets = [mount.split(":")[1] for mount in SERVICES["grafana"]["volumes"]]
+    assert f"{provider['options']['path']}/embert.json" in targets
+    assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] in targets
+
+
+def test_only_the_server_is_open_to_other_hosts() -> None:
+    for name, service in SERVICES.items():
+        for port in service.get("ports", []):
+            assert name in OURS or port.startswith("127.0.0.1:")
+
+
+@pytest.mark.skipif(not (ROOT / "loadtests").is_dir(), reason="there are no load tests")
+def test_locust_runs_a_file_of_ours() -> None:
+    command = SERVICES["locust"]["command"]
+    file = command[command.index("-f") + 1].removeprefix("/loadtests/")
+    assert (ROOT / "loadtests" / file).is_file()
