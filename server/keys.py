@@ -36,8 +36,7 @@ class Keys:
     def __init__(self, config: ServeConfig) -> None:
         """Raises ConfigError when --api-key-file cannot be used."""
         self._config = config
-        # `/` is the page, which holds nothing of the model's and asks for a key itself.
-        self._open = frozenset({"/"}).union(*(KEYLESS[group] for group in config.keyless))
+        self._open = frozenset[str]().union(*(KEYLESS[group] for group in config.keyless))
         self._seen = self._stamp()
         self._digests = self._read()
 
