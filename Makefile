@@ -1,6 +1,6 @@
 # Each target is one script of the same name; CI calls the same ones.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint check format build bench clean
+.PHONY: help install serve test lint check format build load bench clean
 ARGS ?=
 
 help: ## what there is
@@ -28,6 +28,9 @@ format: ## rewrite the sources into our style
 
 build: ## build the CUDA encoder for one architecture (ARGS=90a-real)
 	@scripts/build $(ARGS)
+
+load: ## a load test with a report and thresholds (ARGS="mixed --host URL --seconds 60" for others)
+	@scripts/load $(ARGS)
 
 bench: ## run the benchmarks (ARGS="server --quick" for one)
 	@scripts/bench $(ARGS)

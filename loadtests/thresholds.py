@@ -1,0 +1,82 @@
+"""What a scenario promises, checked when it ends, on both sides; a broken promise is exit status 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from locust import events
+from locust.argument_parser import LocustArgumentParser
+from locust.env import Environment
+from locust.stats import RequestStats
+
+from benchmarks.scrape import Samples, scrape
+from loadtests import report
+from loadtests.clients import options_of
+
+__all__ = ["Threshold", "broken", "watch"]
+
+# Counters of the server that must not grow during a test.
+NEVER = ("embert_engine_restarts_total", "embert_hung_processes_total", "embert_padding_tokens_total")
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Of the requests that have this name in the report."""
+
+    name: str
+    p99_ms: float
+    failed: float = 0.0  # share that may fail
+
+
+def broken(stats: RequestStats, thresholds: tuple[Threshold, ...], grown: Samples | None) -> list[str]:
+    """What was promised and did not hold, in sentences."""
+    sentences = []
+    for each in thresholds:
+        entry = stats.get(each.name, "POST")
+        if not entry.num_requests:
+            sentences.append(f"{each.name}: no request was answered")
+            continue
+        p99_ms = entry.get_response_time_percentile(0.99)
+        if p99_ms > each.p99_ms:
+            sentences.append(f"{each.name}: p99 is {p99_ms:g} ms, over {each.p99_ms:g} ms")
+        if entry.fail_ratio > each.failed:
+            sentences.append(f"{each.name}: {entry.fail_ratio:.2%} failed, over {each.failed:.2%}")
+    growth = {} if grown is None else {name: grown.total(name) for name in NEVER}
+    return [*sentences, *(f"{name} grew by {times:g}" for name, times in growth.items() if times > 0)]
+
+
+def watch(*thresholds: Threshold) -> None:
+    """Check these when the test that is being loaded ends. `--p99-ms` replaces the first one's limit."""
+    before: list[Samples] = []
+
+    @events.init_command_line_parser.add_listener
+    def add_options(parser: LocustArgumentParser) -> None:
+        parser.add_argument("--p99-ms", type=float, help=f"limit for {thresholds[0].name!r}, ms")
+
+    @events.test_start.add_listener
+    def begin(environment: Environment, **_: Any) -> None:
+        before.append(_scrape(environment))
+
+    @events.quitting.add_listener
+    def end(environment: Environment, **_: Any) -> None:
+        options = options_of(environment)
+        first = thresholds[0] if options.p99_ms is None else replace(thresholds[0], p99_ms=options.p99_ms)
+        grown = _scrape(environment) - before[0] if before and before[0].values else None
+        sentences = broken(environment.stats, (first, *thresholds[1:]), grown)
+        limit = "locust itself" if getattr(environment.runner, "cpu_warning_emitted", False) else "not locust"
+        facts = {} if grown is None else report.facts(grown)
+        report.write(options, {"limit": limit, **facts}, sentences)
+        if sentences:
+            environment.process_exit_code = 1
+
+
+def _scrape(environment: Environment) -> Samples:
+    """The server's metrics; empty where they cannot be had, with a word on why."""
+    options = options_of(environment)
+    key, url = options.key, f"{environment.host or options.host}/metrics"
+    try:
+        return scrape(url, {"authorization": f"Bearer {key}"} if key else None)
+    except OSError as error:
+        print(f"no server metrics: {url}: {error}")
+        return Samples({})

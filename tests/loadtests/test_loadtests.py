@@ -1,0 +1,92 @@
+"""Load tests against a real server, in small. locust changes the process it is imported in, so it gets its own."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.server.live import ROOT, STAND_IN, Live, environment, live
+
+
+def run(scenario: str, host: str, report: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "loadtests", scenario, "--host", host, "--report", str(report), "--seconds", "2"]
+    return subprocess.run(
+        [*command, *options], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("scenario", ["queries", "soak"])
+def test_a_scenario_and_its_report(server: Live, tmp_path: Path, scenario: str) -> None:
+    done = run(scenario, server.url, tmp_path, "--rate", "20", "--p99-ms", "20000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all thresholds were kept" in done.stdout
+    with (tmp_path / "report_server.csv").open() as file:
+        told = dict(list(csv.reader(file)))
+    assert int(told["requests 200"]) > 5
+    assert told["padding_tokens"] == "0"
+    assert told["inference, p50"].endswith(" ms")
+    with (tmp_path / "report_stats.csv").open() as file:
+        (query,) = [row for row in csv.DictReader(file) if row["Name"] == "query"]
+    assert int(query["Request Count"]) > 5
+    assert query["Failure Count"] == "0"
+    page = (tmp_path / "report.html").read_text()
+    assert "<li>all thresholds were kept</li>" in page
+    assert "<td>inference, p50</td>" in page
+
+
+def test_a_threshold_that_is_broken_sets_the_exit_status(server: Live, tmp_path: Path) -> None:
+    done = run("queries", server.url, tmp_path, "--rate", "20", "--p99-ms", "0.001")
+    assert done.returncode == 1
+    assert "THRESHOLD query: p99 is" in done.stdout
+    assert "<li>query: p99 is" in (tmp_path / "report.html").read_text()
+
+
+def test_failures_set_the_exit_status(tmp_path: Path) -> None:
+    with live(*STAND_IN, "--api-key", "right") as server:
+        wrong = run("queries", server.url, tmp_path, "--rate", "20", "--key", "wrong")
+        assert wrong.returncode == 1
+        assert "THRESHOLD query: 100.00% failed, over 0.00%" in wrong.stdout
+        assert run("queries", server.url, tmp_path, "--rate", "20", "--key", "right").returncode == 0
+
+
+def test_refusals_are_told_apart_and_a_spike_passes(tmp_path: Path) -> None:
+    with live(*STAND_IN, "--max-queue-tokens", "20", "--max-batch-requests", "1", env={"STAND_IN_S": "0.02"}) as server:
+        done = run("spike", server.url, tmp_path, "--rate", "20", "--p99-ms", "20000")
+        assert done.returncode == 0, done.stdout + done.stderr
+        with (tmp_path / "report_stats.csv").open() as file:
+            names = {row["Name"]: int(row["Request Count"]) for row in csv.DictReader(file)}
+        assert names["query refused"] > 5
+        assert names["query"] > 5
+
+
+UNIT = """
+from locust.stats import RequestStats
+from benchmarks.scrape import Samples
+from loadtests.thresholds import Threshold, broken
+
+def counter(name, value):
+    return Samples({(name, frozenset()): value})
+
+stats = RequestStats()
+for ms in range(1, 101):
+    stats.log_request("POST", "query", ms, 10)
+stats.log_error("POST", "query", "status 500")
+fine = Threshold("query", p99_ms=100, failed=0.02)
+assert broken(stats, (fine,), None) == []
+assert broken(stats, (fine,), counter("embert_requests_total", 7.0)) == []
+lost = counter("embert_engine_restarts_total", 1.0)
+assert broken(stats, (fine,), lost) == ["embert_engine_restarts_total grew by 1"]
+(slow,) = broken(stats, (Threshold("query", 90, 0.02),), None)
+assert slow.startswith("query: p99 is ") and slow.endswith(" ms, over 90 ms")
+assert broken(stats, (Threshold("query", 100),), None) == ["query: 1.00% failed, over 0.00%"]
+assert broken(stats, (Threshold("bulk", 1),), None) == ["bulk: no request was answered"]
+"""
+
+
+def test_thresholds() -> None:
+    done = subprocess.run([sys.executable, "-c", UNIT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
