@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -17,7 +18,11 @@ from locust.env import Environment
 from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
 from engine import load_model
 
-__all__ = ["Client", "OpenLoop", "options_of", "passages", "queries"]
+__all__ = ["Client", "OpenLoop", "late_s", "options_of", "passages", "queries"]
+
+
+# By how much locust itself was late with what was due, lately: its own loop was busy then.
+late_s: deque[float] = deque(maxlen=10_000)
 
 
 @events.init_command_line_parser.add_listener
@@ -102,6 +107,7 @@ class OpenLoop(Client):
         """Wait for the next arrival and send it, in a greenlet of its own."""
         self._due += random.expovariate(self._rate)
         gevent.sleep(max(0.0, self._due - time.perf_counter()))
+        late_s.append(time.perf_counter() - self._due)
         self._asking.spawn(self.send, self._due)
 
     def send(self, due: float) -> None:

@@ -12,12 +12,14 @@ from locust.stats import RequestStats
 
 from benchmarks.scrape import Samples, scrape
 from loadtests import report
-from loadtests.clients import options_of
+from loadtests.clients import late_s, options_of
 
 __all__ = ["Threshold", "broken", "watch"]
 
 # Counters of the server that must not grow during a test.
 NEVER = ("embert_engine_restarts_total", "embert_hung_processes_total", "embert_padding_tokens_total")
+
+LATE_MS = 20.0  # p99; more than that, and locust was the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,17 @@ def watch(*thresholds: Threshold) -> None:
         first = thresholds[0] if options.p99_ms is None else replace(thresholds[0], p99_ms=options.p99_ms)
         grown = _scrape(environment) - before[0] if before and before[0].values else None
         sentences = broken(environment.stats, (first, *thresholds[1:]), grown)
-        limit = "locust itself" if getattr(environment.runner, "cpu_warning_emitted", False) else "not locust"
         facts = {} if grown is None else report.facts(grown)
-        report.write(options, {"limit": limit, **facts}, sentences)
+        report.write(options, {**_client(environment), **facts}, sentences)
         if sentences:
             environment.process_exit_code = 1
+
+
+def _client(environment: Environment) -> dict[str, str]:
+    """Whether locust could have done more; where it could not, its figures say little of the server."""
+    late_ms = sorted(late_s)[int(0.99 * len(late_s))] * 1e3 if late_s else 0.0
+    full = late_ms > LATE_MS or getattr(environment.runner, "cpu_warning_emitted", False)
+    return {"limit": "locust itself" if full else "not locust", "locust was late, p99": f"{late_ms:.2f} ms"}
 
 
 def _scrape(environment: Environment) -> Samples:
