@@ -36,8 +36,14 @@ class Reading:
     power_watts: float | None
 
 
-class _Memory(ctypes.Structure):  # nvmlMemory_t
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+class _Memory(ctypes.Structure):  # nvmlMemory_v2_t; the first version counts what the driver reserves as used
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
+    ]
+
+
+_MEMORY_VERSION = ctypes.sizeof(_Memory) | 2 << 24  # NVML_STRUCT_VERSION(Memory, 2)
 
 
 class _Utilization(ctypes.Structure):  # nvmlUtilization_t
@@ -58,8 +64,8 @@ class Gpu:
 
     def read(self) -> Reading:
         """Ask now."""
-        memory, utilization, milliwatts = _Memory(), _Utilization(), ctypes.c_uint()
-        has_memory = self._ask("nvmlDeviceGetMemoryInfo", memory)
+        memory, utilization, milliwatts = _Memory(_MEMORY_VERSION), _Utilization(), ctypes.c_uint()
+        has_memory = self._ask("nvmlDeviceGetMemoryInfo_v2", memory)
         return Reading(
             memory_bytes=memory.used if has_memory else None,
             memory_limit_bytes=memory.total if has_memory else None,

@@ -2,7 +2,7 @@
 // libcuda.so.1 and libnvidia-ml.so.1. CUDA's device 0 is NVML's second: only their PCI addresses agree.
 #include <string.h>
 
-enum { NOT_FOUND = 6, NOT_SUPPORTED = 3, NOT_INITIALIZED = 1 };
+enum { NOT_INITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
 
 static const char* const addresses[2] = {"0000:65:00.0", "0000:17:00.0"};
 static int driver_ready, nvml_ready;
@@ -27,8 +27,15 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char* address, const char** handle) {
   return NOT_FOUND;
 }
 
-int nvmlDeviceGetMemoryInfo(const char* handle, unsigned long long memory[3]) {  // total, free, used
-  memory[0] = 80ull << 30, memory[2] = (handle == addresses[0] ? 21ull : 75ull) << 30, memory[1] = memory[0] - memory[2];
+struct memory {  // nvmlMemory_v2_t
+  unsigned version;
+  unsigned long long total, reserved, free, used;
+};
+
+int nvmlDeviceGetMemoryInfo_v2(const char* handle, struct memory* memory) {
+  if (memory->version != (sizeof(struct memory) | 2 << 24)) return INVALID_ARGUMENT;
+  memory->total = 80ull << 30, memory->reserved = 1ull << 30, memory->used = (handle == addresses[0] ? 21ull : 75ull) << 30;
+  memory->free = memory->total - memory->reserved - memory->used;
   return 0;
 }
 
