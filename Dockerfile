@@ -61,6 +61,18 @@ RUN --mount=type=bind,source=docker/image,target=/image /image/install
 ARG MODEL=
 RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/model "$MODEL"
 
+# -- what puts load on it: compose.yaml's profile `load` -----------------------------------------------------------------
+FROM packages AS load
+RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/environment load
+COPY engine engine
+COPY server server
+COPY benchmarks benchmarks
+COPY loadtests loadtests
+ENV PATH=/opt/embert/bin:$PATH
+USER 10001:10001
+ENTRYPOINT ["python", "-m", "loadtests"]
+CMD ["mixed", "--host", "http://embert:8080", "--report", "/tmp/report"]
+
 # -- the images ---------------------------------------------------------------------------------------------------------
 FROM runtime AS cpu
 COPY --from=installed-cpu /opt/embert /opt/embert

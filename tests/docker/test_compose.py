@@ -67,8 +67,10 @@ def test_only_the_server_is_open_to_other_hosts() -> None:
             assert name in OURS or port.startswith("127.0.0.1:")
 
 
-@pytest.mark.skipif(not (ROOT / "loadtests").is_dir(), reason="there are no load tests")
-def test_locust_runs_a_file_of_ours() -> None:
-    command = SERVICES["locust"]["command"]
-    file = command[command.index("-f") + 1].removeprefix("/loadtests/")
-    assert (ROOT / "loadtests" / file).is_file()
+def test_the_load_is_ours() -> None:
+    load = stages()["load"]
+    assert SERVICES["load"]["build"] == {"context": "..", "target": "load"}
+    (entrypoint,), (command,) = load.all("ENTRYPOINT"), load.all("CMD")
+    assert entrypoint.words == ["python", "-m", "loadtests"]
+    assert (ROOT / "loadtests" / f"{command.words[0]}.py").is_file()
+    assert command.words[command.words.index("--host") + 1] == "http://embert:8080"

@@ -20,12 +20,13 @@ import httpx
 import pytest
 
 from tests.docker.container import build
-from tests.docker.dockerfile import stages
-from tests.server.live import ROOT, environment, until
+from tests.docker.dockerfile import Instruction, stages
+from tests.server.live import ROOT, Live, environment, until
 
 STAGES = stages()
 SCRIPTS = ROOT / "docker" / "image"
 NOBODY = 65534
+IN_FULL = bool(os.environ.get("EMBERT_TEST_IMAGE"))  # CI's way: minutes more
 
 
 # --- what it says ---
@@ -95,19 +96,20 @@ class Installed:
             self.follow(STAGES[stage].base)
         for instruction in STAGES[stage].instructions:
             if instruction.name == "COPY" and not instruction.options:
-                *sources, target = instruction.words
-                for source in sources:
-                    self._copy(ROOT / source, self.source / target)
+                self.copy(instruction)
             elif instruction.name == "RUN" and instruction.words[0] != "/image/tools":
-                self._run(instruction.words)
+                self.run(instruction.words)
 
-    def _copy(self, source: Path, target: Path) -> None:
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        else:
-            shutil.copy(source, target)
+    def copy(self, instruction: Instruction) -> None:
+        *sources, target = instruction.words
+        for name in sources:
+            source, place = ROOT / name, self.source / target
+            if source.is_dir():
+                shutil.copytree(source, place, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            else:
+                shutil.copy(source, place)
 
-    def _run(self, words: list[str]) -> None:
+    def run(self, words: list[str]) -> None:
         name, *arguments = words
         arguments = [{"$MODEL": "", "$CUBLAS": "no"}.get(argument, argument) for argument in arguments]
         env = environment() | {
@@ -180,6 +182,7 @@ def check_answers(client: httpx.Client) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.skipif(IN_FULL, reason="the image itself is tested")
 def test_the_cpu_images_install_serves_without_rights(folder: Path) -> None:
     installed = Installed(folder, "cpu")
     installed.follow("installed-cpu")
@@ -198,10 +201,13 @@ def test_the_cpu_images_install_serves_without_rights(folder: Path) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.skipif(not IN_FULL, reason="takes half a minute: EMBERT_TEST_IMAGE=1")
 def test_the_gpu_images_install_needs_neither_torch_nor_transformers(folder: Path) -> None:
     """All but the CUDA extension, which nvcc makes: the rest is imported, serves, and says that there is no GPU."""
-    if not (folder / "wheels").is_dir():
-        Installed(folder, "cpu").follow("installed-cpu")
+    source = Installed(folder, "wheel")
+    for copy in STAGES["wheel-gpu"].all("COPY"):
+        source.copy(copy)
+    source.run(["/image/wheel", "OFF"])
     installed = Installed(folder, "gpu")
     installed.follow("installed-gpu")
     assert not {"pip", "transformers", "torch", "nvidia"} & installed.packages()
@@ -219,11 +225,30 @@ def test_the_gpu_images_install_needs_neither_torch_nor_transformers(folder: Pat
         assert len(client.post("/embed", json={"inputs": "a"}).json()[0]) == 384
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not IN_FULL, reason="takes half a minute: EMBERT_TEST_IMAGE=1")
+def test_the_load_images_install_runs_the_load_tests(folder: Path, server: Live) -> None:
+    installed = Installed(folder, "load")
+    installed.follow("load")
+    python = installed.prefix / "bin" / "python"
+    options = ["queries", "--host", server.url, "--seconds", "2", "--rate", "5", "--report", str(folder / "report")]
+    env = {"PATH": f"{python.parent}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        [python, "-m", "loadtests", *options],
+        cwd=installed.source,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (folder / "report" / "report.html").is_file(), ran.stdout[-3000:] + ran.stderr[-3000:]
+
+
 # --- the image itself ---
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not os.environ.get("EMBERT_TEST_IMAGE"), reason="takes minutes: EMBERT_TEST_IMAGE=1")
+@pytest.mark.skipif(not IN_FULL, reason="takes minutes: EMBERT_TEST_IMAGE=1")
 def test_the_image_serves_read_only_and_drains() -> None:
     with build("cpu") as image:
         assert image.config["User"] == "10001:10001"

@@ -1,0 +1,160 @@
+"""README and docs/: links lead somewhere, commands are ours, and what can be run is run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from server.config import ServeConfig, environment_name, option_name
+from tests.docker.dockerfile import stages
+from tests.server.live import ROOT, Live
+
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+API = ROOT / "docs" / "api.md"  # its examples are run by test_documentation
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+IMAGES = {"embert:gpu", "embert:cpu", "embert:hopper", "embert:bge"}
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def commands() -> list[tuple[str, str]]:
+    """What pages tell people to type, one line each: (page, command)."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            lines = re.findall(r"^\$ (.+)$", block, re.MULTILINE)
+            found += [(page.name, line.split(" #")[0].strip()) for line in lines]
+    return found
+
+
+def flags(words: list[str]) -> dict[str, list[str]]:
+    """`--name value` and `-n value` pairs; a flag before another has an empty value."""
+    found: dict[str, list[str]] = {}
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        if word.startswith("-"):
+            found.setdefault(word, []).append("" if following.startswith("-") else following)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        target, _, anchor = link.partition("#")
+        file = (page.parent / target) if target else page
+        assert file.exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_named_are_options(page: Path) -> None:
+    known = {environment_name(name) for name in ServeConfig.__dataclass_fields__}
+    known |= {"EMBERT_OPTION", "EMBERT_CUDA", "EMBERT_CUDA_ARCHITECTURES", "EMBERT_TEST_IMAGE", "EMBERT_API_KEY"}
+    assert set(re.findall(r"\bEMBERT_[A-Z_]+[A-Z]\b", page.read_text())) <= known
+
+
+def test_there_are_commands() -> None:
+    assert len(commands()) > 25
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_commands_are_ours(page: str, command: str) -> None:
+    """Not run, since they build images or need a cluster, but everything they name is there."""
+    first, *words = command.split(" && ")[0].split() if command.startswith("git clone") else shlex.split(command)
+    given = flags(words)
+    match first, words[0] if words else "":
+        case "make", target:
+            assert f"\n{target}:" in (ROOT / "Makefile").read_text()
+        case "docker", "build":
+            assert words[-1] == "."
+            assert set(given.get("--target", [])) <= {"gpu", "cpu"}
+            arguments = {argument.value.split("=")[0] for stage in stages().values() for argument in stage.all("ARG")}
+            assert {value.split("=")[0] for value in given.get("--build-arg", [])} <= arguments
+            assert set(given["-t"]) <= IMAGES
+        case "docker", "run":
+            (image,) = IMAGES & set(words)
+            assert image
+            known = {environment_name(name) for name in ServeConfig.__dataclass_fields__}
+            assert {value.split("=")[0] for value in given.get("-e", [])} <= known
+            for port in given.get("-p", []):
+                assert port.endswith(f":{ServeConfig().port}")
+        case "docker", "compose":
+            compose = yaml.safe_load((ROOT / given["-f"][0]).read_text())
+            profiles = {profile for service in compose["services"].values() for profile in service["profiles"]}
+            assert set(given["--profile"]) <= profiles
+            assert {"up", "run"} & set(words)
+        case "kubectl", "apply":
+            assert (ROOT / given["-k"][0] / "kustomization.yaml").is_file()
+        case "kubectl", _:
+            files = [word.removeprefix("--from-file=") for word in words if word.startswith("--from-file=")]
+            assert all((ROOT / file).is_file() for file in files)
+        case "install", _:
+            assert (ROOT / words[-2]).is_file()
+        case "curl", _:
+            assert words[0].startswith("localhost:8080/")
+        case (("git" | "systemctl"), _):
+            pass
+        case "embert", subcommand:
+            assert subcommand in ("serve", "embed", "info")
+        case script, _:
+            assert (ROOT / script).is_file(), f"{page}: {command}"
+
+
+def curls() -> list[str]:
+    written = [block for page in PAGES if page != API for block in blocks(page, "sh", "console")]
+    return [
+        line.removeprefix("$ ")
+        for block in written
+        for line in block.splitlines()
+        if line.lstrip("$ ").startswith("curl ")
+    ]
+
+
+@pytest.mark.parametrize("command", curls())
+def test_curls_are_answered(command: str, server: Live) -> None:
+    words = shlex.split(command.replace("localhost:8080", server.url))
+    ran = subprocess.run([*words, "--silent", "--fail"], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout)["data"][0]["embedding"]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != API and blocks(page, "python")], ids=lambda page: page.name
+)
+def test_python_runs(page: Path, server: Live) -> None:
+    for block in blocks(page, "python"):
+        assert "localhost:8080" in block
+        program = block.replace("http://localhost:8080", server.url)
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    seen: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\(([^)\s#]+)", page.read_text())
+        waiting += [(page.parent / link).resolve() for link in links if not link.startswith("http")]
+    assert {page for page in PAGES if page not in seen} == set()
+
+
+def test_option_names_in_the_migration_table_exist() -> None:
+    table = (ROOT / "docs" / "migration.md").read_text()
+    (row,) = (line for line in table.splitlines() if "the same names" in line)
+    ours = {option_name(name) for name in ServeConfig.__dataclass_fields__}
+    assert set(re.findall(r"`(--[\w-]+)`", row)) <= ours
