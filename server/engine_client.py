@@ -199,6 +199,8 @@ class EngineClient:
             self._pending.pop(message.id, None)
             if pending.watcher is not None:
                 pending.watcher.cancel()
+                # Its CancelledError holds its frame, and that this request: with its vectors, if we held it too.
+                pending.watcher = None
 
     def _admit(self, tokens: int) -> None:
         self.admitted_tokens += tokens

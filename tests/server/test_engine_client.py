@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 
@@ -84,3 +85,35 @@ def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path)
         assert pending == 0
 
     asyncio.run(run())
+
+
+def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Collections are rare here: what waits for one holds memory for minutes."""
+
+    async def run() -> list[str]:
+        reply = f"ipc://{tmp_path}/api"
+        client = EngineClient(reply, ServeConfig(), open_board(1, 1), 0)
+        context = zmq.asyncio.Context()
+        engine = FakeEngine(context, f"ipc://{tmp_path}/engine", reply)
+        client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
+                request = await engine.request()
+                await asyncio.sleep(0.2)  # long enough for somebody to watch for its client
+                await engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
+                await asyncio.wait_for(answer, 5)
+                del answer, request
+            await asyncio.sleep(0.1)
+            gc.collect()
+            found = [type(each).__name__ for each in gc.garbage]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+        await client.close()
+        context.destroy(linger=0)
+        return found
+
+    assert {"Answer", "_Pending", "ndarray"}.isdisjoint(asyncio.run(run()))
