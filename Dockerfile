@@ -68,6 +68,7 @@ COPY engine engine
 COPY server server
 COPY benchmarks benchmarks
 COPY loadtests loadtests
+RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/model ""
 ENV PATH=/opt/embert/bin:$PATH
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "loadtests"]
