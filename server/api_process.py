@@ -199,8 +199,7 @@ async def _write_metrics(service: Service, board: Board, worker: int) -> None:
     while True:
         board.api_alive[worker] = time.monotonic()
         await asyncio.sleep(service.metrics.WRITE_INTERVAL_S)
-        service.metrics.admitted_tokens = service.client.admitted_tokens
-        service.metrics.write()
+        service.write_metrics()
 
 
 class _MetricsApp:

@@ -165,7 +165,7 @@ def operations(service: Service) -> APIRouter:
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=text)
     async def metrics() -> Response:
-        service.metrics.write()
+        service.write_metrics()
         text, content_type = exposition()
         return Response(text, headers={"content-type": content_type})
 

@@ -230,6 +230,11 @@ class Service:
         metrics.request_texts.observe(encoded.sequences)
         metrics.text_tokens.observe_many(encoded.lengths.tolist())
 
+    def write_metrics(self) -> None:
+        """Make what happened until now visible to scrapes."""
+        self.metrics.admitted_tokens = self.client.admitted_tokens
+        self.metrics.write()
+
     def close(self) -> None:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
