@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import ssl
 import sys
 import time
@@ -24,6 +26,8 @@ def serve(config: ServeConfig) -> int:
     """Run the server until it is told to stop; returns the exit status."""
     began = time.monotonic()
     configure_logging("supervisor", config.log_format, config.log_level)
+    # Process 1 of a container has no default for it, and bringing a model takes minutes; the supervisor has its own.
+    signal.signal(signal.SIGTERM, _leave)
     _check_tls(config)
     read_api_keys(config)
     sockets = listen_for_each(config.host, config.port, config.http_processes)
@@ -51,6 +55,13 @@ def serve(config: ServeConfig) -> int:
     for notice in model.notices:
         log.warning("%s", notice)
     return Supervisor(config, model, devices(config.device, config.encoder), sockets, metrics_socket, began).run()
+
+
+def _leave(number: int, frame: object) -> None:
+    """End at once: nothing has been started yet."""
+    del frame
+    log.info("%s before the model was there: leaving", signal.Signals(number).name)
+    os._exit(128 + number)  # threads of a download would be waited for
 
 
 def _check_tls(config: ServeConfig) -> None:
