@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,20 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.gpu._DRIVER", "libembert-no-such-driver.so.1")
     with pytest.raises(GpuUnknown, match=r"libembert-no-such-driver\.so\.1 cannot be loaded"):
         Gpu("cuda:0")
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_says_the_same_as_nvidia_smi() -> None:
+    try:
+        gpu = Gpu("cuda:0")
+    except GpuUnknown as error:
+        pytest.skip(str(error))
+    asked = "--query-gpu=memory.used,memory.total,power.draw", "--format=csv,noheader,nounits", "--id=0"
+    answer = subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, check=True).stdout
+    used, total, power = map(float, answer.split(","))
+    reading = gpu.read()
+    assert reading.memory_bytes == pytest.approx(used * 2**20, abs=2**30)
+    assert reading.memory_limit_bytes == total * 2**20
+    assert reading.power_watts == pytest.approx(power, rel=0.5)
+    assert reading.utilization_ratio is not None
+    assert 0 <= reading.utilization_ratio <= 1
