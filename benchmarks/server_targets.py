@@ -29,7 +29,7 @@ from benchmarks import bare_encoder, random_model, record
 from benchmarks.http_client import Plan, Request, post
 from benchmarks.http_load import Load
 from benchmarks.rounds import Round, median, run_round
-from benchmarks.scrape import scrape
+from benchmarks.scrape import Samples, scrape
 from benchmarks.serving import Missing, Serving, embert, infinity, plain_fastapi
 from benchmarks.texts import PASSAGE_TOKENS, Lengths, Text, texts
 from engine import load_model
@@ -127,8 +127,7 @@ class _Run:
         workloads = {"passages": self.passages, "fifty": self.fifty}
         self._bare("base", self.base, workloads, self.single)
         with self._embert(self.base, self.options.workers) as serving:
-            for number in (1, 2):  # the first fills caches and finds connections; it is not measured
-                base64 = self._closed(serving, "32 passages, base64", self.passages, _base64, 96, warm=number == 1)
+            base64 = self._closed(serving, "32 passages, base64", self.passages, _base64, 96)
             floats = self._closed(serving, "32 passages, JSON floats", self.passages, _floats, 96)
             fifty = self._closed(serving, "64 texts of 50 tokens, base64", self.fifty, _base64, 96)
             idle = self._closed(serving, "one text of 32 tokens, idle", self.single, _base64, 1)
@@ -153,8 +152,7 @@ class _Run:
         """Single queries with 8 HTTP processes."""
         self._bare("small", self.small, {"queries": self.queries}, self.queries)
         with self._embert(self.small, self._scaled(8)) as serving:
-            for number in (1, 2):
-                closed = self._closed(serving, "one text of 16 tokens", self.queries, _base64, 512, warm=number == 1)
+            closed = self._closed(serving, "one text of 16 tokens", self.queries, _base64, 512)
             loaded = self._open(serving, "one text of 16 tokens, 70 %", self.queries, _base64, 0.7 * _rate(closed))
         self._figure(closed.load, _rate(closed), "requests/s", "≥ 15,000 requests/s", _rate(closed) >= 15_000, closed)
         p99 = loaded.median.p99_ms["text"]
@@ -183,7 +181,6 @@ class _Run:
         try:
             with start(model) as serving:
                 for name, groups, connections in loads:
-                    self._closed(serving, name, groups, form, connections, warm=True)
                     self._closed(serving, name, groups, form, connections)
         except Missing as missing:
             if not quiet:
@@ -219,12 +216,13 @@ class _Run:
         groups: Sequence[Sequence[Text]],
         form: Callable[[Sequence[Text]], Request],
         connections: int,
-        *,
-        warm: bool = False,
     ) -> Row:
-        connections = self._scaled(connections)
-        plan = Plan(serving.port, tuple(map(form, groups)), connections, self.options.seconds)
-        return self._row(serving, name, plan, 1 if warm else self.options.rounds, keep=not warm)
+        """Warm up, see how long a request waits, then measure windows that hold many such times."""
+        requests, connections = tuple(map(form, groups)), self._scaled(connections)
+        warm = self.load.run(Plan(serving.port, requests, connections, self.options.seconds))
+        wait_s = connections * float(warm.answered.max() - warm.due.min()) / max(1, int((warm.status == 200).sum()))
+        window_s = max(self.options.seconds, 4 * wait_s)
+        return self._row(serving, name, Plan(serving.port, requests, connections, window_s, max(1.0, wait_s)))
 
     def _open(
         self,
@@ -234,29 +232,17 @@ class _Run:
         form: Callable[[Sequence[Text]], Request],
         rate: float,
     ) -> Row:
-        requests = tuple(map(form, groups))
-        plan = Plan(serving.port, requests, self._scaled(512), self.options.seconds, rate=max(rate, 0.5))
-        return self._row(serving, name, plan, self.options.rounds)
+        requests, window_s = tuple(map(form, groups)), max(self.options.seconds, 50 / rate)
+        return self._row(serving, name, Plan(serving.port, requests, self._scaled(512), window_s, rate=rate))
 
-    def _row(self, serving: Serving, name: str, plan: Plan, rounds: int, *, keep: bool = True) -> Row:
+    def _row(self, serving: Serving, name: str, plan: Plan) -> Row:
         url = f"http://127.0.0.1:{serving.port}/metrics" if serving.name == "embert" else None
         before = scrape(url) if url else None
-        figures = median([run_round(self.load, serving, plan) for _ in range(rounds)])
-        batches = {}
-        if url and before:
-            grown = scrape(url) - before
-            batches = {
-                "p50_ms": grown.quantile("embert_inference_duration_seconds", 0.5) * 1e3,
-                "queue_p50_ms": grown.quantile("embert_queue_duration_seconds", 0.5) * 1e3,
-                "tokenize_p50_ms": grown.quantile("embert_tokenize_duration_seconds", 0.5) * 1e3,
-                "encode_p50_ms": grown.quantile("embert_response_encode_duration_seconds", 0.5) * 1e3,
-                "tokens": grown.mean("embert_batch_tokens"),
-                "texts": grown.mean("embert_batch_texts"),
-            }
+        figures = median([run_round(self.load, serving, plan) for _ in range(self.options.rounds)])
+        batches = {} if url is None or before is None else _batches(scrape(url) - before)
         row = Row(name, serving.name, plan.connections, plan.rate, figures, batches)
-        if keep:
-            self.rows.append(row)
-            self._say(f"{serving.name}: {name}: {figures.requests_per_s:,.1f} requests/s, limit: {figures.limit}")
+        self.rows.append(row)
+        self._say(f"{serving.name}: {name}: {figures.requests_per_s:,.1f} requests/s, limit: {figures.limit}")
         return row
 
     def _scaled(self, number: int) -> int:
@@ -314,6 +300,18 @@ class _Run:
             "idle_parts_ms": self.parts_ms,
             "notes": self.notes,
         }
+
+
+def _batches(grown: Samples) -> dict[str, float]:
+    """embert's own account: p50 in ms of the parts of a request, means of what a batch holds."""
+    parts = {
+        "inference": "p50_ms",
+        "queue": "queue_p50_ms",
+        "tokenize": "tokenize_p50_ms",
+        "response_encode": "encode_p50_ms",
+    }
+    times = {key: grown.quantile(f"embert_{part}_duration_seconds", 0.5) * 1e3 for part, key in parts.items()}
+    return {**times, "tokens": grown.mean("embert_batch_tokens"), "texts": grown.mean("embert_batch_texts")}
 
 
 def _base64(group: Sequence[Text]) -> Request:
