@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ import pytest
 
 from tests.server.live import ROOT
 
-__all__ = ["Image", "build"]
+__all__ = ["Image", "build", "missing"]
 
 SUITE = "bookworm"
+UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
 # Read-only but for /tmp and the volume, the image's user, and process 1 in a namespace of its own.
 START = """
 set -e
@@ -45,23 +47,28 @@ class Image:
     def run(self, *command: str, env: tuple[str, ...] = (), **options: Any) -> subprocess.Popen[str]:
         """Start a container; `command` follows the entrypoint."""
         words = [*self.config["Env"], *env, *self.config["Entrypoint"], *command]
-        unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
         return subprocess.Popen(
-            [*unshare, "sh", "-c", START, "sh", str(self.root), self.config["User"], *words], text=True, **options
+            [*UNSHARE, "sh", "-c", START, "sh", str(self.root), self.config["User"], *words], text=True, **options
         )
+
+
+def missing() -> str | None:
+    """Why no image can be built here, or None."""
+    if shutil.which("buildah") is None or shutil.which("debootstrap") is None:
+        return "needs buildah and debootstrap: apt-get install buildah debootstrap"
+    if os.geteuid() != 0 or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode != 0:
+        return "needs root, and the right to make namespaces"
+    return None
 
 
 @contextlib.contextmanager
 def build(target: str) -> Iterator[Image]:
     """`docker build --target TARGET .`, as near as can be had here; everything is removed at the end."""
-    for tool in ("buildah", "debootstrap"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool}: apt-get install buildah debootstrap")
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to make a root of its own")
+    if reason := missing():
+        pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="embert-image-") as name:
         folder = Path(name)
-        storage = [f"--root={folder}/storage", f"--runroot={folder}/run"]
+        storage = [f"--root={folder}/storage", f"--runroot={folder}/run", f"--storage-driver={_driver(folder)}"]
 
         def buildah(*words: str | Path) -> str:
             ran = subprocess.run(["buildah", *storage, *words], capture_output=True, text=True, check=False)
@@ -70,7 +77,11 @@ def build(target: str) -> Iterator[Image]:
 
         try:
             base = folder / "base"
-            subprocess.run(["debootstrap", "--variant=minbase", SUITE, base], check=True, stdout=subprocess.DEVNULL)
+            made = subprocess.run(
+                ["debootstrap", "--variant=minbase", SUITE, base], capture_output=True, text=True, check=False
+            )
+            if made.returncode != 0:
+                pytest.skip(f"debootstrap cannot make a base here: {made.stdout[-300:]}{made.stderr[-300:]}")
             mounts = _pip_as_here(base)
             container = buildah("from", "scratch")
             shutil.copytree(base, buildah("mount", container), symlinks=True, dirs_exist_ok=True, copy_function=_copy)
@@ -78,13 +89,19 @@ def build(target: str) -> Iterator[Image]:
             volumes = [f"--volume={path}:{path}:ro" for path in mounts]
             arguments = ["--isolation=chroot", "--build-arg=BASE=localhost/base", f"--target={target}", *volumes]
             buildah("bud", *arguments, "--tag=localhost/embert", str(ROOT))
-            made = buildah("from", "localhost/embert")
-            config = json.loads(buildah("inspect", made))["OCIv1"]["config"]
-            yield Image(Path(buildah("mount", made)), config)
+            container = buildah("from", "localhost/embert")
+            config = json.loads(buildah("inspect", container))["OCIv1"]["config"]
+            yield Image(Path(buildah("mount", container)), config)
         finally:
             buildah("umount", "--all")
             buildah("rm", "--all")
             buildah("rmi", "--all", "--force")
+
+
+def _driver(folder: Path) -> str:
+    """How layers are stored: overlay, but not on top of another overlay."""
+    asked = ["buildah", f"--root={folder}/tried", f"--runroot={folder}/tried-run", "--storage-driver=overlay", "info"]
+    return "overlay" if subprocess.run(asked, capture_output=True, check=False).returncode == 0 else "vfs"
 
 
 def _copy(source: str, target: str) -> None:
@@ -94,7 +111,9 @@ def _copy(source: str, target: str) -> None:
 
 def _pip_as_here(root: Path) -> list[str]:
     """Give `root` this machine's package indexes; returns the folders that they are in."""
-    listed = subprocess.run(["pip3", "config", "list"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    ).stdout
     options = dict(line.split("=", 1) for line in listed.splitlines())
     wanted = {}
     for name, value in options.items():

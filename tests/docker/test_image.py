@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.docker.container import build
+from tests.docker.container import build, missing
 from tests.docker.dockerfile import Instruction, stages
 from tests.server.live import ROOT, Live, environment, until
 
@@ -182,7 +182,7 @@ def check_answers(client: httpx.Client) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(IN_FULL, reason="the image itself is tested")
+@pytest.mark.skipif(IN_FULL and missing() is None, reason="the image itself is tested")
 def test_the_cpu_images_install_serves_without_rights(folder: Path) -> None:
     installed = Installed(folder, "cpu")
     installed.follow("installed-cpu")
