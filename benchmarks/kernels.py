@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cuda = importlib.import_module("engine._cuda")
     bench = cuda.testing.Bench()
     tokens, hidden, inner, heads, length = vars(options).values()
+    is_hopper = cuda.device_info(0)[1] == 90
     random = np.random.default_rng(0)
 
     def filled(*shape: int, scale: float = 1.0) -> int:
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "embedding + LayerNorm",
         timed(
             lambda i: bench.embed(
-                FLOAT16, words, places, kinds, vector, vector, ids, zeros, positions, tokens, hidden, 1e-12, out[i]
+                FLOAT16, words, places, kinds, vector, vector, ids, zeros, positions, tokens, hidden, 1e-12, out[i], 0
             )
         ),
         4 * tokens * hidden,
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("GELU", timed(lambda i: bench.activate(FLOAT16, GELU, 0, tokens, inner, out[i])), 4 * tokens * inner)
     add(
         f"attention, length {length}",
-        timed(lambda i: bench.attention(FLOAT16, big[i], *lists, heads, hidden // heads, out[i])),
+        timed(lambda i: bench.attention(FLOAT16, big[i], tokens, *lists, heads, hidden // heads, out[i], is_hopper)),
         8 * tokens * hidden,
         4.0 * tokens * length * hidden,
     )

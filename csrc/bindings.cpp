@@ -45,7 +45,8 @@ DType dtype_of(const std::string& name) {
 std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions,
                                       int types, int position_offset, float epsilon, const std::string& activation,
                                       const std::string& pooling, const std::string& dtype, int device, int max_tokens,
-                                      const std::string& gemm, const std::string& cublaslt_library, bool graphs) {
+                                      const std::string& gemm, const std::string& cublaslt_library, bool fold,
+                                      bool graphs) {
   ModelShape shape;
   shape.hidden = hidden;
   shape.layers = layers;
@@ -80,6 +81,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   options.max_tokens = max_tokens;
   options.gemm = gemm;
   options.cublaslt_library = cublaslt_library;
+  options.fold = fold;
   options.graphs = graphs;
   std::unique_ptr<Encoder> made;
   nb::gil_scoped_release release;
@@ -164,12 +166,20 @@ NB_MODULE(_cuda, m) {
           },
           "name"_a, "layer"_a, "data"_a, "dtype"_a, "Upload one tensor; `data` must stay alive until start().")
       .def(
-          "start", [](Encoder& encoder) { raise(encoder.start()); }, nb::call_guard<nb::gil_scoped_release>(),
-          "All weights are there: warm up and capture graphs.")
+          "start",
+          [](Encoder& encoder) {
+            std::string fold_refusal;
+            raise(encoder.start(fold_refusal));
+            return fold_refusal;
+          },
+          nb::call_guard<nb::gil_scoped_release>(),
+          "All weights are there: warm up and capture graphs. Answers empty, or why LayerNorms cannot be folded into "
+          "these weights: the encoder is then not started.")
       .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "dimensions"_a.none(),
            "normalize"_a.none(), "tokens"_a)
       .def("wait", &wait, "ticket"_a)
       .def_prop_ro("gemm", &Encoder::gemm_name)
+      .def_prop_ro("folds", &Encoder::folds)
       .def_prop_ro("graphs", &Encoder::graph_count)
       .def_prop_ro(
           "memory",
@@ -180,7 +190,7 @@ NB_MODULE(_cuda, m) {
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
   m.def("make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
         "positions"_a, "types"_a, "position_offset"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a,
-        "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "graphs"_a);
+        "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a);
 
   auto testing = m.def_submodule("testing", "Single kernels on device memory, for tests and benchmarks.");
   bind_testing(testing, [](const Status& status) { raise(status); });

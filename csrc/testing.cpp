@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "gemm/gemm.h"
+#include "gemm/tensor_maps.h"
 #include "kernels/kernels.h"
 
 namespace nb = nanobind;
@@ -45,6 +46,11 @@ class Bench {
   void check(cudaError_t code, const char* where) const { raise_(Status::cuda(code, where)); }
   const Stream& stream() const { return stream_; }
   void dependent_launch(bool on) { stream_.dependent_launch = on; }
+  TensorMaps* maps(DType type) {
+    maps_ = std::make_unique<TensorMaps>(type);
+    check(maps_->open());
+    return maps_.get();
+  }
 
   Address allocate(size_t bytes) {
     void* made = nullptr;
@@ -104,12 +110,14 @@ class Bench {
   void (*raise_)(const Status&);
   Stream stream_;
   cudaGraphExec_t graph_ = nullptr;
+  std::unique_ptr<TensorMaps> maps_;
 };
 
 // A matrix product with its provider.
 struct Product {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<Linear> linear;
+  int parts = 1;  // of the sums that the last run left
 };
 
 }  // namespace
@@ -118,10 +126,17 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
   nb::class_<Product>(m, "Product")
       .def(
           "run",
-          [](Product& self, Bench& bench, Address x, Address residual, int rows, Address y) {
-            bench.check(self.linear->run(at(x), at(residual), rows, at(y), bench.stream()));
+          [](Product& self, Bench& bench, Address x, Address residual, int rows, Address y, Address sums, int parts,
+             Address y_sums) {
+            const float2* const of_x = residual == 0 ? at<float2>(sums) : nullptr;
+            const float2* const of_residual = residual == 0 ? nullptr : at<float2>(sums);
+            bench.check(self.linear->run({at(x), of_x, parts}, {at(residual), of_residual, parts}, rows, at(y),
+                                         at<float2>(y_sums), self.parts, bench.stream()));
           },
-          "bench"_a, "x"_a, "residual"_a, "rows"_a, "y"_a);
+          "bench"_a, "x"_a, "residual"_a, "rows"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_sums"_a = 0,
+          "`sums` (with `parts` a group): of the residual's rows if there is one, else of x's.")
+      .def_ro("parts", &Product::parts)
+      .def("check_folds", [raise](const Product& self) { raise(self.provider->check_folds()); });
 
   nb::class_<Bench>(m, "Bench")
       .def("__init__", [raise](Bench* self) { new (self) Bench(raise); })
@@ -139,14 +154,20 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
       .def(
           "product",
           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
-             Address bias, int out, int in, int activation) {
+             Address bias, int out, int in, int activation, Address gamma, Address beta, bool of_residual,
+             float epsilon) {
             auto made = std::make_unique<Product>();
             bench.check(provider == "hopper" ? make_hopper(dtype(type), made->provider)
                                              : make_cublaslt(dtype(type), library, made->provider));
-            bench.check(made->provider->prepare({at(weight), at(bias), out, in, Activation(activation)}, made->linear));
+            const Norm norm{at(gamma), at(beta)};
+            LinearWeights weights{at(weight), at(bias), out, in, Activation(activation), {}, {}, epsilon};
+            (of_residual ? weights.residual_norm : weights.input_norm) = norm;
+            bench.check(made->provider->prepare(weights, bench.stream(), made->linear));
             return made;
           },
-          "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a)
+          "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,
+          "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f,
+          "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place.")
       .def("offsets",
            [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
               Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles, Address shorts,
@@ -160,9 +181,11 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
            })
       .def("embed",
            [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
-              Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y) {
+              Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y,
+              Address sums) {
              bench.check(embed(dtype(type), {at(word), at(position), at(kinds), at(gamma), at(beta)}, at<int>(ids),
-                               at<int>(types), at<int>(positions), rows, hidden, epsilon, at(y), bench.stream()));
+                               at<int>(types), at<int>(positions), rows, hidden, epsilon, at(y), at<float2>(sums),
+                               bench.stream()));
            })
       .def("layernorm",
            [](Bench& bench, int type, Address x, Address bias, Address residual, Address gamma, Address beta, int rows,
@@ -175,19 +198,27 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
              bench.check(
                  activate_rows(dtype(type), Activation(activation), at(bias), rows, columns, at(x), bench.stream()));
            })
-      .def("attention",
-           [](Bench& bench, int type, Address qkv, Address tiles, int tile_count, Address shorts, int short_count,
-              int heads, int head_size, Address context) {
-             bench.check(attention(dtype(type), at(qkv),
-                                   {at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count},
-                                   heads, head_size, at(context), bench.stream()));
-           })
-      .def("pool",
-           [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
-              int sequences, int hidden, Address vectors) {
-             bench.check(pool(dtype(type), Pooling(pooling), at(hidden_states), at<int>(cu_seqlens), at<uint32_t>(cuts),
-                              sequences, hidden, at<float>(vectors), bench.stream()));
-           })
+      .def(
+          "attention",
+          [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
+             int short_count, int heads, int head_size, Address context, bool hopper) {
+            bench.check(attention(dtype(type), at(qkv), rows,
+                                  {at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count}, heads,
+                                  head_size, at(context), hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
+          },
+          "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
+          "head_size"_a, "context"_a, "hopper"_a = false)
+      .def(
+          "pool",
+          [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
+             int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
+             float epsilon) {
+            bench.check(pool(dtype(type), Pooling(pooling), {at(hidden_states), at<float2>(sums), parts},
+                             {at(gamma), at(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts), sequences, hidden,
+                             at<float>(vectors), bench.stream()));
+          },
+          "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
+          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f)
       .def("convert", [](Bench& bench, int from, Address x, int to, Address y, size_t count) {
         bench.check(convert(dtype(from), at(x), dtype(to), at(y), count, bench.stream()));
       });

@@ -67,6 +67,11 @@ Status Encoder::init() {
   const bool is_hopper = properties.major == 9 && properties.minor == 0;
   EMBERT_TRY(make_gemm(is_hopper));
   stream_.dependent_launch = gemm_->dependent_launch();
+  if (is_hopper && shape_.dtype != DType::kFloat32 && options_.gemm != "cublaslt") {
+    maps_ = std::make_unique<TensorMaps>(shape_.dtype);
+    EMBERT_TRY(maps_->open());
+  }
+  folds_ = options_.fold && gemm_->folds() && shape_.hidden <= kMaxSumColumns;
 
   row_capacity_ = (options_.max_tokens + 127) / 128 * 128;
   row_capacity_ = std::max(row_capacity_, kTokenBuckets[std::size(kTokenBuckets) - 1]);
@@ -78,6 +83,10 @@ Status Encoder::init() {
     at_.x = carver.take(rows * hidden * element);
     at_.sum = carver.take(rows * hidden * element);
     at_.wide = carver.take(rows * std::max<size_t>(4 * hidden, shape_.inner) * element);
+    if (folds_) {
+      at_.x_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, shape_.hidden)));
+      at_.sum_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, shape_.hidden)));
+    }
     at_.offsets.ids = reinterpret_cast<int*>(carver.take(rows * 4));
     at_.offsets.types = reinterpret_cast<int*>(carver.take(rows * 4));
     at_.offsets.positions = reinterpret_cast<int*>(carver.take(rows * 4));
@@ -141,7 +150,7 @@ Status Encoder::load(const std::string& name, int layer, const void* host, size_
   return remember(weights_.load(name, layer, host, count, stored, stream_));
 }
 
-Status Encoder::start() {
+Status Encoder::start(std::string& fold_refusal) {
   EMBERT_CUDA(cudaSetDevice(options_.device));
   EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
   EMBERT_TRY(weights_.complete());
@@ -150,11 +159,31 @@ Status Encoder::start() {
   for (int i = 0; i < shape_.layers; ++i) {
     const LayerWeights& w = weights_.layer(i);
     LayerProducts& p = products_[i];
-    EMBERT_TRY(gemm_->prepare({w.qkv_weight, w.qkv_bias, 3 * hidden, hidden, Activation::kNone}, p.qkv));
+    // The LayerNorms before the layer and inside it, where the products take them over.
+    Norm before, inside;
+    if (folds_) {
+      before = i == 0 ? Norm{weights_.tables().gamma, weights_.tables().beta}
+                      : Norm{weights_.layer(i - 1).out_gamma, weights_.layer(i - 1).out_beta};
+      inside = {w.attention_gamma, w.attention_beta};
+    }
+    const float epsilon = shape_.epsilon;
+    EMBERT_TRY(gemm_->prepare({w.qkv_weight, w.qkv_bias, 3 * hidden, hidden, Activation::kNone, before, {}, epsilon},
+                              stream_, p.qkv));
     EMBERT_TRY(
-        gemm_->prepare({w.attention_weight, w.attention_bias, hidden, hidden, Activation::kNone}, p.attention_out));
-    EMBERT_TRY(gemm_->prepare({w.inner_weight, w.inner_bias, shape_.inner, hidden, shape_.activation}, p.inner));
-    EMBERT_TRY(gemm_->prepare({w.out_weight, w.out_bias, hidden, shape_.inner, Activation::kNone}, p.out));
+        gemm_->prepare({w.attention_weight, w.attention_bias, hidden, hidden, Activation::kNone, {}, before, epsilon},
+                       stream_, p.attention_out));
+    EMBERT_TRY(
+        gemm_->prepare({w.inner_weight, w.inner_bias, shape_.inner, hidden, shape_.activation, inside, {}, epsilon},
+                       stream_, p.inner));
+    EMBERT_TRY(gemm_->prepare({w.out_weight, w.out_bias, hidden, shape_.inner, Activation::kNone, {}, inside, epsilon},
+                              stream_, p.out));
+  }
+  EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
+  if (folds_) {
+    const Status folded = gemm_->check_folds();
+    if (folded.is_lost()) return folded;
+    fold_refusal = folded.message();
+    if (!folded.ok()) return {};
   }
 
   // One full batch, so that every kernel is loaded before the first request.
@@ -195,28 +224,44 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const OffsetsOutput& offsets = at_.offsets;
   EMBERT_TRY(
       compute_offsets(input, offsets, {rows, plan.sequences, plan.tiles, plan.shorts}, shape_.position_offset, stream));
-  EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden,
-                   shape_.epsilon, at_.x, stream));
   const AttentionWork work{offsets.tiles, plan.tiles, offsets.shorts, plan.shorts};
   uint8_t* const qkv = at_.wide;
   uint8_t* const context = at_.wide + size_t(row_capacity_) * 3 * hidden * bytes_of(dtype);
   uint8_t* const inner = at_.wide;
+  // x: the layer's input. sum: its state between attention and the feed-forward part. Folded, both are held as they are
+  // before their LayerNorm, with their rows' sums.
+  Rows x{at_.x, folds_ ? at_.x_sums : nullptr}, sum{at_.sum, folds_ ? at_.sum_sums : nullptr};
+  EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden,
+                   shape_.epsilon, at_.x, folds_ ? at_.x_sums : nullptr, stream));
   for (int i = 0; i < shape_.layers; ++i) {
     const LayerWeights& w = weights_.layer(i);
     const LayerProducts& p = products_[i];
-    EMBERT_TRY(p.qkv->run(at_.x, nullptr, rows, qkv, stream));
-    EMBERT_TRY(attention(dtype, qkv, work, shape_.heads, shape_.head_size(), context, stream));
-    EMBERT_TRY(p.attention_out->run(context, at_.x, rows, at_.sum, stream));
+    int none = 0;
+    EMBERT_TRY(p.qkv->run(x, {}, rows, qkv, nullptr, none, stream));
+    EMBERT_TRY(attention(dtype, qkv, rows, work, shape_.heads, shape_.head_size(), context, maps_.get(), stream));
+    if (folds_) {
+      EMBERT_TRY(p.attention_out->run({context}, x, rows, at_.sum, at_.sum_sums, sum.parts, stream));
+      EMBERT_TRY(p.inner->run(sum, {}, rows, inner, nullptr, none, stream));
+      EMBERT_TRY(p.out->run({inner}, sum, rows, at_.x, at_.x_sums, x.parts, stream));
+      continue;
+    }
+    EMBERT_TRY(p.attention_out->run({context}, x, rows, at_.sum, nullptr, none, stream));
     EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.attention_gamma, w.attention_beta, rows, hidden,
                          shape_.epsilon, at_.x, stream));
-    EMBERT_TRY(p.inner->run(at_.x, nullptr, rows, inner, stream));
-    EMBERT_TRY(p.out->run(inner, at_.x, rows, at_.sum, stream));
+    EMBERT_TRY(p.inner->run(x, {}, rows, inner, nullptr, none, stream));
+    EMBERT_TRY(p.out->run({inner}, x, rows, at_.sum, nullptr, none, stream));
     EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.out_gamma, w.out_beta, rows, hidden, shape_.epsilon, at_.x,
                          stream));
   }
-  if (plan.vectors == nullptr) return {};
-  return pool(dtype, shape_.pooling, at_.x, offsets.cu_seqlens, offsets.cuts, plan.sequences, hidden, plan.vectors,
-              stream);
+  const LayerWeights& last = weights_.layer(shape_.layers - 1);
+  if (plan.vectors == nullptr) {
+    if (!folds_) return {};
+    return layernorm(dtype, at_.x, nullptr, nullptr, last.out_gamma, last.out_beta, rows, hidden, shape_.epsilon, at_.x,
+                     stream);
+  }
+  const Norm norm = folds_ ? Norm{last.out_gamma, last.out_beta} : Norm{};
+  return pool(dtype, shape_.pooling, x, norm, shape_.epsilon, offsets.cu_seqlens, offsets.cuts, plan.sequences, hidden,
+              plan.vectors, stream);
 }
 
 Status Encoder::check(const BatchView& batch) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../gemm/gemm.h"
+#include "../gemm/tensor_maps.h"
 #include "../kernels/kernels.h"
 #include "memory.h"
 #include "weights.h"
@@ -32,6 +33,7 @@ struct EncoderOptions {
   int max_tokens = 16384;
   std::string gemm = "auto";     // "auto", "hopper", "cublaslt"
   std::string cublaslt_library;  // file name or path; empty: the loader's own search
+  bool fold = true;              // LayerNorms into the products, where the GEMM can
   bool graphs = true;            // capture small batches' forwards at start
 };
 
@@ -48,7 +50,9 @@ class Encoder {
 
   // Uploads one tensor; `name` as in weights.h. All of them, then `start`, then batches.
   Status load(const std::string& name, int layer, const void* host, size_t count, DType stored);
-  Status start();
+  // Where LayerNorms cannot be folded into these weights, `fold_refusal` says why, and the encoder is not started: make
+  // another one that does not fold.
+  Status start(std::string& fold_refusal);
 
   // Starts a forward; its ticket goes to `wait`, once. Refused while two are in flight.
   Status submit(const BatchView& batch, Task task, int& ticket);
@@ -59,6 +63,7 @@ class Encoder {
 
   const ModelShape& shape() const { return shape_; }
   const char* gemm_name() const { return gemm_->name(); }
+  bool folds() const { return folds_; }
   int graph_count() const { return int(slots_[0].graphs.size() + slots_[1].graphs.size()); }
   MemoryUse memory_use() const;
 
@@ -106,6 +111,7 @@ class Encoder {
   EncoderOptions options_;
   Weights weights_;
   std::unique_ptr<GemmProvider> gemm_;
+  std::unique_ptr<TensorMaps> maps_;  // of attention; null: the portable kernels
   struct LayerProducts {
     std::unique_ptr<Linear> qkv, attention_out, inner, out;
   };
@@ -113,11 +119,13 @@ class Encoder {
   DeviceBuffer arena_;
   struct {
     uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, max(4·hidden, inner)]
+    float2 *x_sums, *sum_sums;
     OffsetsOutput offsets;
   } at_{};
   std::array<Slot, kSlots> slots_;
   Stream stream_;
   cudaStream_t uploads_ = nullptr, downloads_ = nullptr;
+  bool folds_ = false;
   int row_capacity_ = 0, sequence_capacity_ = 0, tile_capacity_ = 0;
   size_t free_before_ = 0;
   std::string lost_;  // why the encoder cannot be used any more

@@ -89,7 +89,8 @@ class CublasLt final : public GemmProvider {
   const char* name() const override { return "cublaslt"; }
   size_t workspace_bytes() const override { return kWorkspaceBytes; }
   bool dependent_launch() const override { return false; }
-  Status prepare(const LinearWeights& weights, std::unique_ptr<Linear>& linear) override;
+  bool folds() const override { return false; }
+  Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override;
 
   static Status check(cublasStatus_t status, const std::string& where) {
     if (status == CUBLAS_STATUS_SUCCESS) return {};
@@ -132,15 +133,18 @@ class CublasLtLinear final : public Linear {
         "cublasLtMatrixLayoutCreate");
   }
 
-  Status run(const void* x, const void* residual, int rows, void* y, const Stream& stream) override {
+  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int&,
+             const Stream& stream) override {
     if (rows == 0) return {};
+    if (x.sums != nullptr || residual.sums != nullptr || y_sums != nullptr)
+      return Status::refused("cuBLASLt folds no LayerNorm");
     const Plan* plan = nullptr;
-    EMBERT_TRY(plan_for(rows, residual != nullptr, plan));
-    const float alpha = 1.0f, beta = residual != nullptr ? 1.0f : 0.0f;
-    const cublasStatus_t status =
-        owner_.library_.matmul(owner_.handle_, desc_, &alpha, weights_.weight, weight_layout_, x, plan->rows_layout_x,
-                               &beta, residual != nullptr ? residual : y, plan->rows_layout_y, y, plan->rows_layout_y,
-                               &plan->algo, owner_.workspace_, kWorkspaceBytes, stream.handle);
+    EMBERT_TRY(plan_for(rows, residual.data != nullptr, plan));
+    const float alpha = 1.0f, beta = residual.data != nullptr ? 1.0f : 0.0f;
+    const cublasStatus_t status = owner_.library_.matmul(
+        owner_.handle_, desc_, &alpha, weights_.weight, weight_layout_, x.data, plan->rows_layout_x, &beta,
+        residual.data != nullptr ? residual.data : y, plan->rows_layout_y, y, plan->rows_layout_y, &plan->algo,
+        owner_.workspace_, kWorkspaceBytes, stream.handle);
     EMBERT_TRY(CublasLt::check(status, "cublasLtMatmul (" + std::to_string(rows) + " rows, " +
                                            std::to_string(weights_.in) + " to " + std::to_string(weights_.out) + ")"));
     if (weights_.activation == Activation::kGeluErf || weights_.activation == Activation::kGeluTanh) {
@@ -243,7 +247,9 @@ class CublasLtLinear final : public Linear {
   std::map<std::pair<int, bool>, cublasLtMatmulAlgo_t> algos_;  // by bucket
 };
 
-Status CublasLt::prepare(const LinearWeights& weights, std::unique_ptr<Linear>& linear) {
+Status CublasLt::prepare(const LinearWeights& weights, const Stream&, std::unique_ptr<Linear>& linear) {
+  if (weights.input_norm.gamma != nullptr || weights.residual_norm.gamma != nullptr)
+    return Status::refused("cuBLASLt folds no LayerNorm");
   auto made = std::make_unique<CublasLtLinear>(*this, weights);
   EMBERT_TRY(made->init());
   linear = std::move(made);

@@ -1,39 +1,49 @@
 // y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)): the one matrix product an encoder needs.
 //
-// Behind it: cuBLASLt (every device and type) and our own Hopper kernels. An output row must depend on its own row, the
-// weights and nothing else, bit for bit, whatever `rows` is: so no split of K that varies with the number of rows.
+// Behind it: cuBLASLt (every device and type) and our own Hopper kernels, which also take LayerNorms over (see
+// ../EPILOGUES.md). An output row must depend on its own row, the weights and nothing else, bit for bit, whatever
+// `rows` is: so no split of K that varies with the number of rows.
 #pragma once
 
 #include <memory>
 #include <string>
 
+#include "../kernels/norm.h"
 #include "../kernels/shapes.h"
 #include "../launch.h"
 
 namespace embert {
 
 struct LinearWeights {
-  const void* weight = nullptr;  // [out, in]
-  const void* bias = nullptr;    // [out]
+  void* weight = nullptr;      // [out, in]; multiplied by input_norm's gamma in place
+  const void* bias = nullptr;  // [out]
   int out = 0, in = 0;
   Activation activation = Activation::kNone;
+  Norm input_norm, residual_norm;  // only where the provider folds
+  float epsilon = 0.0f;            // of both
 };
 
 class Linear {
  public:
   virtual ~Linear() = default;
-  // residual: [rows, out] or null, added before rounding; never with an activation. y may not be x; it may be residual.
-  virtual Status run(const void* x, const void* residual, int rows, void* y, const Stream& stream) = 0;
+  // residual: [rows, out] or none, added before rounding; never with an activation. y may not be x; it may be residual.
+  // y_sums: null, or where the sums of y's rows go; `y_parts` is then set.
+  virtual Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+                     const Stream& stream) = 0;
 };
 
 class GemmProvider {
  public:
   virtual ~GemmProvider() = default;
   virtual const char* name() const = 0;
-  virtual Status prepare(const LinearWeights& weights, std::unique_ptr<Linear>& linear) = 0;
+  virtual Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) = 0;
   virtual size_t workspace_bytes() const = 0;
   // Whether the kernels before and after may be chained by programmatic dependent launch.
   virtual bool dependent_launch() const = 0;
+  // Whether it takes LayerNorms over: Norms in LinearWeights, sums in Rows.
+  virtual bool folds() const = 0;
+  // After all `prepare`: refused when a Norm cannot be folded into its weights without loss.
+  virtual Status check_folds() const { return {}; }
 };
 
 // cuBLASLt, loaded when first asked for: `library` is a file name or path, empty for the one beside the toolkit.

@@ -1,181 +1,272 @@
 // The Hopper provider: tensor maps, tile shapes and launches of the kernel in hopper_kernel.cuh.
 
-#include <cuda.h>
+#include <algorithm>
+#include <iterator>
+#include <set>
 
-#include <map>
-#include <tuple>
-
-#include "gemm.h"
+#include "../encoder/memory.h"
+#include "fold.cuh"
 #include "hopper_kernel.cuh"
+#include "tensor_maps.h"
 
 namespace embert {
 namespace {
 
+using hopper::GemmArguments;
 using hopper::TileShape;
 
-// All tuned numbers. Wide: two row tiles share W, for many rows. The others: more and smaller tiles for fewer rows, and
-// a ring deep enough that all of W's tile is on its way before the earlier kernel ends (K = 768: 12 stages).
-using Wide = TileShape<128, 128, 2, 5>;
-using Middle = TileShape<64, 64, 1, 12>;
-using Narrow = TileShape<64, 32, 1, 12>;
-using Slim = TileShape<64, 16, 1, 14>;
+// All tuned numbers. Wide: W's tile is shared by two blocks, for many rows. The others: more and smaller tiles for
+// fewer rows, and a ring deep enough that all of W's tile is on its way before the earlier kernel ends (K = 768: 12
+// stages).
+using Wide256 = TileShape<256, 2, 4, 2, true>;
+using Wide128 = TileShape<128, 2, 6, 2, true>;
+using Middle = TileShape<64, 1, 13, 1, false>;
+using Narrow = TileShape<32, 1, 12, 0, false>;
+using Slim = TileShape<16, 1, 14, 0, false>;
+
+// Cycles of one step of K and of everything else in a launch, fitted to launches of 32 to 1 024 rows on an H100. The
+// large tiles' steps are the matrix unit's at 85 %; the small ones' the latency of four products in a row.
+struct Cost {
+  int step, rest;
+};
+template <typename Shape>
+constexpr Cost kCost = Shape::kColumns == 256   ? Cost{1150, 6500}
+                       : Shape::kColumns == 128 ? Cost{620, 4000}
+                       : Shape::kColumns == 64  ? Cost{300, 2300}
+                       : Shape::kColumns == 32  ? Cost{240, 2300}
+                                                : Cost{220, 2300};
+
+// Past a model's own rounding of γ·W (2.1e-4 in FP16, 1.7e-3 in BF16) by this factor, LayerNorm is better not folded
+// in.
+constexpr float kFoldTolerance = 3.0f;
+constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
+
+int tiles_of(int size, int tile) {
+  return (size + tile - 1) / tile;
+}
 
 class Hopper;
 
 class HopperLinear final : public Linear {
  public:
   HopperLinear(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
-  Status init();
-  Status run(const void* x, const void* residual, int rows, void* y, const Stream& stream) override;
+  Status init(const Stream& stream);
+  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+             const Stream& stream) override;
 
  private:
-  template <typename T, typename Shape>
-  Status run_shape(const CUtensorMap& w_map, const void* x, const void* residual, int rows, void* y,
-                   const Stream& stream);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual>
-  Status run_kernel(const CUtensorMap& w_map, const void* x, const void* residual, int rows, void* y,
-                    const Stream& stream);
+  struct Call {
+    const Rows& x;
+    const Rows& residual;
+    int rows;
+    void* y;
+    float2* y_sums;
+    int& y_parts;
+    const Stream& stream;
+  };
   template <typename T>
-  Status run_type(const void* x, const void* residual, int rows, void* y, const Stream& stream);
+  Status fold(const Stream& stream);
+  template <typename T>
+  Status run_type(const Call& call);
+  template <typename T, typename Shape>
+  Status run_shape(const Call& call);
+  template <typename T, typename Shape, Activation kActivation, bool kResidual>
+  Status run_kernel(const Call& call);
+
+  // Of a cluster.
+  template <typename Shape>
+  int tiles(int rows) const {
+    return tiles_of(rows, Shape::kRows * Shape::kCluster) * tiles_of(weights_.out, Shape::kColumns);
+  }
+  float2* plain_columns() const { return columns_.as<float2>(); }
+  float2* residual_columns() const { return columns_.as<float2>() + padded_; }
 
   Hopper& owner_;
   LinearWeights weights_;
-  CUtensorMap wide_map_{}, middle_map_{}, narrow_map_{}, slim_map_{};
+  DeviceBuffer columns_;  // what the epilogue reads for each column of y: without a residual, then with one
+  int padded_ = 0;
 };
 
 class Hopper final : public GemmProvider {
  public:
-  explicit Hopper(DType dtype) : dtype_(dtype) {}
+  explicit Hopper(DType dtype) : dtype_(dtype), maps_(dtype) {}
 
   Status open() {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    EMBERT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
-    if (found == nullptr) return Status::refused("the driver has no cuTensorMapEncodeTiled: it is older than CUDA 12");
-    encode_ = reinterpret_cast<decltype(encode_)>(found);
+    EMBERT_TRY(maps_.open());
     int device = 0;
     EMBERT_CUDA(cudaGetDevice(&device));
     EMBERT_CUDA(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
+    EMBERT_TRY(fold_error_.allocate(sizeof(float)));
+    EMBERT_CUDA(cudaMemset(fold_error_.as(), 0, sizeof(float)));
     return {};
   }
 
   const char* name() const override { return "hopper"; }
   size_t workspace_bytes() const override { return 0; }
   bool dependent_launch() const override { return true; }
-  Status prepare(const LinearWeights& weights, std::unique_ptr<Linear>& linear) override {
+  bool folds() const override { return true; }
+  Status check_folds() const override {
+    float worst = 0.0f;
+    EMBERT_CUDA(cudaMemcpy(&worst, fold_error_.as(), sizeof(worst), cudaMemcpyDeviceToHost));
+    const float usual = dtype_ == DType::kFloat16 ? 2.1e-4f : 1.7e-3f;
+    if (worst <= kFoldTolerance * usual) return {};
+    return Status::refused("LayerNorm's gamma cannot be folded into the weights: their relative error would be " +
+                           std::to_string(worst) + ", at most " + std::to_string(kFoldTolerance * usual) + " is taken");
+  }
+  Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override {
     if (weights.in % 8 != 0 || weights.out % 8 != 0)
       return Status::refused("hopper gemm: sizes must be multiples of 8");
+    if (weights.residual_norm.gamma != nullptr && weights.activation != Activation::kNone)
+      return Status::refused("hopper gemm: a residual and an activation");
     auto made = std::make_unique<HopperLinear>(*this, weights);
-    EMBERT_TRY(made->init());
+    EMBERT_TRY(made->init(stream));
     linear = std::move(made);
     return {};
   }
 
-  // A row-major [rows, columns] matrix cut into boxes of [box_rows, 64].
-  Status map(const void* matrix, int rows, int columns, int box_rows, CUtensorMap& made) const {
-    const cuuint64_t sizes[2] = {cuuint64_t(columns), cuuint64_t(rows)};
-    const cuuint64_t pitch[1] = {cuuint64_t(columns) * 2};
-    const cuuint32_t box[2] = {64, cuuint32_t(box_rows)};
-    const cuuint32_t strides[2] = {1, 1};
-    const CUresult code =
-        encode_(&made, dtype_ == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                2, const_cast<void*>(matrix), sizes, pitch, box, strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (code == CUDA_SUCCESS) return {};
-    return Status::refused("cuTensorMapEncodeTiled of [" + std::to_string(rows) + ", " + std::to_string(columns) +
-                           "]: CUresult " + std::to_string(int(code)));
+  Status map(const void* matrix, int rows, int columns, int box_rows, const CUtensorMap*& found) {
+    return maps_.get({matrix, rows, columns, box_rows, 64}, found);
   }
 
+  // Lets a kernel have more shared memory than 48 KB, the first time it is seen.
+  Status allow_shared_memory(const void* kernel, int bytes) {
+    if (!allowed_.insert(kernel).second) return {};
+    EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    return {};
+  }
+
+  // The largest relative error that folding a LayerNorm's gamma into a row of weights has made so far; on the device.
+  float* fold_error() const { return fold_error_.as<float>(); }
   DType dtype() const { return dtype_; }
   int processors() const { return processors_; }
 
  private:
   DType dtype_;
   int processors_ = 0;
-  decltype(&cuTensorMapEncodeTiled) encode_ = nullptr;
+  TensorMaps maps_;
+  std::set<const void*> allowed_;
+  DeviceBuffer fold_error_;
 };
 
-Status HopperLinear::init() {
-  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Wide::kColumns / Wide::kCluster, wide_map_));
-  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Middle::kColumns, middle_map_));
-  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Narrow::kColumns, narrow_map_));
-  return owner_.map(weights_.weight, weights_.out, weights_.in, Slim::kColumns, slim_map_);
+template <typename T>
+Status HopperLinear::fold(const Stream& stream) {
+  const auto as = [](const void* vector) { return static_cast<const T*>(vector); };
+  const int out = weights_.out;
+  EMBERT_TRY(launch("fold_input", hopper::fold_input_kernel<T>, out, hopper::kFoldThreads, 0, stream,
+                    static_cast<T*>(weights_.weight), as(weights_.bias), as(weights_.input_norm.gamma),
+                    as(weights_.input_norm.beta), weights_.in, activation_factor(weights_.activation), plain_columns(),
+                    owner_.fold_error()));
+  const int blocks = (out + hopper::kFoldThreads - 1) / hopper::kFoldThreads;
+  return launch("fold_residual", hopper::fold_residual_kernel<T>, blocks, hopper::kFoldThreads, 0, stream,
+                as(weights_.bias), as(weights_.residual_norm.gamma), as(weights_.residual_norm.beta), out,
+                residual_columns());
+}
+
+Status HopperLinear::init(const Stream& stream) {
+  padded_ = (weights_.out + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
+  EMBERT_TRY(columns_.allocate(2 * size_t(padded_) * sizeof(float2)));
+  EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
+  return owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream);
 }
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
-Status HopperLinear::run_kernel(const CUtensorMap& w_map, const void* x, const void* residual, int rows, void* y,
-                                const Stream& stream) {
+Status HopperLinear::run_kernel(const Call& call) {
   const auto kernel = hopper::gemm_kernel<T, Shape, kActivation, kResidual>;
-  EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes));
-  CUtensorMap x_map, y_map, residual_map{};
-  EMBERT_TRY(owner_.map(x, rows, weights_.in, Shape::kRows, x_map));
-  EMBERT_TRY(owner_.map(y, rows, weights_.out, Shape::kRows, y_map));
-  if (kResidual) EMBERT_TRY(owner_.map(residual, rows, weights_.out, Shape::kRows, residual_map));
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
+  const int x_rows = Shape::kTogether ? Shape::kRows : std::min(Shape::kRows, tiles_of(call.rows, 8) * 8);
+  EMBERT_TRY(owner_.map(call.x.data, call.rows, weights_.in, x_rows, x_map));
+  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Shape::kWShare, w_map));
+  EMBERT_TRY(owner_.map(call.y, call.rows, weights_.out, 64, y_map));
+  residual_map = y_map;
+  if (kResidual) EMBERT_TRY(owner_.map(call.residual.data, call.rows, weights_.out, Shape::kRows, residual_map));
 
-  const int row_tiles = (rows + Shape::kRows * Shape::kCluster - 1) / (Shape::kRows * Shape::kCluster);
-  const int tiles = row_tiles * ((weights_.out + Shape::kColumns - 1) / Shape::kColumns);
+  const Rows& normed = kResidual ? call.residual : call.x;
+  const int width = kResidual ? weights_.out : weights_.in;
+  const GemmArguments arguments{
+      reinterpret_cast<const float4*>(kResidual ? residual_columns() : plain_columns()),
+      call.residual.data,
+      call.y,
+      normed.sums,
+      call.y_sums,
+      normed.parts,
+      width,
+      1.0f / float(width),
+      weights_.epsilon,
+      call.rows,
+      weights_.out,
+      weights_.in,
+      x_rows * Shape::kDepth * 2,
+  };
+  call.y_parts = Shape::kColumns < kSumColumns ? kSumColumns / Shape::kColumns : 1;
+
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {Shape::kCluster, 1, 1};
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(std::min(tiles, owner_.processors() / Shape::kCluster) * Shape::kCluster);
   config.blockDim = dim3(hopper::kGemmThreads);
   config.dynamicSmemBytes = Shape::kSharedBytes;
-  config.stream = stream.handle;
+  config.stream = call.stream.handle;
   config.attrs = attributes;
-  config.numAttrs = stream.dependent_launch ? 2 : 1;
-  const cudaError_t code =
-      cudaLaunchKernelEx(&config, kernel, x_map, w_map, residual_map, y_map, static_cast<const T*>(weights_.bias),
-                         static_cast<const T*>(residual), static_cast<T*>(y), rows, weights_.out, weights_.in);
+  config.numAttrs = call.stream.dependent_launch ? 2 : 1;
+  config.gridDim = dim3(std::min(tiles<Shape>(call.rows), owner_.processors() / Shape::kCluster) * Shape::kCluster);
+  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *residual_map, *y_map, arguments);
   if (code == cudaSuccess) return {};
-  return Status::cuda(code, ("hopper gemm (" + std::to_string(rows) + " rows, " + std::to_string(weights_.in) + " to " +
-                             std::to_string(weights_.out) + ")")
+  return Status::cuda(code, ("hopper gemm (" + std::to_string(call.rows) + " rows, " + std::to_string(weights_.in) +
+                             " to " + std::to_string(weights_.out) + ")")
                                 .c_str());
 }
 
 template <typename T, typename Shape>
-Status HopperLinear::run_shape(const CUtensorMap& w_map, const void* x, const void* residual, int rows, void* y,
-                               const Stream& stream) {
-  if (residual != nullptr) {
+Status HopperLinear::run_shape(const Call& call) {
+  if (call.residual.data != nullptr) {
     if (weights_.activation != Activation::kNone) return Status::refused("hopper gemm: a residual and an activation");
-    return run_kernel<T, Shape, Activation::kNone, true>(w_map, x, residual, rows, y, stream);
+    return run_kernel<T, Shape, Activation::kNone, true>(call);
   }
+  if (call.y_sums != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
   switch (weights_.activation) {
     case Activation::kGeluErf:
-      return run_kernel<T, Shape, Activation::kGeluErf, false>(w_map, x, nullptr, rows, y, stream);
+      return run_kernel<T, Shape, Activation::kGeluErf, false>(call);
     case Activation::kGeluTanh:
-      return run_kernel<T, Shape, Activation::kGeluTanh, false>(w_map, x, nullptr, rows, y, stream);
+      return run_kernel<T, Shape, Activation::kGeluTanh, false>(call);
     case Activation::kRelu:
-      return run_kernel<T, Shape, Activation::kRelu, false>(w_map, x, nullptr, rows, y, stream);
+      return run_kernel<T, Shape, Activation::kRelu, false>(call);
     default:
-      return run_kernel<T, Shape, Activation::kNone, false>(w_map, x, nullptr, rows, y, stream);
+      return run_kernel<T, Shape, Activation::kNone, false>(call);
   }
 }
 
 template <typename T>
-Status HopperLinear::run_type(const void* x, const void* residual, int rows, void* y, const Stream& stream) {
-  // The smallest tiles that still find a multiprocessor each; tile shapes change no bits, so any rule is right.
-  const auto tiles = [&](int tile_rows, int tile_columns) {
-    return (rows + tile_rows - 1) / tile_rows * ((weights_.out + tile_columns - 1) / tile_columns);
+Status HopperLinear::run_type(const Call& call) {
+  // The shape whose blocks are done first; shapes change no bits, so any rule is right.
+  const auto cycles = [&](auto shape) {
+    using Shape = decltype(shape);
+    const int slots = owner_.processors() / Shape::kCluster;
+    const int rounds = tiles_of(tiles<Shape>(call.rows), slots);
+    return rounds * tiles_of(weights_.in, Shape::kDepth) * kCost<Shape>.step + kCost<Shape>.rest;
   };
-  const int processors = owner_.processors();
-  if (tiles(Slim::kRows, Slim::kColumns) <= processors)
-    return run_shape<T, Slim>(slim_map_, x, residual, rows, y, stream);
-  if (tiles(Narrow::kRows, Narrow::kColumns) <= processors) {
-    return run_shape<T, Narrow>(narrow_map_, x, residual, rows, y, stream);
+  const int costs[] = {cycles(Slim{}), cycles(Narrow{}), cycles(Middle{}), cycles(Wide128{}), cycles(Wide256{})};
+  switch (std::min_element(std::begin(costs), std::end(costs)) - costs) {
+    case 0:
+      return run_shape<T, Slim>(call);
+    case 1:
+      return run_shape<T, Narrow>(call);
+    case 2:
+      return run_shape<T, Middle>(call);
+    case 3:
+      return run_shape<T, Wide128>(call);
+    default:
+      return run_shape<T, Wide256>(call);
   }
-  if (tiles(Middle::kRows, Middle::kColumns) <= 2 * processors) {
-    return run_shape<T, Middle>(middle_map_, x, residual, rows, y, stream);
-  }
-  return run_shape<T, Wide>(wide_map_, x, residual, rows, y, stream);
 }
 
-Status HopperLinear::run(const void* x, const void* residual, int rows, void* y, const Stream& stream) {
+Status HopperLinear::run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+                         const Stream& stream) {
   if (rows == 0) return {};
-  return owner_.dtype() == DType::kFloat16 ? run_type<half_t>(x, residual, rows, y, stream)
-                                           : run_type<bfloat_t>(x, residual, rows, y, stream);
+  const Call call{x, residual, rows, y, y_sums, y_parts, stream};
+  return owner_.dtype() == DType::kFloat16 ? run_type<half_t>(call) : run_type<bfloat_t>(call);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernels/mma.cuh"
 
@@ -87,8 +88,10 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from,
 __device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+// Waits until at most kLeft committed groups of stores still have to read shared memory.
+template <int kLeft>
 __device__ __forceinline__ void wait_stores_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 __device__ __forceinline__ void wait_stores_done() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -120,6 +123,10 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t 
 __device__ __forceinline__ uint64_t operand(uint32_t address) {
   return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);
 }
+// The same of 32-element (64-byte) swizzled rows. Both serve a right operand of rows of K as well.
+__device__ __forceinline__ uint64_t narrow_operand(uint32_t address) {
+  return (uint64_t(2) << 62) | (uint64_t(512 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);
+}
 __device__ __forceinline__ void fence_registers() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -134,6 +141,25 @@ __device__ __forceinline__ void wait_products() {
 #define EMBERT_F8(i)                                                                                          \
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
       "+f"(c[i + 7])
+#define EMBERT_WGMMA_256(type)                                                                                    \
+  asm volatile(                                                                                                   \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                                           \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                                \
+      " "                                                                                                         \
+      "{"                                                                                                         \
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                    \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                          \
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                          \
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                                          \
+      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                                          \
+      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                                          \
+      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"                              \
+      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"                           \
+      "}, %128, %129, add, 1, 1, 0, 0;\n}"                                                                        \
+      : EMBERT_F8(0), EMBERT_F8(8), EMBERT_F8(16), EMBERT_F8(24), EMBERT_F8(32), EMBERT_F8(40), EMBERT_F8(48),    \
+        EMBERT_F8(56), EMBERT_F8(64), EMBERT_F8(72), EMBERT_F8(80), EMBERT_F8(88), EMBERT_F8(96), EMBERT_F8(104), \
+        EMBERT_F8(112), EMBERT_F8(120)                                                                            \
+      : "l"(a), "l"(b), "r"(int(add)))
 #define EMBERT_WGMMA_128(type)                                                                                        \
   asm volatile(                                                                                                       \
       "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                                                                \
@@ -177,6 +203,14 @@ __device__ __forceinline__ void wait_products() {
 // c[64 × kN] (+)= a[64 × 16] · b[kN × 16]ᵀ by the whole warpgroup. Warp w holds rows 16w …; within it, c[4j + i] is
 // laid out as an m16n8 accumulator of columns 8j … 8j + 7.
 template <typename T>
+__device__ __forceinline__ void multiply(float (&c)[128], uint64_t a, uint64_t b, bool add) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    EMBERT_WGMMA_256("f16");
+  } else {
+    EMBERT_WGMMA_256("bf16");
+  }
+}
+template <typename T>
 __device__ __forceinline__ void multiply(float (&c)[64], uint64_t a, uint64_t b, bool add) {
   if constexpr (std::is_same_v<T, half_t>) {
     EMBERT_WGMMA_128("f16");
@@ -209,7 +243,46 @@ __device__ __forceinline__ void multiply(float (&c)[8], uint64_t a, uint64_t b, 
   }
 }
 
+// The same with a[64 × 16] in registers (as an m16n8k16 left operand of each warp's 16 rows) and b as rows of K:
+// b[16 × 64] or [16 × 32], of swizzled rows of 128 or 64 bytes.
+#define EMBERT_WGMMA_RS_64(type)                                                                                   \
+  asm volatile(                                                                                                    \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"                                                             \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                                  \
+      " "                                                                                                          \
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                    \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}" \
+      : EMBERT_F8(0), EMBERT_F8(8), EMBERT_F8(16), EMBERT_F8(24)                                                   \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
+#define EMBERT_WGMMA_RS_32(type)                                                                          \
+  asm volatile(                                                                                           \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"                                                    \
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                         \
+      " "                                                                                                 \
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, add, 1, 1, 1;\n}" \
+      : EMBERT_F8(0), EMBERT_F8(8)                                                                        \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
+template <typename T>
+__device__ __forceinline__ void multiply_rows(float (&c)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    EMBERT_WGMMA_RS_64("f16");
+  } else {
+    EMBERT_WGMMA_RS_64("bf16");
+  }
+}
+template <typename T>
+__device__ __forceinline__ void multiply_rows(float (&c)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    EMBERT_WGMMA_RS_32("f16");
+  } else {
+    EMBERT_WGMMA_RS_32("bf16");
+  }
+}
+
 #undef EMBERT_F8
+#undef EMBERT_WGMMA_RS_64
+#undef EMBERT_WGMMA_RS_32
+#undef EMBERT_WGMMA_256
 #undef EMBERT_WGMMA_128
 #undef EMBERT_WGMMA_64
 #undef EMBERT_WGMMA_32

@@ -1,86 +1,225 @@
 // y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper, top to bottom.
 //
-// Persistent blocks of three warpgroups. The first copies tiles of x and W into a ring of stages; the other two take
-// output tiles in turn ("ping-pong"): while one multiplies, the other adds the bias, applies the activation and stores,
-// so that the epilogue costs no matrix time. Two blocks of a cluster take neighbouring row tiles and share each tile of
-// W: half of it is fetched by each and multicast to both. Accumulation walks K in order in one FP32 accumulator: a
-// row's bits depend on nothing but the row and the weights.
+// Persistent blocks of three warpgroups. The first copies tiles of x and W into a ring of stages; the other two
+// multiply 64 rows each and finish them, in one of two ways:
+//   together: both work on one tile of 128 rows, the second a few steps behind the first, so that one finishes while
+//   the other still has, or has again, something to multiply: the matrix unit does not wait for an epilogue. For many
+//   rows. in turn: each takes a whole tile of 64 rows. For few rows, where a block has one tile or two.
+// Blocks of a cluster lie below each other in y and share the tile of W: each fetches its part and multicasts it.
+// Accumulation walks K in order in one FP32 accumulator: a row's bits depend on nothing but the row and the weights.
+// The residual of a large tile comes through the ring too, as one or two more steps after those of K.
+//
+// LayerNorms are folded in (../EPILOGUES.md): the epilogue turns the sums of its rows into (1/σ, −μ/σ), applies them to
+// the product (its input's LayerNorm) or to the residual, and leaves the sums of its own rows for the next product.
+// Few rows make few instructions: a kernel that runs for three microseconds spends them on fetching its own code.
 #pragma once
 
 #include <type_traits>
 
 #include "../kernels/activation.cuh"
+#include "../kernels/row_sums.cuh"
+#include "gemm.h"
 #include "hopper.cuh"
 
 namespace embert::hopper {
 
-template <int kRowsValue, int kColumnsValue, int kClusterValue, int kStagesValue>
+constexpr int kBoxBytes = 64 * 128;  // 64 rows of 64 columns: what wgmma's M and a swizzled row make
+
+template <int kColumnsValue, int kClusterValue, int kStagesValue, int kBoxesValue, bool kTogetherValue>
 struct TileShape {
-  static constexpr int kRows = kRowsValue;        // of x, a tile's
-  static constexpr int kColumns = kColumnsValue;  // of y, a tile's
-  static constexpr int kCluster = kClusterValue;  // blocks that share W's tile
+  static constexpr bool kTogether = kTogetherValue;
+  static constexpr int kRows = kTogether ? 128 : 64;  // of x, a block's tile; a consumer has 64, which is wgmma's M
+  static constexpr int kColumns = kColumnsValue;      // of y
+  static constexpr int kCluster = kClusterValue;      // blocks that share W's tile
   static constexpr int kStages = kStagesValue;
+  static constexpr int kBoxes = kBoxesValue;  // of staging memory, a consumer; 0: from registers to memory
+  static constexpr bool kStaged = kBoxes > 0;
   static constexpr int kDepth = 64;  // of K, a stage: 128 bytes, one swizzled row
   static constexpr int kXBytes = kRows * kDepth * 2;
   static constexpr int kWBytes = kColumns * kDepth * 2;
   static constexpr int kStageBytes = kXBytes + kWBytes;
-  // Tiles of a few columns go from registers to memory; others through a staging tile a consumer, in boxes of 64
-  // columns.
-  static constexpr bool kStaged = kColumns >= 64;
-  static constexpr int kOutBytes = kStaged ? kRows * kColumns * 2 : 0;
-  static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + 2 * kOutBytes + 256;
+  static constexpr int kWShare = kColumns / kCluster;                 // rows of W a block fetches
+  static constexpr int kColumnBytes = kStaged ? kSumColumns * 8 : 0;  // a consumer's constants of up to 128 columns
+  static constexpr int kBarrierBytes = (2 * kStages + 2) * 8;
+  static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kBoxes * kBoxBytes + 2 * kColumnBytes + kBarrierBytes;
+  // The residual's tile as steps of the ring: 64 columns take kRows · 128 bytes, a step takes what fits a stage.
+  static constexpr int kResidualColumns = kStageBytes / (kRows * 128) >= 2 && kColumns >= 128 ? 128 : 64;
+  static constexpr int kResidualSteps = kStaged ? kColumns / kResidualColumns : 0;
 
-  static_assert(kRows % 64 == 0, "wgmma's M is 64");
-  static_assert(kColumns == 16 || kColumns == 32 || kColumns == 64 || kColumns == 128,
+  static_assert(kColumns == 16 || kColumns == 32 || kColumns == 64 || kColumns == 128 || kColumns == 256,
                 "the widths that hopper.cuh wraps");
-  static_assert(kColumns / kCluster % 8 == 0, "each block's share of W's tile starts on a swizzle pattern");
+  static_assert(kWShare % 8 == 0, "each block's share of W's tile starts on a swizzle pattern");
   static_assert(kSharedBytes <= 232448, "227 KB is what a block of sm_90 can have");
   static_assert(kStageBytes % 1024 == 0, "a stage starts on a swizzle pattern");
-  static_assert((2 * kStages + 4) * 8 <= 256, "the barriers' room");
+  static_assert(kColumns >= 64 || !kStaged, "a box has 64 columns");
 };
 
 constexpr int kGemmThreads = 384;
+constexpr int kLag = 2;  // steps between two consumers that work together
 
-// Two neighbouring elements of y from their sums.
-template <typename T, Activation kActivation, bool kResidual>
-__device__ __forceinline__ uint32_t finished(float low, float high, uint32_t bias, uint32_t residual) {
-  const float2 shift = unpack_two<T>(bias);
-  low += shift.x;
-  high += shift.y;
-  if constexpr (kResidual) {
-    const float2 rest = unpack_two<T>(residual);
-    low += rest.x;
-    high += rest.y;
+// What the epilogue needs beside the tensor maps.
+struct GemmArguments {
+  const float4* columns;   // two columns each: (s, c, s, c), or with a residual (γ, b, γ, b)
+  const void* residual;    // [rows, out], for tiles that are not staged
+  void* y;                 // likewise
+  const float2* row_sums;  // of x's rows, or of the residual's; null: they are normalised already
+  float2* y_sums;          // null: not wanted
+  int parts;               // of row_sums, a group
+  int width;               // columns of the rows that row_sums are of
+  float inverse_width;
+  float epsilon;
+  int rows, out, in;
+  int x_bytes;  // of a stage: a box of fewer than 64 rows fetches no others
+};
+
+// The sums of a warp's 16 rows, left in flight while the tile is multiplied; both forms add them up in the order of
+// row_sums.cuh, so a row's scale has the same bits in any tile.
+//
+// For few rows, whose producers leave eight parts a group: all lanes read every row, four a group, two parts a lane (or
+// one of four, …).
+struct FewRowsSums {
+  float2 held[16], second[16];
+
+  __device__ __forceinline__ void load(const GemmArguments& of, int first_row, int lane) {
+    const int groups = (of.width + kSumColumns - 1) / kSumColumns, group = lane / 4;
+    const int apart = of.parts < 4 ? 4 / of.parts : 1;         // lanes from one part to the next
+    const int part = lane % 4 * max(of.parts, 4) / 4 / apart;  // the first of this lane's
+    // A row's last group may be narrower than 128 columns; parts past the end were never written.
+    const auto written = [&](int i) { return group * kSumColumns + (part + i) * (kSumColumns / of.parts) < of.width; };
+    const bool has_one = lane % apart == 0 && group < groups && written(0);
+    const bool has_two = of.parts == 8 && has_one && written(1);
+    const float2* const from = of.row_sums + (size_t(first_row) * groups + group) * of.parts + part;
+    const int pitch = groups * of.parts;
+#pragma unroll
+    for (int r = 0; r < 16; ++r) {
+      const bool exists = first_row + r < of.rows;
+      held[r] = has_one && exists ? from[r * pitch] : float2{0.0f, 0.0f};
+      second[r] = has_two && exists ? from[r * pitch + 1] : float2{0.0f, 0.0f};
+    }
   }
-  return pack_two<T>(activate<kActivation, false>(low), activate<kActivation, false>(high));
+
+  // Of the rows lane / 4 and lane / 4 + 8. At each of five levels lanes add up in pairs; each keeps half of the values
+  // and gives the other half away, until a lane has one sum of one row.
+  __device__ __forceinline__ void scales(const GemmArguments& of, float factor, int lane, float2 (&scales)[2]) {
+    float values[16];
+#pragma unroll
+    for (int r = 0; r < 16; ++r) values[r] = exchanged(held[r].x + second[r].x, held[r].y + second[r].y, lane, 1);
+    halve<16>(values, lane, 2);
+    halve<8>(values, lane, 16);
+    halve<4>(values, lane, 4);
+    halve<2>(values, lane, 8);
+    const float partner = __shfl_xor_sync(~0u, values[0], 1);
+    const float2 own = row_scale(lane % 2 == 0 ? float2{values[0], partner} : float2{partner, values[0]},
+                                 of.inverse_width, of.epsilon, factor);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + 8 * half;  // its bits 0 to 3 are bits 1, 4, 2, 3 of the lane that has it
+      const int at = (row & 1) << 1 | (row & 2) << 3 | (row & 4) | (row & 8);
+      scales[half] = {__shfl_sync(~0u, own.x, at), __shfl_sync(~0u, own.y, at)};
+    }
+  }
+
+ private:
+  // Lanes whose bit `step` is 0 end with the pair's sum of `low`, the others with that of `high`.
+  __device__ static float exchanged(float low, float high, int lane, int step) {
+    const bool upper = (lane & step) != 0;
+    return (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, step);
+  }
+  template <int kCount>
+  __device__ static void halve(float (&values)[16], int lane, int step) {
+#pragma unroll
+    for (int r = 0; r < kCount / 2; ++r) values[r] = exchanged(values[2 * r], values[2 * r + 1], lane, step);
+  }
+};
+
+// For many rows, whose producers leave one part a group: a lane reads groups lane % 4 and lane % 4 + 4 of its own two
+// rows. More parts (many rows of a narrow product's) are added at once.
+struct ManyRowsSums {
+  float2 held[2][2];  // of the rows lane / 4 and lane / 4 + 8
+
+  __device__ __forceinline__ void load(const GemmArguments& of, int first_row, int lane) {
+    const int groups = (of.width + kSumColumns - 1) / kSumColumns;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + lane / 4 + i / 2 * 8, group = lane % 4 + i % 2 * 4;
+      const bool exists = row < of.rows && group < groups;
+      const float2* const from = of.row_sums + (size_t(row) * groups + group) * of.parts;
+      held[i / 2][i % 2] = exists ? from[0] : float2{0.0f, 0.0f};
+      if (of.parts > 1 && exists) held[i / 2][i % 2] = group_sum(from, of.parts, of.width - group * kSumColumns);
+    }
+  }
+
+  __device__ __forceinline__ void scales(const GemmArguments& of, float factor, int, float2 (&scales)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float2 sum = held[half][0] + held[half][1];
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, step);
+        sum.y += __shfl_xor_sync(~0u, sum.y, step);
+      }
+      scales[half] = row_scale(sum, of.inverse_width, of.epsilon, factor);
+    }
+  }
+};
+
+// Sums of kChunks neighbouring pieces of 16 columns, held by the four lanes of a row in part; afterwards every lane has
+// the total in chunks[0]. Each piece is summed over the lanes first, then the pieces as a balanced tree: so that tiles
+// of any width agree. Lanes share the work: each keeps half of the pieces and gives the other half away.
+template <int kChunks>
+__device__ __forceinline__ void combine_chunks(float2 (&chunks)[kChunks], int lane) {
+  const auto from = [](float2 value, int step) {
+    return float2{__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
+  };
+  const auto add = [](float2& to, float2 value) { to = to + value; };
+  const auto halve = [&](auto count, int step) {
+    constexpr int kHalf = decltype(count)::value / 2;
+    const bool upper = (lane & step) != 0;
+    if constexpr (kHalf == 0) {
+      add(chunks[0], from(chunks[0], step));
+    } else {
+#pragma unroll
+      for (int k = 0; k < kHalf; ++k) {
+        const float2 given = upper ? chunks[k] : chunks[k + kHalf];
+        chunks[k] = upper ? chunks[k + kHalf] : chunks[k];
+        add(chunks[k], from(given, step));
+      }
+    }
+  };
+  halve(std::integral_constant<int, kChunks>(), 2);
+  halve(std::integral_constant<int, (kChunks > 1 ? kChunks / 2 : 1)>(), 1);
+  if constexpr (kChunks == 8) add(chunks[0], chunks[1]);
+  if constexpr (kChunks >= 4) add(chunks[0], from(chunks[0], 1));
+  if constexpr (kChunks >= 2) add(chunks[0], from(chunks[0], 2));
 }
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
 __global__ void __launch_bounds__(kGemmThreads, 1)
     gemm_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
-                const T* bias, const T* residual, T* y, int rows, int out, int in) {
+                const GemmArguments of) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int kBlocks = Shape::kRows / 64;  // wgmma rows blocks of a tile
-  extern __shared__ uint8_t raw[];
-  const uint32_t base = (shared_address(raw) + 1023) & ~1023u;  // a swizzle pattern is 1 024 bytes
+  constexpr int kResidualSteps = kResidual ? Shape::kResidualSteps : 0;
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  const uint32_t base = shared_address(raw);
   const uint32_t staging = base + Shape::kStages * Shape::kStageBytes;
-  const uint32_t full = staging + 2 * Shape::kOutBytes;
+  float4* const staged_columns =
+      reinterpret_cast<float4*>(raw + Shape::kStages * Shape::kStageBytes + 2 * Shape::kBoxes * kBoxBytes);
+  const uint32_t full = staging + 2 * Shape::kBoxes * kBoxBytes + 2 * Shape::kColumnBytes;
   const uint32_t empty = full + 8 * Shape::kStages;
-  const uint32_t residual_full = empty + 8 * Shape::kStages;  // one a consumer
-  const uint32_t multiplied = residual_full + 16;             // one a consumer: it has seen its tile's last stage
+  const uint32_t multiplied = empty + 8 * Shape::kStages;  // one a consumer: it has seen its tile's last stage
   const int group = threadIdx.x / 128;
   const uint32_t rank = Shape::kCluster > 1 ? block_in_cluster() : 0;
 
   if (threadIdx.x == 0) {
+    constexpr int kReaders = Shape::kTogether ? 8 : 4;  // warps that consume a stage, in each block
     for (int s = 0; s < Shape::kStages; ++s) {
       init_barrier(full + 8 * s, 1);
-      init_barrier(empty + 8 * s, 4 * Shape::kCluster);  // every consuming warp of every block that it feeds
+      init_barrier(empty + 8 * s, kReaders * Shape::kCluster);
     }
-    init_barrier(residual_full, 1);
-    init_barrier(residual_full + 8, 1);
-    init_barrier(multiplied, 4);
-    init_barrier(multiplied + 8, 4);
+    for (int i = 0; i < 2; ++i) {
+      init_barrier(multiplied + 8 * i, 4);
+    }
     fence_barrier_init();
   }
   dependents_may_launch();
@@ -89,7 +228,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   else
     __syncthreads();
 
-  const int steps = (in + Shape::kDepth - 1) / Shape::kDepth;
+  const int rows = of.rows, out = of.out;
+  const int steps = (of.in + Shape::kDepth - 1) / Shape::kDepth;
   const int column_tiles = (out + Shape::kColumns - 1) / Shape::kColumns;
   const int row_tiles = (rows + Shape::kRows * Shape::kCluster - 1) / (Shape::kRows * Shape::kCluster);
   const int tiles = column_tiles * row_tiles;  // of a cluster
@@ -104,15 +244,17 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
       prefetch_map(&x_map);
       prefetch_map(&w_map);
       uint32_t stage = 0, phase = 1;  // the first pass over the ring finds every stage empty
-      constexpr int kShare = Shape::kColumns / Shape::kCluster;
+      const auto advance = [&] {
+        if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+      };
       const auto load_w = [&](uint32_t at, int step, int column) {
-        const uint32_t w_to = base + at * Shape::kStageBytes + Shape::kXBytes;
-        arrive_expecting(full + 8 * at, Shape::kStageBytes);
+        const uint32_t to = base + at * Shape::kStageBytes + Shape::kXBytes + rank * Shape::kWShare * 128;
+        arrive_expecting(full + 8 * at, of.x_bytes + Shape::kWBytes);
         if constexpr (Shape::kCluster > 1) {
-          load_box_for(uint16_t((1 << Shape::kCluster) - 1), &w_map, w_to + rank * kShare * 128, full + 8 * at,
-                       step * Shape::kDepth, column + int(rank) * kShare);
+          load_box_for(uint16_t((1 << Shape::kCluster) - 1), &w_map, to, full + 8 * at, step * Shape::kDepth,
+                       column + int(rank) * Shape::kWShare);
         } else {
-          load_box(&w_map, w_to, full + 8 * at, step * Shape::kDepth, column);
+          load_box(&w_map, to, full + 8 * at, step * Shape::kDepth, column);
         }
       };
       // Weights depend on no earlier kernel: the first ones are on their way while that one still runs.
@@ -125,125 +267,210 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
           wait_barrier(empty + 8 * stage, phase);
           if (tile != first_tile || step >= early) load_w(stage, step, column);
           load_box(&x_map, base + stage * Shape::kStageBytes, full + 8 * stage, step * Shape::kDepth, row);
-          if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+          advance();
+        }
+        for (int step = 0; step < kResidualSteps; ++step) {
+          wait_barrier(empty + 8 * stage, phase);
+          arrive_expecting(full + 8 * stage, Shape::kRows * Shape::kResidualColumns * 2);
+          for (int box = 0; box < Shape::kResidualColumns / 64; ++box) {
+            load_box(&residual_map, base + stage * Shape::kStageBytes + box * Shape::kRows * 128, full + 8 * stage,
+                     column + step * Shape::kResidualColumns + box * 64, row);
+          }
+          advance();
         }
       }
     }
   } else {
     take_registers<232>();
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    const uint32_t own_staging = staging + consumer * Shape::kOutBytes;
-    const uint32_t own_residual = residual_full + 8 * consumer;
-    uint32_t residual_phase = 0;
-    int turn = 0;
+    const int own_row = Shape::kTogether ? consumer * 64 : 0;  // in the block's tile
+    const uint32_t own_staging = staging + consumer * Shape::kBoxes * kBoxBytes;
+    uint32_t stage = 0, phase = 0;
+    const auto advance = [&] {
+      if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+    };
+    const auto has_read = [&](uint32_t which) {
+      if (lane < Shape::kCluster) arrive_in_cluster(empty + 8 * which, lane);
+    };
+    float4* const shared_columns = staged_columns + consumer * (Shape::kColumnBytes / 16);
+    uint32_t boxes = 0;       // staged so far
+    int turn = 0, turns = 0;  // of all tiles, of this consumer's
     for (int tile = first_tile; tile < tiles; tile += tile_stride, ++turn) {
-      if (turn % 2 != consumer) continue;
-      const int row = row_of(tile), column = column_of(tile);
-      if (Shape::kStaged && thread == 0) {
-        wait_stores_read();  // the previous tile has left the staging memory
-        if constexpr (kResidual) {
-          wait_for_earlier_kernels();
-          arrive_expecting(own_residual, Shape::kOutBytes);
-          for (int box = 0; box < Shape::kColumns / 64; ++box) {
-            load_box(&residual_map, own_staging + box * Shape::kRows * 128, own_residual, column + box * 64, row);
-          }
+      if (!Shape::kTogether && turn % 2 != consumer) continue;
+      const int row = row_of(tile) + own_row, column = column_of(tile);
+
+      // What the epilogue will need is asked for now: the columns' constants (of a staged tile, a thread two columns),
+      // the rows' sums, the residual of a tile that is not staged.
+      constexpr int kAllChunks = Shape::kColumns / 16;
+      float4 own_columns = {}, all_columns[Shape::kStaged ? 1 : kAllChunks][2];
+      if constexpr (Shape::kStaged) {
+        if (thread < Shape::kColumns / 2) own_columns = __ldg(of.columns + column / 2 + thread);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2 * kAllChunks; ++i)
+          all_columns[i / 2][i % 2] = __ldg(of.columns + column / 2 + lane % 4 + i * 4);
+      }
+      const int first_row = row + warp * 16 + lane / 4, first_column = column + 2 * (lane % 4);
+      // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
+      const auto is_inside = [&](int chunk, int i) {
+        return first_row + 8 * (i % 2) < rows && first_column + chunk * 16 + 8 * (i / 2) < out;
+      };
+      const auto place = [&](int chunk, int i) {
+        return size_t(first_row + 8 * (i % 2)) * out + first_column + chunk * 16 + 8 * (i / 2);
+      };
+      constexpr bool kReadsRows = kResidual && !Shape::kStaged;
+      if ((of.row_sums != nullptr || kReadsRows) && turns++ == 0) wait_for_earlier_kernels();
+      std::conditional_t<Shape::kTogether, ManyRowsSums, FewRowsSums> row_sums;
+      if (of.row_sums != nullptr) row_sums.load(of, row + warp * 16, lane);
+      uint32_t all_residuals[kReadsRows ? kAllChunks : 1][4];
+      if constexpr (kReadsRows) {
+#pragma unroll
+        for (int i = 0; i < kAllChunks * 4; ++i) {
+          const auto* const residual = static_cast<const T*>(of.residual) + place(i / 4, i % 4);
+          all_residuals[i / 4][i % 4] = is_inside(i / 4, i % 4) ? *reinterpret_cast<const uint32_t*>(residual) : 0;
         }
       }
-      uint32_t biases[Shape::kColumns / 8];  // two columns each
-#pragma unroll
-      for (int j = 0; j < Shape::kColumns / 8; ++j) {
-        const int at = column + j * 8 + 2 * (lane % 4);
-        biases[j] = at < out ? __ldg(reinterpret_cast<const uint32_t*>(bias + at)) : 0;
-      }
 
-      float c[kBlocks][Shape::kColumns / 2];
-      // The ring's place where this tile begins: tiles are `steps` apart.
-      uint32_t stage = uint32_t(turn) * steps % Shape::kStages, phase = uint32_t(turn) * steps / Shape::kStages % 2;
+      float c[Shape::kColumns / 2];
+      if constexpr (Shape::kTogether) {
+        if (consumer == 1 && turn == 0) wait_barrier(multiplied, 0);  // the lag
+      } else {
+        // The ring's place where this tile begins: tiles are as many steps apart as each has.
+        const uint32_t place = uint32_t(turn) * (steps + kResidualSteps);
+        stage = place % Shape::kStages, phase = place / Shape::kStages % 2;
+        // Not before the other consumer has seen all its stages: a barrier tells a phase from the next, not from the
+        // one after.
+        if (turn > 0) wait_barrier(multiplied + 8 * (1 - consumer), (turn - 1) / 2 % 2);
+      }
       uint32_t last_stage = stage;
-      // Not before the other consumer has seen all its stages: a barrier tells a phase from the next, not from the one
-      // after.
-      if (turn > 0) wait_barrier(multiplied + 8 * (1 - consumer), (turn - 1) / 2 % 2);
       for (int step = 0; step < steps; ++step) {
         wait_barrier(full + 8 * stage, phase);
-        const uint32_t x_from = base + stage * Shape::kStageBytes, w_from = x_from + Shape::kXBytes;
+        const uint32_t x_from = base + stage * Shape::kStageBytes + own_row * 128;
+        const uint32_t w_from = base + stage * Shape::kStageBytes + Shape::kXBytes;
         fence_registers();
 #pragma unroll
         for (int k = 0; k < Shape::kDepth / 16; ++k) {
-#pragma unroll
-          for (int block = 0; block < kBlocks; ++block) {
-            multiply<T>(c[block], operand(x_from + block * 64 * 128 + k * 32), operand(w_from + k * 32), step + k > 0);
-          }
+          multiply<T>(c, operand(x_from + k * 32), operand(w_from + k * 32), step + k > 0);
         }
         commit_products();
         if (step > 0) {
           wait_products<1>();  // the stage before this one has been read
-          if (lane < Shape::kCluster) arrive_in_cluster(empty + 8 * last_stage, lane);
+          has_read(last_stage);
+        }
+        if constexpr (Shape::kTogether) {
+          if (turn == 0 && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(multiplied);
         }
         last_stage = stage;
-        if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+        advance();
       }
-      if (lane == 0) arrive(multiplied + 8 * consumer);
+      const uint32_t residual_stage = stage;
+      if constexpr (kResidualSteps > 0 && !Shape::kTogether) wait_barrier(full + 8 * stage, phase);
+      if (!Shape::kTogether && lane == 0) arrive(multiplied + 8 * consumer);
       wait_products<0>();
-      if (lane < Shape::kCluster) arrive_in_cluster(empty + 8 * last_stage, lane);
+      has_read(last_stage);
 
-      if constexpr (!Shape::kStaged) {
-        if constexpr (kResidual) wait_for_earlier_kernels();
+      // The epilogue, 64 rows and 16 columns at a time.
+      float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
+      if (of.row_sums != nullptr) row_sums.scales(of, activation_factor(kActivation), lane, scale);
+      constexpr int kPartColumns = Shape::kColumns < kSumColumns ? Shape::kColumns : kSumColumns;  // of one sum
+      constexpr int kChunks = kPartColumns / 16;
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
+      for (int part = 0; part < Shape::kColumns / kPartColumns; ++part) {
+        float2 sums[2][kChunks];
 #pragma unroll
-          for (int j = 0; j < Shape::kColumns / 8; ++j) {
+        for (int in_part = 0; in_part < kChunks; ++in_part) {
+          const int chunk = part * kChunks + in_part;
+          if constexpr (kResidualSteps > 0 && Shape::kTogether) {
+            if (chunk % (Shape::kResidualColumns / 16) == 0) {
+              wait_barrier(full + 8 * stage, phase);
+              last_stage = stage;
+              advance();
+            }
+          }
+          const uint32_t residual_from = Shape::kTogether ? last_stage : residual_stage;
+          const uint32_t box_at = own_staging + boxes % (Shape::kStaged ? Shape::kBoxes : 1) * kBoxBytes;
+          const int in_box = 2 * (chunk % 4) + lane / 16;  // 8 columns
+          float4 of_columns[2];
+          if constexpr (Shape::kStaged) {
+            if (in_part == 0 && thread / 64 == part) shared_columns[thread % 64] = own_columns;
+            if (chunk % 4 == 0) {  // an empty box: all but the newest stores have read theirs
+              if (thread == 0) wait_stores_read<Shape::kBoxes - 1>();
+              warpgroup_sync(1 + consumer);
+            }
+            of_columns[0] = shared_columns[in_part * 8 + lane % 4];
+            of_columns[1] = shared_columns[in_part * 8 + lane % 4 + 4];
+          } else {
+            of_columns[0] = all_columns[chunk][0], of_columns[1] = all_columns[chunk][1];
+          }
+          uint32_t residuals[4];
+          if constexpr (kResidual && Shape::kStaged) {
+            const int residual_box = chunk % (Shape::kResidualColumns / 16) / 4;
+            load_matrices(residuals, base + residual_from * Shape::kStageBytes + residual_box * Shape::kRows * 128 +
+                                         swizzled(own_row + warp * 16 + lane % 16, in_box));
+          } else if constexpr (kResidual) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) residuals[i] = all_residuals[chunk][i];
+          }
+          uint32_t packed[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float4 k = of_columns[i / 2];
+            const float2 by = scale[i % 2];
+            const int at_c = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
+            float low = c[at_c], high = c[at_c + 1];
+            if constexpr (kResidual) {
+              const float2 rest = unpack_two<T>(residuals[i]);
+              low = fmaf(fmaf(rest.x, by.x, by.y), k.x, low + k.y);
+              high = fmaf(fmaf(rest.y, by.x, by.y), k.z, high + k.w);
+              const float2 two = {low + high, fmaf(low, low, high * high)};
+              float2& sum = sums[i % 2][in_part];
+              sum = i < 2 ? two : sum + two;
+            } else {
+              low = activate<kActivation, false>(fmaf(low, by.x, fmaf(by.y, k.x, k.y)));
+              high = activate<kActivation, false>(fmaf(high, by.x, fmaf(by.y, k.z, k.w)));
+            }
+            packed[i] = pack_two<T>(low, high);
+          }
+          if constexpr (Shape::kStaged) {
+            store_matrices(box_at + swizzled(warp * 16 + lane % 16, in_box), packed);
+            if (chunk % 4 == 3) {
+              fence_for_copies();
+              warpgroup_sync(1 + consumer);
+              if (thread == 0) {
+                store_box(&y_map, box_at, column + chunk / 4 * 64, row);
+                commit_stores();
+              }
+              ++boxes;
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              if (is_inside(chunk, i))
+                *reinterpret_cast<uint32_t*>(static_cast<T*>(of.y) + place(chunk, i)) = packed[i];
+            }
+          }
+          if constexpr (kResidualSteps > 0) {
+            if ((chunk + 1) % (Shape::kResidualColumns / 16) == 0) has_read(residual_from);
+          }
+        }
+        if constexpr (kResidual) {
+          if (of.y_sums != nullptr) {
+            constexpr int kParts = kSumColumns / kPartColumns;
+            const int pitch = (out + kSumColumns - 1) / kSumColumns * kParts;
+            const int part_column = column + part * kPartColumns;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const int y_row = row + block * 64 + warp * 16 + lane / 4 + 8 * half;
-              const int y_column = column + j * 8 + 2 * (lane % 4);
-              if (y_row >= rows || y_column >= out) continue;
-              const size_t at = size_t(y_row) * out + y_column;
-              const uint32_t rest = kResidual ? *reinterpret_cast<const uint32_t*>(residual + at) : 0;
-              *reinterpret_cast<uint32_t*>(y + at) = finished<T, kActivation, kResidual>(
-                  c[block][4 * j + 2 * half], c[block][4 * j + 2 * half + 1], biases[j], rest);
+              combine_chunks(sums[half], lane);
+              if (lane % 4 == 0 && first_row + 8 * half < rows && part_column < out)
+                of.y_sums[size_t(first_row + 8 * half) * pitch + part_column / kPartColumns] = sums[half][0];
             }
           }
         }
-        continue;
-      }
-
-      if constexpr (kResidual) {
-        wait_barrier(own_residual, residual_phase);
-        residual_phase ^= 1;
-      } else {
-        warpgroup_sync(1 + consumer);  // thread 0 has seen the staging memory empty
-      }
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        const int tile_row = block * 64 + warp * 16 + lane % 16;
-#pragma unroll
-        for (int j = 0; j < Shape::kColumns / 8; j += 2) {
-          const int chunk = j + lane / 16;
-          const uint32_t at = own_staging + chunk / 8 * Shape::kRows * 128 + swizzled(tile_row, chunk % 8);
-          uint32_t residuals[4] = {};
-          if constexpr (kResidual) load_matrices(residuals, at);
-          uint32_t packed[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {  // (rows 0-7, j), (rows 8-15, j), (rows 0-7, j + 1), (rows 8-15, j + 1)
-            const int at_c = 4 * (j + i / 2) + 2 * (i % 2);
-            packed[i] = finished<T, kActivation, kResidual>(c[block][at_c], c[block][at_c + 1], biases[j + i / 2],
-                                                            residuals[i]);
-          }
-          store_matrices(at, packed);
-        }
-      }
-      fence_for_copies();
-      warpgroup_sync(1 + consumer);
-      if (thread == 0) {
-        for (int box = 0; box < Shape::kColumns / 64; ++box) {
-          store_box(&y_map, own_staging + box * Shape::kRows * 128, column + box * 64, row);
-        }
-        commit_stores();
       }
     }
     if (Shape::kStaged && thread == 0) wait_stores_done();
   }
-  // A block may leave only when its neighbour has multicast and arrived into it for the last time.
+  // A block may leave only when its neighbours have multicast and arrived into it for the last time.
   if constexpr (Shape::kCluster > 1) {
     __syncwarp();
     cluster_sync();

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) activate_kernel(const T* bias, size_
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const float value = to_float(pack.values[i]) + (bias != nullptr ? to_float(shift.values[i]) : 0.0f);
-      pack.values[i] = from_float<T>(activate<kActivation, kExact>(value));
+      pack.values[i] = from_float<T>(activate<kActivation, kExact>(activation_factor(kActivation) * value));
     }
     store_pack(x + p * kWidth, pack);
   }

@@ -1,4 +1,5 @@
-// y = LayerNorm(word[id] + position[p] + type[t]): gather and normalisation in one pass, a warp a token.
+// y = LayerNorm(word[id] + position[p] + type[t]): gather and normalisation in one pass, a warp a token. With `sums`
+// the sum itself, and what its LayerNorm needs to know (norm.h).
 //
 // Floor at T = 26 692, H = 768, FP16: one word row read (mostly from L2 for common words) and one row written a token,
 // 82 MB, 27 µs at 3 TB/s. The sum is FP32: HuggingFace's FP16 rounds it twice.
@@ -14,7 +15,7 @@ constexpr int kWarps = 4;
 template <typename T, int kPacks>
 __global__ void __launch_bounds__(kWarps * 32)
     embedding_kernel(const T* word, const T* position, const T* type, const T* gamma, const T* beta, const int* ids,
-                     const int* types, const int* positions, int rows, int hidden, float epsilon, T* y) {
+                     const int* types, const int* positions, int rows, int hidden, float epsilon, T* y, float2* sums) {
   const int lane = threadIdx.x % 32;
   const int row = blockIdx.x * kWarps + threadIdx.x / 32;
   dependents_may_launch();
@@ -35,31 +36,41 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
   values.add(words, lane, hidden);
   values.add(places, lane, hidden);
-  values.normalise_into(y + size_t(row) * hidden, gammas, betas, lane, hidden, epsilon);
+  if (sums == nullptr) {
+    values.normalise_into(y + size_t(row) * hidden, gammas, betas, lane, hidden, epsilon);
+    return;
+  }
+  values.store_into(y + size_t(row) * hidden, lane, hidden);
+  const float2 total = values.sums();
+  const int groups = (hidden + kSumColumns - 1) / kSumColumns;
+  for (int group = lane; group < groups; group += 32) {
+    sums[size_t(row) * groups + group] = group == 0 ? total : float2{0.0f, 0.0f};
+  }
 }
 
 template <typename T>
 Status launch_embed(const EmbeddingTables& tables, const int* ids, const int* types, const int* positions, int rows,
-                    int hidden, float epsilon, void* y, const Stream& stream) {
+                    int hidden, float epsilon, void* y, float2* sums, const Stream& stream) {
   return with_row_packs<T>("embedding", hidden, [&](auto packs) {
     return launch("embedding", embedding_kernel<T, packs>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
                   static_cast<const T*>(tables.word), static_cast<const T*>(tables.position),
                   static_cast<const T*>(tables.type), static_cast<const T*>(tables.gamma),
-                  static_cast<const T*>(tables.beta), ids, types, positions, rows, hidden, epsilon, static_cast<T*>(y));
+                  static_cast<const T*>(tables.beta), ids, types, positions, rows, hidden, epsilon, static_cast<T*>(y),
+                  sums);
   });
 }
 
 }  // namespace
 
 Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
-             int rows, int hidden, float epsilon, void* y, const Stream& stream) {
+             int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream) {
   switch (dtype) {
     case DType::kFloat16:
-      return launch_embed<half_t>(tables, ids, types, positions, rows, hidden, epsilon, y, stream);
+      return launch_embed<half_t>(tables, ids, types, positions, rows, hidden, epsilon, y, sums, stream);
     case DType::kBFloat16:
-      return launch_embed<bfloat_t>(tables, ids, types, positions, rows, hidden, epsilon, y, stream);
+      return launch_embed<bfloat_t>(tables, ids, types, positions, rows, hidden, epsilon, y, sums, stream);
     default:
-      return launch_embed<float>(tables, ids, types, positions, rows, hidden, epsilon, y, stream);
+      return launch_embed<float>(tables, ids, types, positions, rows, hidden, epsilon, y, sums, stream);
   }
 }
 

@@ -3,9 +3,12 @@
 #pragma once
 
 #include "../launch.h"
+#include "norm.h"
 #include "shapes.h"
 
 namespace embert {
+
+class TensorMaps;
 
 // --- offsets.cu ---------------------------------------------------------------------------------------------------
 struct OffsetsInput {
@@ -30,8 +33,8 @@ struct OffsetsCapacity {
 Status compute_offsets(const OffsetsInput& in, const OffsetsOutput& out, const OffsetsCapacity& capacity,
                        int position_offset, const Stream& stream);
 
-// --- embedding.cu: y[T, H] = LayerNorm(word[ids] + position[positions] + type[types])
-// ---------------------------------
+// --- embedding.cu: y[T, H] = LayerNorm(word[ids] + position[positions] + type[types]) ------------------------------
+// With `sums` (norm.h: one part a group) y is not normalised.
 struct EmbeddingTables {
   const void* word;      // [vocabulary, H]
   const void* position;  // [positions, H]
@@ -40,7 +43,7 @@ struct EmbeddingTables {
   const void* beta;      // [H]
 };
 Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
-             int rows, int hidden, float epsilon, void* y, const Stream& stream);
+             int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);
 
 // --- layernorm.cu: y[T, H] = LayerNorm(x + bias + residual); bias and residual may be null; y may be x or residual
 // ----
@@ -53,22 +56,22 @@ bool layernorm_takes(DType dtype, int hidden);
 Status activate_rows(DType dtype, Activation activation, const void* bias, int rows, int columns, void* x,
                      const Stream& stream);
 
-// --- attention*.cu: context[T, heads·d] = softmax(Q·Kᵀ/√d)·V within each sequence; qkv is [T, 3·heads·d]
-// ---------------
+// --- attention*.cu: context[T, heads·d] = softmax(Q·Kᵀ/√d)·V within each sequence; qkv is [T, 3·heads·d] -----------
 struct AttentionWork {
   const AttentionTile* tiles;
   int tile_count;
   const AttentionTile* shorts;
   int short_count;
 };
-Status attention(DType dtype, const void* qkv, const AttentionWork& work, int heads, int head_size, void* context,
-                 const Stream& stream);
+// maps: of a Hopper device, or null. All forwards of an encoder must agree on it: bits depend on it.
+Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
+                 void* context, TensorMaps* maps, const Stream& stream);
 bool attention_takes(DType dtype, int head_size);
 
-// --- pool.cu: one FP32 vector a sequence, cut to its dimensions and (where asked) of length 1
-// -------------------------
-Status pool(DType dtype, Pooling pooling, const void* hidden_states, const int* cu_seqlens, const uint32_t* cuts,
-            int sequences, int hidden, float* vectors, const Stream& stream);
+// --- pool.cu: one FP32 vector a sequence, cut to its dimensions and (where asked) of length 1 -----------------------
+// rows: [T, H]; where they have sums, `norm` is applied.
+Status pool(DType dtype, Pooling pooling, const Rows& rows, const Norm& norm, float epsilon, const int* cu_seqlens,
+            const uint32_t* cuts, int sequences, int hidden, float* vectors, const Stream& stream);
 
 // --- convert.cu: y[n] = x[n] between storage types
 // --------------------------------------------------------------------

@@ -34,6 +34,30 @@ struct WarpRow {
       for (int i = 0; i < kWidth; ++i) values[p][i] = 0.0f;
   }
 
+  __device__ void store_into(T* y, int lane, int hidden) const {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!holds(p, lane, hidden)) continue;
+      Pack<T> out;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) out.values[i] = from_float<T>(values[p][i]);
+      store_pack(y + (p * 32 + lane) * kWidth, out);
+    }
+  }
+
+  // Of the elements (x) and of their squares (y).
+  __device__ float2 sums() const {
+    float2 total = {0.0f, 0.0f};
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        total.x += values[p][i];
+        total.y = fmaf(values[p][i], values[p][i], total.y);
+      }
+    return {warp_sum(total.x), warp_sum(total.y)};
+  }
+
   // Two passes over registers: the mean, then the variance about it, so that outlier channels cost no digits.
   __device__ void normalise_into(T* y, const Pack<T> (&gamma)[kPacks], const Pack<T> (&beta)[kPacks], int lane,
                                  int hidden, float epsilon) const {

@@ -78,7 +78,9 @@ class CudaEncoder:
     """BERT on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `engine.encoders.base.Encoder`.
 
     `dtype` is "auto" (float16), "float16", "bfloat16" or "float32" (no TF32). `gemm` is "auto", "hopper" (our own
-    kernels, compute capability 9.0) or "cublaslt". `graphs` captures the forwards of small batches at start.
+    kernels, compute capability 9.0) or "cublaslt". `fold` lets the products take LayerNorms over where they can;
+    `fold_refusal` says why a model's weights did not allow it, else it is empty. `graphs` captures the forwards of small
+    batches at start.
 
     Raises UnsupportedModel when the device or the model cannot be run, BrokenModel for weights that cannot be read.
     """
@@ -93,6 +95,7 @@ class CudaEncoder:
         dtype: str = "auto",
         max_batch_tokens: int | None = None,
         gemm: str = "auto",
+        fold: bool = True,
         graphs: bool = True,
     ) -> None:
         reason = unavailable_reason()
@@ -110,8 +113,9 @@ class CudaEncoder:
         self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
         self._heads = Heads(model) if model.dense else None
         checkpoint = Checkpoint.open(model)
-        try:
-            self._encoder = self._cuda.make_encoder(
+
+        def made(fold: bool) -> tuple[Any, str]:
+            encoder = self._cuda.make_encoder(
                 hidden=config.hidden_size,
                 layers=config.layers,
                 heads=config.heads,
@@ -128,9 +132,16 @@ class CudaEncoder:
                 max_tokens=self.max_batch_tokens,
                 gemm=gemm,
                 cublaslt_library=_cublaslt_library(),
+                fold=fold,
                 graphs=graphs,
             )
-            self._load(checkpoint, config.layers)
+            return encoder, _load(encoder, checkpoint, config.layers)
+
+        try:
+            self._encoder, self.fold_refusal = made(fold)
+            if self.fold_refusal:
+                self._encoder = None  # its memory, before the next one asks for it
+                self._encoder, _ = made(False)
         except self._cuda.Refused as error:
             raise UnsupportedModel(f"{model.model_id} on {self.device}: {error}") from error
         except self._cuda.Lost as error:
@@ -140,6 +151,11 @@ class CudaEncoder:
     def gemm(self) -> str:
         """What runs the matrix products: "hopper" or "cublaslt"."""
         return str(self._encoder.gemm)
+
+    @property
+    def layernorm(self) -> str:
+        """Where LayerNorm is computed: "folded" into the matrix products, or "separate" (see `fold_refusal`)."""
+        return "folded" if self._encoder.folds else "separate"
 
     @property
     def memory(self) -> tuple[int, int, int]:
@@ -192,25 +208,26 @@ class CudaEncoder:
         """Give back the device's memory; the encoder cannot be used afterwards."""
         self._encoder = None
 
-    def _load(self, checkpoint: Checkpoint, layers: int) -> None:
-        """Upload all weights as they are stored; the device converts. The arrays live until `start` returns."""
-        alive = []
-        tensors = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
-        tensors += [
-            (ours, i, f"encoder.layer.{i}.{theirs}") for i in range(layers) for ours, theirs in LAYER_WEIGHTS.items()
-        ]
-        for ours, layer, theirs in tensors:
-            tensor = checkpoint.stored(theirs)
-            dtype = STORED_DTYPES.get(tensor.dtype, "float32")
-            array = tensor.array if tensor.dtype in STORED_DTYPES else tensor.float32()
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            alive.append(data)
-            self._encoder.load(ours, layer, data, dtype)
-        self._encoder.start()
-
     def _translated(self, error: Exception) -> EncoderError:
         kind = EncoderLost if isinstance(error, self._cuda.Lost) else EncoderError
         return kind(f"{self.device} ({self.device_name}): {error}")
+
+
+def _load(encoder: Any, checkpoint: Checkpoint, layers: int) -> str:
+    """Upload all weights as they are stored (the device converts), and start; the arrays live until it has."""
+    alive = []
+    tensors = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
+    tensors += [
+        (ours, i, f"encoder.layer.{i}.{theirs}") for i in range(layers) for ours, theirs in LAYER_WEIGHTS.items()
+    ]
+    for ours, layer, theirs in tensors:
+        tensor = checkpoint.stored(theirs)
+        dtype = STORED_DTYPES.get(tensor.dtype, "float32")
+        array = tensor.array if tensor.dtype in STORED_DTYPES else tensor.float32()
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        alive.append(data)
+        encoder.load(ours, layer, data, dtype)
+    return str(encoder.start())
 
 
 def _extension() -> Any:

@@ -93,3 +93,100 @@ def test_a_row_has_the_same_bits_in_any_company(
         first = int(random.integers(0, len(x) - rows + 1))
         some = weights.run(x[first : first + rows], None).view(np.uint16)
         assert (some == all_rows[first : first + rows]).all(), rows
+
+
+class Folded:
+    """The two products around a LayerNorm: r = c·V + bias + residual, then activation(LayerNorm(r)·W + bias).
+
+    And the one after: inner·U + bias + LayerNorm(r), so that a residual is normalised too.
+    """
+
+    def __init__(self, device: Device, random: np.random.Generator, dtype: int, hidden: int, inner: int) -> None:
+        self.device, self.dtype, self.hidden, self.inner = device, dtype, hidden, inner
+        self.gamma = ref.stored(random.uniform(0.2, 1.6, hidden), dtype)
+        self.beta = ref.stored(random.standard_normal(hidden) / 4, dtype)
+        self.first = Weights(device, random, "hopper", dtype, hidden, hidden, ref.NONE)
+        weight = random.standard_normal((inner, hidden)) / np.sqrt(hidden)
+        self.weight, self.bias = ref.stored(weight, dtype), ref.stored(random.standard_normal(inner), dtype)
+        gamma, beta = device.put(self.gamma), device.put(self.beta)
+        self.second = device.launch.product(
+            "hopper", "", dtype, device.put(self.weight), device.put(self.bias), inner, hidden, ref.GELU,
+            gamma=gamma, beta=beta, epsilon=EPSILON,
+        )  # fmt: skip
+        self.third_weights = Weights(device, random, "hopper", dtype, hidden, inner, ref.NONE)
+        self.third = device.launch.product(
+            "hopper", "", dtype, device.put(self.third_weights.weight), device.put(self.third_weights.bias), hidden,
+            inner, ref.NONE, gamma=gamma, beta=beta, of_residual=True, epsilon=EPSILON,
+        )  # fmt: skip
+
+    def run(self, context: npt.NDArray[Any], residual: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """r, the second product, the third; as stored."""
+        device, rows, size = self.device, len(context), context.itemsize
+        launch = device.launch
+        r, second, third = (device.new(rows * n * size) for n in (self.hidden, self.inner, self.hidden))
+        sums = device.new(rows * (self.hidden // 128 + 1) * 8 * 8)
+        last_sums = device.new(rows * (self.hidden // 128 + 1) * 8 * 8)
+        self.first.product.run(launch, device.put(context), device.put(residual), rows, r, y_sums=sums)
+        parts = self.first.product.parts
+        self.second.run(launch, r, 0, rows, second, sums, parts)
+        self.third.run(launch, second, r, rows, third, sums, parts, last_sums)
+        shapes = [(rows, self.hidden), (rows, self.inner), (rows, self.hidden)]
+        kind = numpy_type(self.dtype)
+        return [device.get(at, shape, kind) for at, shape in zip((r, second, third), shapes, strict=True)]
+
+
+EPSILON = 1e-12
+
+
+@pytest.mark.parametrize("dtype", [ref.FLOAT16, ref.BFLOAT16])
+@pytest.mark.parametrize(("hidden", "inner"), [(768, 3072), (384, 1536), (312, 1200), (1024, 4096)])
+def test_layernorm_folded_into_the_products(
+    device: Device, random: np.random.Generator, dtype: int, hidden: int, inner: int
+) -> None:
+    folded = Folded(device, random, dtype, hidden, inner)
+    for rows in (1, 16, 17, 64, 200, 777, 3001):
+        # Rows off zero by their own deviation, a hundred times what models show, and one channel fifty times the rest.
+        residual = random.standard_normal((rows, hidden)) + random.standard_normal((rows, 1))
+        residual[:, 7] *= 50
+        stored = ref.stored(residual, dtype)
+        context = ref.stored(random.standard_normal((rows, hidden)), dtype)
+        r, second, third = folded.run(context, stored)
+        wanted = folded.first.exact(context, stored)
+        assert ref.error(r, wanted) <= 1.2 * ref.rounding(wanted, dtype)
+        norm = ref.layernorm(ref.exact(r), ref.exact(folded.gamma), ref.exact(folded.beta), EPSILON)
+        wanted = ref.activation(norm @ ref.exact(folded.weight).T + ref.exact(folded.bias), ref.GELU)
+        # As good as rounding the LayerNorm's output, which is what folding leaves out; few rows scatter.
+        allowed = 1.25 if rows >= 64 else 1.6
+        separate = ref.exact(ref.stored(norm, dtype)) @ ref.exact(folded.weight).T + ref.exact(folded.bias)
+        limit = allowed * ref.error(ref.stored(ref.activation(separate, ref.GELU), dtype), wanted)
+        assert ref.error(second, wanted) <= limit, rows
+        wanted = ref.exact(second) @ ref.exact(folded.third_weights.weight).T + ref.exact(folded.third_weights.bias)
+        assert ref.error(third, wanted + norm) <= allowed * ref.rounding(wanted + norm, dtype), rows
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(768, 3072), (384, 1536), (312, 1200)])
+def test_folded_rows_have_the_same_bits_in_any_company(
+    device: Device, random: np.random.Generator, hidden: int, inner: int
+) -> None:
+    folded = Folded(device, random, ref.FLOAT16, hidden, inner)
+    context, residual = (ref.stored(random.standard_normal((4000, hidden)), ref.FLOAT16) for _ in range(2))
+    together = [rows.view(np.uint16) for rows in folded.run(context, residual)]
+    for rows in (1, 16, 33, 64, 100, 129, 256, 500, 1000, 2500):
+        first = int(random.integers(0, len(context) - rows + 1))
+        part = slice(first, first + rows)
+        for some, everyone in zip(folded.run(context[part], residual[part]), together, strict=True):
+            assert (some.view(np.uint16) == everyone[part]).all(), rows
+
+
+def test_what_cannot_be_folded_is_told(device: Device, random: np.random.Generator) -> None:
+    def product(gamma: float) -> Any:
+        weight = ref.stored(random.standard_normal((64, 64)), ref.FLOAT16)
+        vector = device.put(np.full(64, gamma, np.float16))
+        return device.launch.product(
+            "hopper", "", ref.FLOAT16, device.put(weight), vector, 64, 64, ref.NONE, gamma=vector, beta=vector
+        )
+
+    product(1.0).check_folds()
+    for gamma in (6e4, 1e-6):
+        with pytest.raises(RuntimeError, match="gamma cannot be folded"):
+            product(gamma).check_folds()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -91,20 +93,31 @@ def test_layernorm(
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("hidden", [384, 768])
 @pytest.mark.parametrize("has_types", [True, False])
-def test_embedding(device: Device, random: np.random.Generator, dtype: int, hidden: int, has_types: bool) -> None:
+@pytest.mark.parametrize("raw", [True, False])
+def test_embedding(
+    device: Device, random: np.random.Generator, dtype: int, hidden: int, has_types: bool, raw: bool
+) -> None:
     rows = 333
     word, place, kind = (drawn(random, (n, hidden), dtype, 0.05) for n in (500, 64, 2))
     gamma, beta = drawn(random, (hidden,), dtype), drawn(random, (hidden,), dtype)
     ids, positions, types = (random.integers(0, n, rows).astype(np.int32) for n in (500, 64, 2))
     total = ref.exact(word)[ids] + ref.exact(place)[positions] + (ref.exact(kind)[types] if has_types else 0)
-    wanted = ref.layernorm(total, ref.exact(gamma), ref.exact(beta), EPSILON)
+    wanted = total if raw else ref.layernorm(total, ref.exact(gamma), ref.exact(beta), EPSILON)
     y = device.new(rows * word[0].nbytes)
+    groups = hidden // 128
+    sums = device.new(rows * groups * 8)
     device.launch.embed(
         dtype, device.put(word), device.put(place), device.put(kind) if has_types else 0,
         device.put(gamma), device.put(beta),
         device.put(ids), device.put(types), device.put(positions), rows, hidden, EPSILON, y,
+        sums if raw else 0,
     )  # fmt: skip
     assert ref.error(device.get(y, (rows, hidden), numpy_type(dtype)), wanted) <= allowed(wanted, dtype)
+    if raw:
+        got = device.get(sums, (rows, groups, 2), np.float32).sum(axis=1)
+        np.testing.assert_allclose(
+            got, np.stack([total.sum(axis=1), (total**2).sum(axis=1)], axis=1), rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
@@ -121,11 +134,14 @@ def test_activation(device: Device, random: np.random.Generator, dtype: int, kin
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize(("heads", "dim"), [(12, 64), (12, 32), (3, 8), (3, 24), (2, 40), (5, 80), (3, 96), (2, 128)])
-def test_attention(device: Device, random: np.random.Generator, dtype: int, heads: int, dim: int) -> None:
+@pytest.mark.parametrize("hopper", [False, True])
+def test_attention(device: Device, random: np.random.Generator, dtype: int, heads: int, dim: int, hopper: bool) -> None:
+    if hopper and (dim not in (32, 64) or dtype == ref.FLOAT32):
+        pytest.skip("always the portable kernel")
     lengths = [int(n) for n in random.permutation(LENGTHS)]
     qkv = drawn(random, (sum(lengths), 3 * heads * dim), dtype)
     wanted = ref.attention(ref.exact(qkv), lengths, heads)
-    got = run_attention(device, dtype, qkv, lengths, heads)
+    got = run_attention(device, dtype, qkv, lengths, heads, hopper)
     # P is rounded to 16 bits before P·V, as in every fused attention: a second rounding, averaged over the keys.
     assert ref.error(got, wanted) <= (
         allowed(wanted, dtype) if dtype == ref.FLOAT32 else 1.6 * ref.rounding(wanted, dtype)
@@ -133,14 +149,17 @@ def test_attention(device: Device, random: np.random.Generator, dtype: int, head
 
 
 def run_attention(
-    device: Device, dtype: int, qkv: npt.NDArray[np.generic], lengths: list[int], heads: int
+    device: Device, dtype: int, qkv: npt.NDArray[np.generic], lengths: list[int], heads: int, hopper: bool
 ) -> npt.NDArray[np.generic]:
+    if hopper and importlib.import_module("engine._cuda").device_info(0)[1] != 90:
+        pytest.skip("needs compute capability 9.0")
     long, short = ref.tiles(lengths)
     hidden = qkv.shape[1] // 3
     context = device.new(qkv.nbytes // 3)
     device.launch.attention(
         dtype,
         device.put(qkv),
+        len(qkv),
         device.put(long),
         len(long),
         device.put(short),
@@ -148,26 +167,43 @@ def run_attention(
         heads,
         hidden // heads,
         context,
+        hopper,
     )
     return device.get(context, (len(qkv), hidden), numpy_type(dtype))
 
 
-def test_attention_with_outliers(device: Device, random: np.random.Generator) -> None:
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.parametrize("heads", [12, 24])
+def test_attention_keeps_a_neighbours_infinities_out(
+    device: Device, random: np.random.Generator, heads: int, hopper: bool
+) -> None:
+    lengths = [70, 200, 33]
+    qkv = drawn(random, (303, 3 * 768), ref.FLOAT16)
+    alone = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
+    qkv[70:270] = np.where(random.random((200, 3 * 768)) < 0.5, np.inf, np.nan)
+    beside = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
+    for rows in (slice(0, 70), slice(270, 303)):
+        assert (beside[rows].view(np.uint16) == alone[rows].view(np.uint16)).all()
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+def test_attention_with_outliers(device: Device, random: np.random.Generator, hopper: bool) -> None:
     lengths = [5, 100, 300]
     qkv = ref.stored(with_outliers(random.standard_normal((405, 3 * 768)), random), ref.FLOAT16)
     wanted = ref.attention(ref.exact(qkv), lengths, 12)
-    assert ref.error(run_attention(device, ref.FLOAT16, qkv, lengths, 12), wanted) <= 1.6 * ref.rounding(
+    assert ref.error(run_attention(device, ref.FLOAT16, qkv, lengths, 12, hopper), wanted) <= 1.6 * ref.rounding(
         wanted, ref.FLOAT16
     )
 
 
-def test_attention_is_the_same_in_any_company(device: Device, random: np.random.Generator) -> None:
+@pytest.mark.parametrize("hopper", [False, True])
+def test_attention_is_the_same_in_any_company(device: Device, random: np.random.Generator, hopper: bool) -> None:
     lengths = LENGTHS
     qkv = drawn(random, (sum(lengths), 3 * 768), ref.FLOAT16)
-    together = run_attention(device, ref.FLOAT16, qkv, lengths, 12)
+    together = run_attention(device, ref.FLOAT16, qkv, lengths, 12, hopper)
     start = 0
     for length in lengths:
-        alone = run_attention(device, ref.FLOAT16, qkv[start : start + length], [length], 12)
+        alone = run_attention(device, ref.FLOAT16, qkv[start : start + length], [length], 12, hopper)
         assert (alone.view(np.uint16) == together[start : start + length].view(np.uint16)).all()
         start += length
 
@@ -193,6 +229,32 @@ def test_pool(device: Device, random: np.random.Generator, dtype: int, kind: int
         vectors,
     )
     assert ref.error(device.get(vectors, wanted.shape, np.float32), wanted) <= 1e-6
+
+
+@pytest.mark.parametrize("kind", [ref.CLS, ref.MEAN, ref.MAX, ref.LAST])
+@pytest.mark.parametrize(("hidden", "parts"), [(768, 1), (384, 8), (312, 4), (1024, 2)])
+def test_pool_with_the_last_layernorm(
+    device: Device, random: np.random.Generator, kind: int, hidden: int, parts: int
+) -> None:
+    lengths = [*LENGTHS, 1200]
+    cuts = ([0, ref.KEEPS_LENGTH] * len(lengths))[: len(lengths)]
+    states = drawn(random, (sum(lengths), hidden), ref.FLOAT16)
+    gamma, beta = drawn(random, (hidden,), ref.FLOAT16), drawn(random, (hidden,), ref.FLOAT16)
+    normed = ref.layernorm(ref.exact(states), ref.exact(gamma), ref.exact(beta), EPSILON)
+    wanted = ref.pool(normed, lengths, kind, cuts)
+    groups = -(-hidden // 128)
+    padded = np.zeros((len(states), groups * 128))
+    padded[:, :hidden] = ref.exact(states)
+    pieces = padded.reshape(len(states), groups * parts, -1)
+    sums = np.stack([pieces.sum(axis=2), (pieces**2).sum(axis=2)], axis=2).astype(np.float32)
+    sums[:, -(-hidden * parts // 128) :] = np.nan  # never written
+    vectors = device.new(wanted.size * 4)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    device.launch.pool(
+        ref.FLOAT16, kind, device.put(states), device.put(cu_seqlens), device.put(np.array(cuts, np.uint32)),
+        len(lengths), hidden, vectors, device.put(sums), parts, device.put(gamma), device.put(beta), EPSILON,
+    )  # fmt: skip
+    assert ref.error(device.get(vectors, wanted.shape, np.float32), wanted) <= 1e-5
 
 
 def test_a_size_that_no_kernel_takes_is_refused(device: Device) -> None:

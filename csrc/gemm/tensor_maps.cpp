@@ -1,0 +1,41 @@
+#include "tensor_maps.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+namespace embert {
+
+Status TensorMaps::open() {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  EMBERT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
+  if (found == nullptr) return Status::refused("the driver has no cuTensorMapEncodeTiled: it is older than CUDA 12");
+  encode_ = reinterpret_cast<decltype(encode_)>(found);
+  return {};
+}
+
+Status TensorMaps::get(const BoxedMatrix& matrix, const CUtensorMap*& found) {
+  const auto key = std::make_tuple(matrix.data, matrix.columns, matrix.box_rows, matrix.box_columns);
+  Kept& kept = kept_[key];
+  found = &kept.map;
+  if (kept.rows == matrix.rows) return {};
+  const cuuint64_t sizes[2] = {cuuint64_t(matrix.columns), cuuint64_t(matrix.rows)};
+  const cuuint64_t pitch[1] = {cuuint64_t(matrix.columns) * 2};
+  const cuuint32_t box[2] = {cuuint32_t(matrix.box_columns), cuuint32_t(matrix.box_rows)};
+  const cuuint32_t strides[2] = {1, 1};
+  const CUresult code =
+      encode_(&kept.map, dtype_ == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+              2, const_cast<void*>(matrix.data), sizes, pitch, box, strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+              matrix.box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (code == CUDA_SUCCESS) {
+    kept.rows = matrix.rows;
+    return {};
+  }
+  kept_.erase(key);
+  return Status::refused("cuTensorMapEncodeTiled of [" + std::to_string(matrix.rows) + ", " +
+                         std::to_string(matrix.columns) + "]: CUresult " + std::to_string(int(code)));
+}
+
+}  // namespace embert

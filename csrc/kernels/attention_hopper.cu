@@ -1,0 +1,205 @@
+// softmax(Q·Kᵀ/√d)·V for sequences of over 32 tokens on Hopper: head sizes 64 and 32, 16-bit types.
+//
+// A block, one warpgroup, takes 64 query rows of a (sequence, head) and walks the keys 64 at a time. The tensor copy
+// engine brings Q once, K and V into two stages; both products are wgmma: S = Q·Kᵀ from shared memory, P·V with P in
+// the registers that the softmax left it in. So no thread computes an address or loads a matrix; what bounds it is exp
+// (a sixteenth of the products' FLOPs, at a 256th of their rate) and, for short sequences, latency: four blocks share a
+// multiprocessor. Keys are counted from the sequence's own start, whatever its neighbours: same text, same bits.
+
+#include <cmath>
+
+#include "../gemm/hopper.cuh"
+#include "../gemm/tensor_maps.h"
+#include "kernels.h"
+
+namespace embert {
+namespace {
+
+using namespace hopper;
+
+constexpr int kThreads = 128;
+constexpr int kRows = 64;  // of Q, and keys of a step
+constexpr int kStages = 2;
+static_assert(kRows == kAttentionRows, "a block is a tile of the work list");
+
+template <int kDim>
+struct Layout {
+  static constexpr int kRowBytes = kDim * 2;
+  static constexpr int kTileBytes = kRows * kRowBytes;
+  static constexpr int kQ = 0, kK = kTileBytes, kV = kK + kStages * kTileBytes;
+  static constexpr int kBarriers = kV + kStages * kTileBytes;  // Q's and first step's, then a stage each
+  static constexpr int kSharedBytes = kBarriers + kStages * 8;
+};
+
+template <int kDim>
+__device__ __forceinline__ uint64_t rows_operand(uint32_t address) {
+  return kDim == 64 ? operand(address) : narrow_operand(address);
+}
+// Where the copy engine puts 16-byte chunk c of row r.
+template <int kDim>
+__device__ __forceinline__ uint32_t place_of(int row, int chunk) {
+  return kDim == 64 ? swizzled(row, chunk) : row * 64 + ((chunk ^ (row / 2 & 3)) << 4);
+}
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(kThreads, 4)
+    attention_hopper_kernel(const __grid_constant__ CUtensorMap qkv_map, const AttentionTile* tiles, int heads,
+                            float scale_log2, T* context) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using At = Layout<kDim>;
+  extern __shared__ __align__(1024) uint8_t raw[];
+  const uint32_t base = shared_address(raw), barriers = base + At::kBarriers;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) init_barrier(barriers + 8 * stage, 1);
+    fence_barrier_init();
+    prefetch_map(&qkv_map);
+  }
+  dependents_may_launch();
+  __syncthreads();
+  wait_for_earlier_kernels();
+
+  const int head =
+      blockIdx.x;  // heads of one tile run side by side: their rows share pages and cache lines' neighbours
+  const AttentionTile tile = tiles[blockIdx.y];
+  if (tile.length == 0) return;
+  const int steps = (tile.length + kRows - 1) / kRows;
+  const auto fetch = [&](int step) {  // by one thread; Q comes with the first step
+    const int stage = step % kStages, row = tile.first_row + step * kRows;
+    const uint32_t barrier = barriers + 8 * stage;
+    arrive_expecting(barrier, (step == 0 ? 3 : 2) * At::kTileBytes);
+    if (step == 0) load_box(&qkv_map, base + At::kQ, barrier, head * kDim, tile.first_row + tile.query);
+    load_box(&qkv_map, base + At::kK + stage * At::kTileBytes, barrier, (heads + head) * kDim, row);
+    load_box(&qkv_map, base + At::kV + stage * At::kTileBytes, barrier, (2 * heads + head) * kDim, row);
+  };
+  if (threadIdx.x == 0) {
+    for (int step = 0; step < min(steps, kStages); ++step) fetch(step);
+  }
+
+  float out[kDim / 2];
+  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // of rows lane / 4 and lane / 4 + 8 of the warp's
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) out[i] = 0.0f;
+
+  for (int step = 0; step < steps; ++step) {
+    const int stage = step % kStages;
+    const uint32_t k_from = base + At::kK + stage * At::kTileBytes, v_from = base + At::kV + stage * At::kTileBytes;
+    const int valid = tile.length - step * kRows;
+    wait_barrier(barriers + 8 * stage, step / kStages % 2);
+    float s[32];
+    fence_registers();
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k)
+      multiply<T>(s, rows_operand<kDim>(base + At::kQ + k * 32), rows_operand<kDim>(k_from + k * 32), k > 0);
+    commit_products();
+    if (valid < kRows) {
+      // The rows after the sequence's end are a neighbour's. Their weights are 0, but 0 · infinity would not be.
+      constexpr int kChunks = At::kRowBytes / 16;
+      for (int i = valid * kChunks + threadIdx.x; i < kRows * kChunks; i += kThreads)
+        *reinterpret_cast<uint4*>(raw + (v_from - base) + place_of<kDim>(i / kChunks, i % kChunks)) = uint4{0, 0, 0, 0};
+      fence_for_copies();
+      __syncthreads();
+    }
+    wait_products<0>();
+
+    if (valid < kRows) {
+      const int column = 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        if (i / 4 * 8 + column + i % 2 >= valid) s[i] = -INFINITY;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = maximum[half];
+#pragma unroll
+      for (int n = 0; n < 8; ++n) highest = fmaxf(highest, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+      const float correction = exp2_approximate((maximum[half] - highest) * scale_log2);  // 0 at the first step
+      maximum[half] = highest;
+      const float shift = highest * scale_log2;
+      float row_sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int i = 4 * n + 2 * half; i < 4 * n + 2 * half + 2; ++i) {
+          s[i] = exp2_approximate(fmaf(s[i], scale_log2, -shift));
+          row_sum += s[i];
+        }
+      sum[half] = fmaf(sum[half], correction, row_sum);
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+        out[4 * n + 2 * half] *= correction;
+        out[4 * n + 2 * half + 1] *= correction;
+      }
+    }
+    uint32_t p[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[k][i] = pack_two<T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+    fence_registers();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) multiply_rows<T>(out, p[k], rows_operand<kDim>(v_from + k * 16 * At::kRowBytes), true);
+    commit_products();
+    wait_products<0>();
+    if (step + kStages < steps) {
+      __syncthreads();  // everyone is done with this stage
+      if (threadIdx.x == 0) fetch(step + kStages);
+    }
+  }
+
+  // Through Q's place, which all warps have read for the last time, to whole rows of 16-byte packs.
+  __syncthreads();
+  const int rows = min(16, tile.length - tile.query - warp * 16);
+  if (rows <= 0) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float total = sum[half];  // each lane summed its own columns
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    const float inverse = 1.0f / total;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      const int row = warp * 16 + lane / 4 + 8 * half;
+      *reinterpret_cast<uint32_t*>(raw + At::kQ + place_of<kDim>(row, n) + lane % 4 * 4) =
+          pack_two<T>(out[4 * n + 2 * half] * inverse, out[4 * n + 2 * half + 1] * inverse);
+    }
+  }
+  __syncwarp();
+  constexpr int kChunks = At::kRowBytes / 16;
+  T* const to = context + (size_t(tile.first_row) + tile.query + warp * 16) * heads * kDim + head * kDim;
+  for (int i = lane; i < rows * kChunks; i += 32) {
+    *reinterpret_cast<uint4*>(to + size_t(i / kChunks) * heads * kDim + i % kChunks * 8) =
+        *reinterpret_cast<const uint4*>(raw + At::kQ + place_of<kDim>(warp * 16 + i / kChunks, i % kChunks));
+  }
+#endif
+}
+
+template <typename T, int kDim>
+Status launch_hopper(const CUtensorMap& map, const AttentionWork& work, int heads, void* context,
+                     const Stream& stream) {
+  const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(kDim)));
+  return launch("attention_hopper", attention_hopper_kernel<T, kDim>, dim3(heads, work.tile_count), kThreads,
+                Layout<kDim>::kSharedBytes, stream, map, work.tiles, heads, scale_log2, static_cast<T*>(context));
+}
+
+}  // namespace
+
+bool attention_hopper_takes(DType dtype, int head_size) {
+  return dtype != DType::kFloat32 && (head_size == 32 || head_size == 64);
+}
+
+Status attention_hopper(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
+                        void* context, TensorMaps& maps, const Stream& stream) {
+  const CUtensorMap* map = nullptr;
+  EMBERT_TRY(maps.get({qkv, rows, 3 * heads * head_size, kRows, head_size}, map));
+  if (dtype == DType::kFloat16)
+    return head_size == 64 ? launch_hopper<half_t, 64>(*map, work, heads, context, stream)
+                           : launch_hopper<half_t, 32>(*map, work, heads, context, stream);
+  return head_size == 64 ? launch_hopper<bfloat_t, 64>(*map, work, heads, context, stream)
+                         : launch_hopper<bfloat_t, 32>(*map, work, heads, context, stream);
+}
+
+}  // namespace embert

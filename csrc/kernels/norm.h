@@ -1,0 +1,32 @@
+// Rows whose LayerNorm is left to whoever reads them (../EPILOGUES.md).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace embert {
+
+// A LayerNorm that rows still have to go through.
+struct Norm {
+  const void* gamma = nullptr;  // [columns]; null: none
+  const void* beta = nullptr;   // [columns]
+};
+
+// Rows of a matrix. With `sums` they are not normalised yet: for each row and each group of 128 columns there are
+// `parts` (1, 2, 4 or 8) sums of elements (x) and of their squares (y), in the order of the columns.
+struct Rows {
+  const void* data = nullptr;
+  const float2* sums = nullptr;
+  int parts = 1;
+};
+
+constexpr int kSumColumns = 128;      // of a group
+constexpr int kMaxSumColumns = 1024;  // of a row: eight groups, four lanes each, are a warp
+
+// Room for the sums of `rows` rows: one part a group, or up to eight where rows are few.
+inline size_t sums_bytes(int rows, int columns) {
+  return (size_t(rows) * ((columns + kSumColumns - 1) / kSumColumns) + (1 << 18)) * sizeof(float2);
+}
+
+}  // namespace embert
