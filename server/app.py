@@ -83,7 +83,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     else:
         answer = NotFound(_no_such_route(request.url.path))
         answer.status = error.status_code
-    return _respond(request, answer, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if answer.status == 405 and request.url.path == "/":
+        headers["Allow"] = "GET, POST"  # two routes, of which Starlette names the first
+    return _respond(request, answer, headers)
 
 
 def _no_such_route(path: str) -> str:

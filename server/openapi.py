@@ -171,6 +171,7 @@ def add_hot_routes(document: dict[str, Any], model: Model, max_texts: int) -> di
             | {str(status): {"description": text, "content": error} for status, text in _ERRORS.items()},
         }
         paths[path] = {"post": operation}
+    paths["/"] |= document["paths"].pop("/")  # the page for browsers, a GET
     document["paths"] = paths | document["paths"]  # the work first, operations after it
     _state_bounds(document["components"]["schemas"], model, max_texts)
     # FastAPI's own answer for parameters that are not valid, which no route of ours has.

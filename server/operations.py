@@ -85,9 +85,11 @@ def operations(service: Service) -> APIRouter:
     created = int(time.time())
     no_key: _Responses = {401: {"model": TeiError, "description": "No key or a wrong one"}}
     openai_no_key: _Responses = {401: {"model": OpenAIError, "description": "No key or a wrong one"}}
+    kinds = {kind: {"schema": {"type": "string"}} for kind in ("text/html", "text/plain")}
+    page: _Responses = {200: {"content": kinds}}
     readiness: _Responses = {200: {"model": Readiness}, 503: {"model": Readiness}}
 
-    @router.get("/", include_in_schema=False)
+    @router.get("/", summary="A page for browsers; a few lines of text for others", responses=page)
     async def front(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return Response(PAGE, headers=HEADERS, media_type="text/html")

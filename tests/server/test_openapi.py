@@ -47,7 +47,7 @@ def test_schemathesis(small: Live, tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
-    assert "15 selected / 15 total" in ended.stdout
+    assert "16 selected / 16 total" in ended.stdout
     assert small.get("/health").status_code == 200
 
 
