@@ -381,7 +381,8 @@ def test_unknown_route(http: httpx.Client, method: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [("GET", "/embed", "POST"), ("PUT", "/", "GET, POST"), ("PUT", "/v1/embeddings", "POST"),
-     ("POST", "/health", "GET"), ("DELETE", "/v1/models", "GET"), ("POST", "/metrics", "GET"), ("PATCH", "/info", "GET")],
+     ("POST", "/health", "GET"), ("DELETE", "/v1/models", "GET"), ("POST", "/metrics", "GET"),
+     ("PATCH", "/info", "GET")],
 )  # fmt: skip
 def test_wrong_method(http: httpx.Client, method: str, path: str, allowed: str) -> None:
     answer = http.request(method, path)
