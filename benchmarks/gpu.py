@@ -3,8 +3,9 @@
     python -m benchmarks.gpu [--models base large minilm=FOLDER] [--compile base:passage]
 
 embert is timed as a server uses it: numpy in, numpy out, two batches in flight, wall clock. The rivals are timed on the
-device alone, with inputs already there: transformers padded (sdpa) by events around the call, the packed torch model
-(varlen attention, no padding) as a replayed CUDA graph, with --compile through torch.compile max-autotune too. Everyone
+device alone, with inputs already there: transformers padded (sdpa) by events around the call; the same in batches of 32
+sorted by length, as sentence-transformers makes them; the packed torch model (varlen attention, no padding) as a replayed
+CUDA graph; with --compile the first and the last through torch.compile too (the packed one with max-autotune). Everyone
 takes turns round by round; embert has a process of its own; figures are medians. Before timing, vectors are compared.
 Models without a folder have random weights.
 """
@@ -106,11 +107,17 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
         lengths = lengths_of(workload)
         batch = random_batch(lengths)
         with torch.inference_mode():
-            runners: dict[str, Callable[[], float]] = {"transformers": padded_runner(model, batch)}
+            runners: dict[str, Callable[[], float]] = {
+                "transformers": padded_runner(model, batch, len(lengths)),
+                "sorted by 32": padded_runner(model, batch, 32),
+            }
             graph, vectors = packed.graph(batch, compiled=False)
             runners["packed"] = graph
             compare(ours, batch, vectors)
             if f"{name}:{workload}" in options.compile:
+                torch._dynamo.reset()
+                compiled = torch.compile(model, dynamic=False)
+                runners["transformers compiled"] = padded_runner(compiled, batch, len(lengths))
                 runners["packed compiled"], _ = packed.graph(batch, compiled=True)
             times: dict[str, list[float]] = {who: [] for who in ["embert", *runners]}
             for round_number in range(options.rounds + 1):
@@ -235,18 +242,25 @@ def device_ms(run: Callable[[], object], tokens: int) -> float:
     return float(start.elapsed_time(end)) / times
 
 
-def padded_runner(model: Any, batch: PackedBatch) -> Callable[[], float]:
-    """The transformers model on one padded batch, with mean pooling."""
+def padded_runner(model: Any, batch: PackedBatch, size: int) -> Callable[[], float]:
+    """The transformers model on padded batches of `size` sequences of like length, with mean pooling."""
     lengths = np.diff(batch.cu_seqlens)
-    ids = np.zeros((len(lengths), int(lengths.max())), np.int64)
-    for row, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
-        ids[row, : end - start] = batch.ids[start:end]
-    there = torch.tensor(ids, device="cuda")
-    mask = torch.tensor(np.arange(ids.shape[1]) < lengths[:, None], device="cuda")
+    order = np.argsort(-lengths, kind="stable")
+    padded = []
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        ids = np.zeros((len(rows), int(lengths[rows].max())), np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : lengths[row]] = batch.ids[batch.cu_seqlens[row] : batch.cu_seqlens[row + 1]]
+        mask = np.arange(ids.shape[1]) < lengths[rows][:, None]
+        padded.append((torch.tensor(ids, device="cuda"), torch.tensor(mask, device="cuda")))
 
     def run() -> object:
-        states = model(input_ids=there, attention_mask=mask).last_hidden_state
-        return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        vectors = []
+        for ids, mask in padded:
+            states = model(input_ids=ids, attention_mask=mask).last_hidden_state
+            vectors.append((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        return torch.cat(vectors)
 
     run()
     return lambda: device_ms(run, batch.tokens)

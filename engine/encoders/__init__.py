@@ -59,7 +59,7 @@ def load_encoder(
 
         built = TorchEncoder(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
         choice = f"the GPU is not used: {error}"
-    built.choice = choice
+    built.choice = "; ".join(filter(None, (choice, built.choice)))  # the encoder's own part: how it will work
     return built
 
 

@@ -79,8 +79,8 @@ class CudaEncoder:
 
     `dtype` is "auto" (float16), "float16", "bfloat16" or "float32" (no TF32). `gemm` is "auto", "hopper" (our own
     kernels, compute capability 9.0) or "cublaslt". `fold` lets the products take LayerNorms over where they can;
-    `fold_refusal` says why a model's weights did not allow it, else it is empty. `graphs` captures the forwards of small
-    batches at start.
+    `fold_refusal` says why a model's weights did not allow it, else it is empty. `graphs` captures small batches'
+    forwards at start.
 
     Raises UnsupportedModel when the device or the model cannot be run, BrokenModel for weights that cannot be read.
     """
@@ -104,7 +104,6 @@ class CudaEncoder:
         self._cuda = _extension()
         index = _device_index(device, self._cuda.device_count())
         config = model.config
-        self.choice = ""
         self.device = f"cuda:{index}"
         self.device_name, self.compute_capability, _ = self._cuda.device_info(index)
         self.dtype = "float16" if dtype == "auto" else dtype
@@ -146,6 +145,9 @@ class CudaEncoder:
             raise UnsupportedModel(f"{model.model_id} on {self.device}: {error}") from error
         except self._cuda.Lost as error:
             raise EncoderLost(f"{model.model_id} on {self.device}: {error}") from error
+        self.choice = f"{self.gemm} matrix products, LayerNorm {self.layernorm}"
+        if self.fold_refusal:
+            self.choice += f" ({self.fold_refusal})"
 
     @property
     def gemm(self) -> str:
