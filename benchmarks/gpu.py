@@ -4,7 +4,7 @@
 
 embert is timed as a server uses it: numpy in, numpy out, two batches in flight, wall clock. The rivals are timed on the
 device alone, with inputs already there: transformers padded (sdpa) by events around the call; the same in batches of 32
-sorted by length, as sentence-transformers makes them; the packed torch model (varlen attention, no padding) as a replayed
+sorted by length, as sentence-transformers does; the packed torch model (varlen attention, no padding) as a replayed
 CUDA graph; with --compile the first and the last through torch.compile too (the packed one with max-autotune). Everyone
 takes turns round by round; embert has a process of its own; figures are medians. Before timing, vectors are compared.
 Models without a folder have random weights.
