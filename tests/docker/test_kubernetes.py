@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,9 +23,11 @@ BASE = {path.stem: yaml.safe_load(path.read_text()) for path in (FOLDER / "base"
 NAME = {"app.kubernetes.io/name": "embert"}
 POD = BASE["deployment"]["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
+(GENERATED,) = BASE["kustomization"]["configMapGenerator"]
+OPTIONS = dict(literal.split("=", 1) for literal in GENERATED["literals"])
 
 
-def rendered(folder: str) -> list[dict[str, Any]]:
+def rendered(folder: str | Path) -> list[dict[str, Any]]:
     """What `kubectl apply -k` would send."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -57,6 +61,19 @@ def test_kustomize_renders(folder: str) -> None:
         assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (folder == "base")
 
 
+def test_the_documented_overlay_works(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    remote = "https://github.com/embert/embert//docker/kubernetes/base"
+    assert remote in block
+    (tmp_path / "kustomization.yaml").write_text(block.replace(remote, os.path.relpath(FOLDER / "base", tmp_path)))
+    documents = {document["kind"]: document for document in rendered(tmp_path)}
+    assert documents["ConfigMap"]["data"] == OPTIONS | {"EMBERT_MODEL": "BAAI/bge-small-en-v1.5"}
+    (container,) = documents["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/embert:0.1.0"
+    assert container["envFrom"][0]["configMapRef"]["name"] == documents["ConfigMap"]["metadata"]["name"]
+
+
 def test_labels_and_selectors_meet() -> None:
     assert all(document["metadata"]["labels"] == NAME for name, document in BASE.items() if name != "kustomization")
     assert BASE["deployment"]["spec"]["selector"]["matchLabels"] == NAME
@@ -69,8 +86,7 @@ def test_labels_and_selectors_meet() -> None:
 
 def test_ports_and_probes_are_the_servers() -> None:
     ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
-    data = BASE["configmap"]["data"]
-    assert ports == {"http": ServeConfig().port, "metrics": int(data["EMBERT_METRICS_PORT"])}
+    assert ports == {"http": ServeConfig().port, "metrics": int(OPTIONS["EMBERT_METRICS_PORT"])}
     assert {port["targetPort"] for port in BASE["service"]["spec"]["ports"]} == set(ports)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert CONTAINER[probe]["httpGet"]["path"] in METRIC_ROUTES
@@ -79,7 +95,8 @@ def test_ports_and_probes_are_the_servers() -> None:
 
 def test_options_are_ours() -> None:
     known = {environment_name(name) for name in ServeConfig.__dataclass_fields__}
-    assert set(BASE["configmap"]["data"]) <= known
+    assert set(OPTIONS) <= known
+    assert CONTAINER["envFrom"] == [{"configMapRef": {"name": GENERATED["name"]}}]
     assert POD["enableServiceLinks"] is False, "EMBERT_PORT=tcp://… of the service would be taken for an option"
 
 
@@ -95,7 +112,7 @@ def test_the_pod_may_do_no_more_than_the_image_needs() -> None:
 
 def test_the_grace_period_covers_the_drain() -> None:
     wait = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
-    drain = int(BASE["configmap"]["data"]["EMBERT_DRAIN_TIMEOUT"])
+    drain = int(OPTIONS["EMBERT_DRAIN_TIMEOUT"])
     assert POD["terminationGracePeriodSeconds"] >= wait + drain + 5
 
 
