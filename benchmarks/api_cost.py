@@ -15,14 +15,16 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks import record
 from benchmarks.http_client import Plan, Request, post
 from benchmarks.http_load import Load
+from benchmarks.parts import parts_ms
 from benchmarks.serving import Serving, embert
-from benchmarks.texts import QUERY_TOKENS, Text, texts
+from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
 from engine import Engine, load_model, pack
 
 STAND_IN = ("--encoder", "benchmarks.stand_in:StandInEncoder", "--workers", "1")
@@ -56,9 +58,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--window", type=float, default=3.0, help="seconds that one round measures")
     options = parser.parse_args(argv)
     model = load_model(options.model)
-    drawn = texts(QUERY_TOKENS, 2048, model.transformer_folder / "tokenizer.json")
+    tokenizer = model.transformer_folder / "tokenizer.json"
+    drawn = texts(QUERY_TOKENS, 2048, tokenizer)
     with Load() as load:
-        lines = _cpu(load, drawn, model.model_id, options)
+        lines = _cpu(load, drawn, tokenizer, model.model_id, options)
         lines += _started(load, drawn, options.model, options.rounds)
     rows = [_cells(line) for line in lines]
     record.print_table(["what", "measured", "target", "verdict", "detail"], rows)
@@ -74,7 +77,7 @@ def _cells(line: Line) -> list[str]:
 # -- CPU a request, with the stand-in ----------------------------------------------------------------------------------
 
 
-def _cpu(load: Load, drawn: Sequence[Text], model_id: str, options: argparse.Namespace) -> list[Line]:
+def _cpu(load: Load, drawn: Sequence[Text], tokenizer: Path, model_id: str, options: argparse.Namespace) -> list[Line]:
     cases = {
         (size, form): _requests(drawn, size, form, model_id)
         for size in (1, 32)
@@ -82,7 +85,9 @@ def _cpu(load: Load, drawn: Sequence[Text], model_id: str, options: argparse.Nam
     }
     targets = {(1, "JSON floats"): 110.0, (32, "JSON floats"): 550.0}
     measured: dict[tuple[int, str], list[tuple[float, float, float, float]]] = {case: [] for case in cases}
+    passages = _requests(texts(PASSAGE_TOKENS, 64 * 32, tokenizer, seed=1), 32, "base64", model_id)
     with embert(*STAND_IN, model=options.model) as serving:
+        parts = [parts_ms(serving.port, passages) for _ in range(options.rounds)]
         for number in range(options.rounds):
             for case, requests in cases.items():
                 measured[case].append(_round(load, serving, requests, options.window))
@@ -95,6 +100,9 @@ def _cpu(load: Load, drawn: Sequence[Text], model_id: str, options: argparse.Nam
         detail = f"{rate:,.0f} requests/s, engine process {engine_us:,.0f} µs, client {cores:.2f} cores"
         what = f"CPU of the HTTP process, {size} text{'s'[: size > 1]}, {form}"
         lines.append(Line(what, api_us, "µs", targets.get((size, form)), detail))
+    of_each = {name: statistics.median(each[name] for each in parts) for name in parts[0]}
+    detail = ", ".join(f"{name} {ms:.2f}" for name, ms in of_each.items())
+    lines.append(Line("latency without the encoder, 32 passages, base64, p50", of_each["total"], "ms", detail=detail))
     return lines
 
 

@@ -12,11 +12,8 @@ batches come from the server's own histograms.
 from __future__ import annotations
 
 import argparse
-import http.client
 import os
-import re
 import shlex
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +25,7 @@ from typing import Any
 from benchmarks import bare_encoder, random_model, record
 from benchmarks.http_client import Plan, Request, post
 from benchmarks.http_load import Load
+from benchmarks.parts import parts_ms
 from benchmarks.rounds import Round, median, run_round
 from benchmarks.scrape import Samples, scrape
 from benchmarks.serving import Missing, Serving, embert, infinity, plain_fastapi
@@ -131,7 +129,7 @@ class _Run:
             floats = self._closed(serving, "32 passages, JSON floats", self.passages, _floats, 96)
             fifty = self._closed(serving, "64 texts of 50 tokens, base64", self.fifty, _base64, 96)
             idle = self._closed(serving, "one text of 32 tokens, idle", self.single, _base64, 1)
-            self.parts_ms = _parts(serving, _base64(self.single[0]))
+            self.parts_ms = parts_ms(serving.port, [_base64(group) for group in self.single])
             loaded = self._open(serving, "32 passages, base64, 80 %", self.passages, _base64, 0.8 * _rate(base64))
         bare = self._bare("base", self.base, workloads, self.single)
         of = f"of the encoder's {bare.texts_per_s['passages']:,.0f} texts/s"
@@ -353,22 +351,6 @@ def _cells(row: Row) -> list[str]:
         f"{m.client_cores:.1f}",
         m.limit,
     ]
-
-
-def _parts(serving: Serving, request: Request, count: int = 200) -> dict[str, float]:
-    """Where the time of one request after the other goes, by the server's own account: medians in ms."""
-    body = request.payload.split(b"\r\n\r\n", 1)[1]
-    path = request.payload.split(b" ", 2)[1].decode()
-    connection = http.client.HTTPConnection("127.0.0.1", serving.port)
-    found: dict[str, list[float]] = {}
-    for _ in range(count):
-        connection.request("POST", path, body, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        answer.read()
-        for name, ms in re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"]):
-            found.setdefault(name, []).append(float(ms))
-    connection.close()
-    return {name: statistics.median(values) for name, values in found.items()}
 
 
 if __name__ == "__main__":
