@@ -1,6 +1,6 @@
 # Each target is one script of the same name; CI calls the same ones.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint check format build load bench clean
+.PHONY: help install serve test lint check format build load soak bench clean
 ARGS ?=
 
 help: ## what there is
@@ -31,6 +31,9 @@ build: ## build the CUDA encoder for one architecture (ARGS=90a-real)
 
 load: ## a load test with a report and thresholds (ARGS="mixed --host URL --seconds 60" for others)
 	@scripts/load $(ARGS)
+
+soak: ## 20 minutes of overload, kills, idle connections and mixed work (ARGS="kills --seconds 30" for one)
+	@scripts/soak $(ARGS)
 
 bench: ## run the benchmarks (ARGS="server --quick" for one)
 	@scripts/bench $(ARGS)
