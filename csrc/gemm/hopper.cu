@@ -177,7 +177,7 @@ Status HopperLinear::run_kernel(const Call& call) {
   const int x_rows = Shape::kTogether ? Shape::kRows : std::min(Shape::kRows, tiles_of(call.rows, 8) * 8);
   EMBERT_TRY(owner_.map(call.x.data, call.rows, weights_.in, x_rows, x_map));
   EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Shape::kWShare, w_map));
-  EMBERT_TRY(owner_.map(call.y, call.rows, weights_.out, 64, y_map));
+  EMBERT_TRY(owner_.map(call.y, call.rows, weights_.out, 16, y_map));  // a warp's rows
   residual_map = y_map;
   if (kResidual) EMBERT_TRY(owner_.map(call.residual.data, call.rows, weights_.out, Shape::kRows, residual_map));
 

@@ -392,10 +392,14 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
           const int in_box = 2 * (chunk % 4) + lane / 16;  // 8 columns
           float4 of_columns[2];
           if constexpr (Shape::kStaged) {
-            if (in_part == 0 && thread / 64 == part) shared_columns[thread % 64] = own_columns;
-            if (chunk % 4 == 0) {  // an empty box: all but the newest stores have read theirs
-              if (thread == 0) wait_stores_read<Shape::kBoxes - 1>();
+            if (in_part == 0) {
+              warpgroup_sync(1 + consumer);  // everyone is done with the columns before
+              if (thread / 64 == part) shared_columns[thread % 64] = own_columns;
               warpgroup_sync(1 + consumer);
+            }
+            if (chunk % 4 == 0) {  // an empty box: all but the warp's newest stores have read theirs
+              if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();
+              __syncwarp();
             }
             of_columns[0] = shared_columns[in_part * 8 + lane % 4];
             of_columns[1] = shared_columns[in_part * 8 + lane % 4 + 4];
@@ -435,9 +439,9 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
             store_matrices(box_at + swizzled(warp * 16 + lane % 16, in_box), packed);
             if (chunk % 4 == 3) {
               fence_for_copies();
-              warpgroup_sync(1 + consumer);
-              if (thread == 0) {
-                store_box(&y_map, box_at, column + chunk / 4 * 64, row);
+              __syncwarp();
+              if (lane == 0) {
+                store_box(&y_map, box_at + warp * 16 * 128, column + chunk / 4 * 64, row + warp * 16);
                 commit_stores();
               }
               ++boxes;
@@ -468,7 +472,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
         }
       }
     }
-    if (Shape::kStaged && thread == 0) wait_stores_done();
+    if (Shape::kStaged && lane == 0) wait_stores_done();
   }
   // A block may leave only when its neighbours have multicast and arrived into it for the last time.
   if constexpr (Shape::kCluster > 1) {

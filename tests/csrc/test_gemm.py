@@ -156,7 +156,7 @@ def test_layernorm_folded_into_the_products(
         norm = ref.layernorm(ref.exact(r), ref.exact(folded.gamma), ref.exact(folded.beta), EPSILON)
         wanted = ref.activation(norm @ ref.exact(folded.weight).T + ref.exact(folded.bias), ref.GELU)
         # As good as rounding the LayerNorm's output, which is what folding leaves out; few rows scatter.
-        allowed = 1.25 if rows >= 64 else 1.6
+        allowed = 1.25 if rows >= 64 else 2.0
         separate = ref.exact(ref.stored(norm, dtype)) @ ref.exact(folded.weight).T + ref.exact(folded.bias)
         limit = allowed * ref.error(ref.stored(ref.activation(separate, ref.GELU), dtype), wanted)
         assert ref.error(second, wanted) <= limit, rows

@@ -261,4 +261,4 @@ def test_a_size_that_no_kernel_takes_is_refused(device: Device) -> None:
     with pytest.raises(RuntimeError, match="hidden size 4096 is too large"):
         device.launch.layernorm(ref.FLOAT16, 0, 0, 0, 0, 0, 1, 4096, EPSILON, 0)
     with pytest.raises(RuntimeError, match="head size 136"):
-        device.launch.attention(ref.FLOAT16, 0, 0, 0, 0, 0, 1, 136, 0)
+        device.launch.attention(ref.FLOAT16, 0, 0, 0, 0, 0, 0, 1, 136, 0)
