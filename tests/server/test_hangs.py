@@ -110,7 +110,7 @@ def test_want_of_memory_fails_the_request_and_not_the_engine() -> None:
 
 def test_memory_that_is_really_not_there() -> None:
     """The real encoder under a limit of the operating system, which is lifted again."""
-    texts = ["word " * 250] * 64
+    texts = ["word " * 250] * 12
     with live("--device", "cpu", clean_log=False) as server:
         good = server.post("/embed", {"inputs": texts}).json()
         (pid,) = server.engine_pids
