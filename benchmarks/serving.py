@@ -112,12 +112,13 @@ def _serving(
     name: str, root: str, command: Sequence[str], ready: str, environment: Mapping[str, str]
 ) -> Iterator[Serving]:
     port = _free_port()
+    # The engine process imports benchmarks.stand_in from here; packages may lie on the path that we were given.
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryFile() as log:
         started = time.monotonic()
         process = subprocess.Popen(
             [word.format(port=port) for word in command],
-            # The engine process imports benchmarks.stand_in from here.
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": path, **environment},
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
