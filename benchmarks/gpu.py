@@ -17,7 +17,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -72,14 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     peak = gemm_peak()
     print(f"8192³ FP16 matrix product (torch): {peak:.0f} TFLOP/s\n", flush=True)
-    rows = []
-    for name in options.models:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = model_folder(name, Path(scratch))
-            rows += run_model(name.partition("=")[0], folder, options, peak)
-    ratios = [row["ratio"] for row in rows]
-    print(f"\ngeometric mean of the ratios to the best rival: {statistics.geometric_mean(ratios):.2f}")
-    figures = {
+    figures: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "driver": driver_version(),
         "torch": torch.__version__,
@@ -87,13 +80,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         "cuda": torch.version.cuda,
         "gemm_peak_tflops": peak,
         "rounds": options.rounds,
-        "rows": rows,
+        "rows": [],
     }
-    print(f"written: {record.write('encoder-gpu', figures)}")
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = model_folder(name, Path(scratch))
+            for row in run_model(name.partition("=")[0], folder, options, peak):
+                figures["rows"].append(row)
+                path = record.write("encoder-gpu", figures)  # each time: a run that is cut short leaves what it has
+    ratios = [row["ratio"] for row in figures["rows"]]
+    print(f"\ngeometric mean of the ratios to the best rival: {statistics.geometric_mean(ratios):.2f}\nwritten: {path}")
 
 
-def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float) -> list[dict[str, Any]]:
-    """All workloads of one model: compare, time, print."""
+def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float) -> Iterator[dict[str, Any]]:
+    """All workloads of one model: compare, time, print, and yield each one's figures."""
     ours = Embert(folder)
     ready, (weights, _, total) = ours.started
     print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
@@ -102,7 +102,6 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
     )
     model = model.cuda().eval()  # type: ignore[call-arg]
     packed = PackedBert(model)
-    rows = []
     for workload in options.workloads:
         lengths = lengths_of(workload)
         batch = random_batch(lengths)
@@ -130,19 +129,17 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
         tflops = useful_flops(model.config, lengths) / ms["embert"] * 1e-9
         best = min(value for who, value in ms.items() if who != "embert")
         tokens = int(lengths.sum())
-        rows.append(
-            {
-                "model": name,
-                "workload": workload,
-                "tokens": tokens,
-                "ms": ms,
-                "alone_ms": latency,
-                "tokens_per_s": tokens / ms["embert"] * 1e3,
-                "useful_tflops": tflops,
-                "share_of_peak": tflops / peak,
-                "ratio": best / ms["embert"],
-            }
-        )
+        row = {
+            "model": name,
+            "workload": workload,
+            "tokens": tokens,
+            "ms": ms,
+            "alone_ms": latency,
+            "tokens_per_s": tokens / ms["embert"] * 1e3,
+            "useful_tflops": tflops,
+            "share_of_peak": tflops / peak,
+            "ratio": best / ms["embert"],
+        }
         print(
             f"{name:7s} {workload:11s} {tokens:6d} tokens: "
             + ", ".join(f"{who} {value:.3f}" for who, value in ms.items())
@@ -150,8 +147,8 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
             + f"{best / ms['embert']:.2f}x the best rival",
             flush=True,
         )
+        yield row
     ours.close()
-    return rows
 
 
 def model_folder(name: str, scratch: Path) -> Path:

@@ -153,10 +153,13 @@ def test_layernorm_folded_into_the_products(
         r, second, third = folded.run(context, stored)
         wanted = folded.first.exact(context, stored)
         assert ref.error(r, wanted) <= 1.2 * ref.rounding(wanted, dtype)
-        norm = ref.layernorm(ref.exact(r), ref.exact(folded.gamma), ref.exact(folded.beta), EPSILON)
+        # The sums are of r before its rounding; of one outlier's rounding a whole row's deviation would depend.
+        deviation = np.sqrt(wanted.var(axis=1, keepdims=True) + EPSILON)
+        norm = (ref.exact(r) - wanted.mean(axis=1, keepdims=True)) / deviation
+        norm = norm * ref.exact(folded.gamma) + ref.exact(folded.beta)
         wanted = ref.activation(norm @ ref.exact(folded.weight).T + ref.exact(folded.bias), ref.GELU)
         # As good as rounding the LayerNorm's output, which is what folding leaves out; few rows scatter.
-        allowed = 1.25 if rows >= 64 else 2.0
+        allowed = 1.3 if rows >= 64 else 1.6
         separate = ref.exact(ref.stored(norm, dtype)) @ ref.exact(folded.weight).T + ref.exact(folded.bias)
         limit = allowed * ref.error(ref.stored(ref.activation(separate, ref.GELU), dtype), wanted)
         assert ref.error(second, wanted) <= limit, rows
