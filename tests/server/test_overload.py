@@ -107,13 +107,13 @@ def test_what_a_killed_http_process_had_admitted_is_free_again() -> None:
 
 def test_retry_after_is_what_the_queue_takes_at_the_measured_rate(slow: Live) -> None:
     with clients(slow) as some:
-        sent = some.fill([[101, SLEEP + 20, 102]], *[[LONG]] * 15)
+        sent = some.fill([[101, SLEEP + 40, 102]], *[[LONG]] * 15)
         for inputs in ([LONG], [LONG] * 4):  # one text or several
             answer, took_s = some.ask(inputs)
             assert answer.status_code == 429
             assert took_s < 2
             # Four seconds at the stand-in's speed; what is measured of it depends on the machine, and on what slept.
-            assert 2 <= int(answer.headers["retry-after"]) <= 12
+            assert 2 <= int(answer.headers["retry-after"]) <= 20
         assert statuses(sent) == {200}
 
 
@@ -160,7 +160,7 @@ def test_a_deadline_that_cannot_be_met_is_answered_early_and_does_not_reach_the_
         assert hopeless.status_code == 503
         assert "cannot be answered in time, the work queued before it takes" in hopeless.json()["error"]
         assert "it has 2 s (X-Request-Timeout)" in hopeless.json()["error"]
-        assert 2 <= int(hopeless.headers["retry-after"]) <= 12
+        assert 2 <= int(hopeless.headers["retry-after"]) <= 30
         assert took_s < 1.5  # not only when its time was up
         # Small requests take their turns between the others' texts: this one can be answered, and is.
         small, _ = some.ask([GOOD], **{"x-request-timeout": "2"})
