@@ -2,9 +2,10 @@
 //
 // A block, one warpgroup, takes 64 query rows of a (sequence, head) and walks the keys 64 at a time. The tensor copy
 // engine brings Q once, K and V into two stages; both products are wgmma: S = Q·Kᵀ from shared memory, P·V with P in
-// the registers that the softmax left it in. So no thread computes an address or loads a matrix; what bounds it is exp
-// (a sixteenth of the products' FLOPs, at a 256th of their rate) and, for short sequences, latency: four blocks share a
-// multiprocessor. Keys are counted from the sequence's own start, whatever its neighbours: same text, same bits.
+// the registers that the softmax left it in. So no thread computes an address or loads a matrix.
+// By count, a step's 4 096 exps at 16 a cycle take as long as its two products (256 cycles at d = 64), hence four
+// blocks on a multiprocessor, to overlap them and the copies' latency. Keys are counted from the sequence's own start,
+// whatever its neighbours: same text, same bits.
 
 #include <cmath>
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,6 +38,16 @@ def test_what_a_device_means(
 ) -> None:
     monkeypatch.setattr(module, "_visible_gpus", lambda: gpus)
     assert devices(device, encoder) == wanted
+
+
+def test_a_driver_that_hangs_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("python", 60)
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert devices("auto") == ["auto"]
+    assert devices("cuda") == ["cuda"]
 
 
 def test_without_a_gpu_there_is_none() -> None:
