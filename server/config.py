@@ -40,7 +40,7 @@ class ServeConfig:
     port: int = _option(8080, "port to listen on; 0 takes a free one", low=0, high=65535)
     device: str = _option("auto", "auto, cpu, cuda, cuda:0, or cuda:0,1")
     dtype: str = _option("auto", "what the encoder computes in", choices=("auto", "float32", "float16", "bfloat16"))
-    encoder: str = _option("auto", "auto, cuda, torch, or package.module:factory for one of your own")
+    encoder: str = _option("auto", "auto, cuda, cuda-portable, torch, or package.module:factory of your own")
     pooling: str | None = _option(None, "override the model's own", choices=("cls", "mean", "max", "last-token"))
     default_prompt_name: str | None = _option(None, "the prompt of the model put before every text that names none")
     default_prompt: str | None = _option(None, "a prompt text put before every text that names none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any, cast
@@ -13,6 +14,7 @@ from engine.model import Model
 __all__ = ["Encoder", "PackedBatch", "Task", "load_encoder"]
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+ENCODERS = ("auto", "torch", "cuda", "cuda-portable")
 
 
 def load_encoder(
@@ -28,7 +30,8 @@ def load_encoder(
     `device` is "auto" (a CUDA device when this build and this machine have one), "cpu", "cuda" or "cuda:N".
     `dtype` is "auto" (float16 on CUDA, float32 on a CPU), "float32", "float16" or "bfloat16".
     `max_batch_tokens` is the largest batch that the encoder will take; None is the encoder's own choice.
-    `encoder` is "auto", "cuda", "torch", or "package.module:factory", called as `load_encoder` is, without `encoder`.
+    `encoder` is "auto", "cuda", "cuda-portable" (CUDA without the kernels that only Hopper has: what other GPUs run,
+    for comparison), "torch", or "package.module:factory", called as `load_encoder` is, without `encoder`.
 
     The answer's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
     cannot be had, BrokenModel for weights that cannot be read.
@@ -45,8 +48,10 @@ def load_encoder(
 
         factory = TorchEncoder
         device = "cpu"
-    elif kind == "cuda":
+    elif kind in ("cuda", "cuda-portable"):
         factory = importlib.import_module("engine.encoders.cuda").CudaEncoder
+        if kind == "cuda-portable":
+            factory = functools.partial(factory, gemm="cublaslt")
         device = "cuda:0" if device in ("auto", "cuda") else device
     else:
         factory = _imported(kind)
@@ -67,21 +72,23 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
     """The encoder to use and the reason, or UnsupportedModel when what was asked for cannot be had."""
     if ":" in encoder:
         return encoder, f"the encoder {encoder} was asked for"
-    if encoder not in ("auto", "torch", "cuda"):
+    if encoder not in ENCODERS:
         raise UnsupportedModel(
-            f"encoder {encoder!r} is not supported; supported: auto, torch, cuda, or package.module:factory"
+            f"encoder {encoder!r} is not supported; supported: {', '.join(ENCODERS)}, or package.module:factory"
         )
     on_cuda = device.partition(":")[0] == "cuda"
     if not on_cuda and device not in ("auto", "cpu"):
         raise UnsupportedModel(f"device {device!r} is not supported; supported: auto, cpu, cuda, cuda:N")
     if encoder == "torch" or device == "cpu":
-        if encoder == "cuda" or on_cuda:
+        if on_cuda or encoder in ("cuda", "cuda-portable"):
             raise UnsupportedModel(f"the {encoder} encoder does not run on device {device}")
         return "torch", "the torch encoder was asked for" if encoder == "torch" else "the CPU was asked for"
     reason = _cuda_unavailable()
+    if reason is None and encoder == "cuda-portable":
+        return encoder, "the portable CUDA kernels were asked for"
     if reason is None:
         return "cuda", "a CUDA device was found" if not on_cuda else f"device {device} was asked for"
-    if on_cuda or encoder == "cuda":
+    if on_cuda or encoder in ("cuda", "cuda-portable"):
         raise UnsupportedModel(f"device {device if on_cuda else 'cuda'} cannot be used: {reason}")
     return "torch", f"no CUDA device: {reason}"
 

@@ -78,8 +78,9 @@ class CudaEncoder:
     """BERT on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `engine.encoders.base.Encoder`.
 
     `dtype` is "auto" (float16), "float16", "bfloat16" or "float32" (no TF32). `gemm` is "auto", "hopper" (our own
-    kernels, compute capability 9.0) or "cublaslt". `fold` lets the products take LayerNorms over where they can;
-    `fold_refusal` says why a model's weights did not allow it, else it is empty. `graphs` captures small batches'
+    kernels, compute capability 9.0) or "cublaslt", which is the portable path on any GPU: attention without Hopper's
+    instructions and LayerNorms by themselves come with it. `fold` lets the products take LayerNorms over where they
+    can; `fold_refusal` says why a model's weights did not allow it, else it is empty. `graphs` captures small batches'
     forwards at start.
 
     Raises UnsupportedModel when the device or the model cannot be run, BrokenModel for weights that cannot be read.

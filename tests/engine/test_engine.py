@@ -196,6 +196,22 @@ def test_a_cuda_device_is_preferred(default_model: Model, monkeypatch: pytest.Mo
     assert engine.load_encoder(default_model).choice == "no CUDA device: no driver"
 
 
+def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cuda(Lengths):
+        def __init__(self, model: Model, *, gemm: str = "auto", **options: Any) -> None:
+            super().__init__(model, **options)
+            self.gemm, self.choice = gemm, f"{gemm} matrix products"
+
+    stand_in = types.ModuleType("engine.encoders.cuda")
+    stand_in.__dict__.update(unavailable_reason=lambda: None, CudaEncoder=Cuda)
+    monkeypatch.setitem(sys.modules, "engine.encoders.cuda", stand_in)
+    chosen: Any = engine.load_encoder(default_model, encoder="cuda-portable", device="cuda:1", dtype="bfloat16")
+    assert (chosen.gemm, chosen.asked) == ("cublaslt", ("cuda:1", "bfloat16"))
+    assert chosen.choice == "the portable CUDA kernels were asked for; cublaslt matrix products"
+    chosen = engine.load_encoder(default_model, encoder="cuda")
+    assert (chosen.gemm, chosen.asked) == ("auto", ("cuda:0", "auto"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -203,6 +219,8 @@ def test_a_cuda_device_is_preferred(default_model: Model, monkeypatch: pytest.Mo
         ({"device": "cuda:3"}, "device cuda:3 cannot be used: built without CUDA"),
         ({"encoder": "cuda"}, "device cuda cannot be used: built without CUDA"),
         ({"encoder": "cuda", "device": "cpu"}, "the cuda encoder does not run on device cpu"),
+        ({"encoder": "cuda-portable"}, "device cuda cannot be used: built without CUDA"),
+        ({"encoder": "cuda-portable", "device": "cpu"}, "the cuda-portable encoder does not run on device cpu"),
         ({"encoder": "torch", "device": "cuda"}, "the torch encoder does not run on device cuda"),
         ({"device": "tpu"}, "device 'tpu' is not supported; supported: auto, cpu, cuda, cuda:N"),
         ({"dtype": "int8"}, "dtype 'int8' is not supported; supported: auto, float32, float16, bfloat16"),
@@ -213,7 +231,7 @@ def test_a_cuda_device_is_preferred(default_model: Model, monkeypatch: pytest.Mo
         ({"max_batch_tokens": 0}, "max_batch_tokens must be at least 1, found 0"),
         (
             {"encoder": "onnx"},
-            "encoder 'onnx' is not supported; supported: auto, torch, cuda, or package.module:factory",
+            "encoder 'onnx' is not supported; supported: auto, torch, cuda, cuda-portable, or package.module:factory",
         ),
         ({"encoder": "no.such:thing"}, "the encoder no.such:thing cannot be imported: No module named 'no'"),
     ],

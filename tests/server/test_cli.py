@@ -112,6 +112,7 @@ def test_embed_with_a_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (("a", "--dtype", "int8"), 2, "--dtype"),
         (("a", "--device", "tpu"), 1, "'tpu'"),
         (("a", "--encoder", "none.such:thing"), 1, "none.such"),
+        (("a", "--encoder", "cuda-portable", "--device", "cpu"), 1, "cuda-portable encoder does not run on device cpu"),
     ],
 )
 def test_embed_errors(

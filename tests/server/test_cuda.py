@@ -35,6 +35,22 @@ def test_vectors_over_http_are_those_of_float32_on_the_cpu() -> None:
     np.testing.assert_array_equal(together[::20], np.array(alone, np.float32))  # the same bits, whatever the company
 
 
+def test_the_portable_path_can_be_asked_for_and_agrees() -> None:
+    texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(200)]
+    vectors = []
+    for name in ("cuda", "cuda-portable"):
+        with live(*MODEL, "--encoder", name) as server:
+            info = server.get("/info").json()
+            assert info["backend"] == "cuda"
+            assert info["backend_choice"] in server.log
+            if name == "cuda-portable":
+                assert info["backend_choice"] == (
+                    "the portable CUDA kernels were asked for; cublaslt matrix products, LayerNorm separate"
+                )
+            vectors.append(np.array(server.post("/embed", {"inputs": texts}).json(), np.float32))
+    assert (vectors[0] * vectors[1]).sum(axis=1).min() > 0.9999
+
+
 def test_a_killed_engine_comes_back_on_the_gpu() -> None:
     with live(*MODEL) as server:
         before = server.post("/embed", {"inputs": "the same text"}).json()
