@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from engine import Engine
+from engine.devices import devices
 from engine.encoders import cuda
 from tests.server.live import live, until
 
@@ -18,13 +21,14 @@ pytestmark = [
 
 # A model folder instead of the packaged one, for machines that lack that package.
 MODEL = [path] if (path := os.environ.get("EMBERT_TEST_MODEL")) else []
+ONE_GPU = [*MODEL, "--device", "cuda:0"]
 
 
 def test_vectors_over_http_are_those_of_float32_on_the_cpu() -> None:
     texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(200)]
     with Engine.load(MODEL[0] if MODEL else None, device="cpu", dtype="float32") as reference:
         wanted = reference.embed(texts)
-    with live(*MODEL) as server:
+    with live(*ONE_GPU) as server:
         info = server.get("/info").json()
         assert (info["backend"], info["model_dtype"]) == ("cuda", "float16")
         assert info["device"] == "cuda:0"
@@ -39,7 +43,7 @@ def test_the_portable_path_can_be_asked_for_and_agrees() -> None:
     texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(200)]
     vectors = []
     for name in ("cuda", "cuda-portable"):
-        with live(*MODEL, "--encoder", name) as server:
+        with live(*ONE_GPU, "--encoder", name) as server:
             info = server.get("/info").json()
             assert info["backend"] == "cuda"
             assert info["backend_choice"] in server.log
@@ -52,7 +56,7 @@ def test_the_portable_path_can_be_asked_for_and_agrees() -> None:
 
 
 def test_a_killed_engine_comes_back_on_the_gpu() -> None:
-    with live(*MODEL) as server:
+    with live(*ONE_GPU) as server:
         before = server.post("/embed", {"inputs": "the same text"}).json()
         (pid,) = server.engine_pids
         os.kill(pid, 9)
@@ -60,3 +64,47 @@ def test_a_killed_engine_comes_back_on_the_gpu() -> None:
         # Each of several HTTP processes learns of it in its own time.
         until(lambda: server.post("/embed", {"inputs": "the same text"}).status_code == 200, what="an answer")
         assert server.post("/embed", {"inputs": "the same text"}).json() == before
+
+
+@pytest.fixture
+def several_gpus() -> int:
+    """How many GPUs there are; without at least two, the test is skipped."""
+    gpus = len(devices("cuda"))
+    if gpus < 2:
+        pytest.skip(f"{gpus} GPU(s); wants two")
+    return gpus
+
+
+def test_every_gpu_has_an_engine_and_all_give_the_same_bits(several_gpus: int) -> None:
+    texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(64)]
+    with live(*MODEL) as server, ThreadPoolExecutor(8) as pool:
+        assert len(server.engine_pids) == several_gpus
+        answers = list(pool.map(lambda _: server.post("/embed", {"inputs": texts}).json(), range(64 * several_gpus)))
+        assert all(answer == answers[0] for answer in answers)
+        metrics = server.metrics()
+        batches = [metrics[f'embert_batches_total{{engine="{engine}"}}'] for engine in range(several_gpus)]
+        assert min(batches) > 0, f"an idle GPU: {batches}"
+
+
+def test_one_gpu_serves_on_while_the_engine_of_another_comes_back(several_gpus: int) -> None:
+    with live(*MODEL) as server:
+        before = server.post("/embed", {"inputs": "the same text"}).json()
+        pids = server.engine_pids
+        stop, answers = threading.Event(), []
+
+        def ask() -> None:
+            while not stop.is_set():
+                answers.append(server.post("/embed", {"inputs": "the same text"}))
+
+        asking = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in asking:
+            thread.start()
+        os.kill(pids[0], 9)
+        until(lambda: len(server.engine_pids) == several_gpus and pids[0] not in server.engine_pids, what="an engine")
+        until(server.is_ready, what="readiness")
+        stop.set()
+        for thread in asking:
+            thread.join()
+        assert len(answers) > 100
+        assert {answer.status_code for answer in answers} == {200}  # what the dead engine had went to another
+        assert all(answer.json() == before for answer in answers)
