@@ -1,165 +1,233 @@
-"""Each kernel of the CUDA encoder against its floor: bytes at the copy's speed, or FLOPs at the largest product's.
+"""Each kernel of the CUDA encoder against its floor, and each matrix product against those of cuBLASLt and CUTLASS.
 
-    python -m benchmarks.kernels [--tokens 16384] [--hidden 768] [--inner 3072] [--heads 12] [--length 128]
+    python -m benchmarks.kernels [--tokens 4096 16384 65536] [--rest 0.3] [--rounds 5] [--sustained]
 
-Times are of replayed CUDA graphs of ten launches; ten sets of inputs rotate, so that the cache holds none of them. The
-ceilings are measured in the same run: a copy on the device, and the fastest of the matrix products listed.
+A floor is the bytes at the copy's speed, or the FLOPs at the fastest product's, both measured in the same run. Times
+are of replayed CUDA graphs of ten launches, over inputs that rotate so that the cache holds none of them: bursts with a
+rest before each, or with --sustained after a second of the same work, when the GPU's power limit holds it back. The
+kernels' shapes are BERT-base's unless named; the products with a bias only are BERT-base's, BERT-large's and MiniLM's.
+CUTLASS is a rival where the headers of the package nvidia-cutlass and nvcc are; compiling it takes a few minutes once.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import statistics
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from benchmarks import record
-from engine.encoders.cuda import _cublaslt_library
+from benchmarks import products, record
+from benchmarks.device_timer import LAUNCHES, Recorded, Timing
+from benchmarks.products import Measured, Shape
 
 FLOAT16 = 1
 GELU = 1
-SETS = 10
+MEAN = 1
+ROTATED_BYTES = 200_000_000
+PART_K = 1024  # the geometric means are of all products, and of those up to this K
+RIVALS = ("cuBLASLt", "CUTLASS", "cuBLASLt tanh GELU", "CUTLASS tanh GELU")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel's time, and what it cannot do without."""
+
+    kernel: str
+    tokens: int
+    us: float
+    moved: float  # bytes
+    flops: float = 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
+    options = _parser().parse_args(argv)
+    cuda = importlib.import_module("engine._cuda")
+    gpu, capability, _ = cuda.device_info(0)
+    timing = Timing(options.rest, options.rounds, options.sustained)
+    hidden, inner = options.hidden, options.inner
+    layer = (
+        Shape(hidden, 3 * hidden, "bias", "QKV"),
+        Shape(hidden, hidden, "residual", "attention out"),
+        Shape(hidden, inner, "GELU", "FFN in"),
+        Shape(inner, hidden, "residual", "FFN out"),
+    )
+    rivals = products.cutlass_kernels(capability == 90)
+    kernels: list[Kernel] = []
+    measured: list[Measured] = []
+    for tokens in options.tokens:
+        kernels += _kernels(cuda, options, tokens, timing, capability == 90)
+        of_layer = [products.measure(shape, tokens, rivals, timing) for shape in layer]
+        bias_only = [products.measure(shape, tokens, rivals, timing) for shape in products.BERT]
+        measured += of_layer + bias_only
+        bytes_a_us = max(kernel.moved / kernel.us for kernel in kernels if kernel.kernel == "copy")
+        peak = max(each.flops / us for each in measured for us in each.us.values())
+        print(f"\n{tokens} tokens; copy {bytes_a_us / 1e6:.2f} TB/s; fastest product yet {peak / 1e6:.0f} TFLOP/s\n")
+        _print_floors([kernel for kernel in kernels if kernel.tokens == tokens], of_layer, bytes_a_us, peak)
+        print()
+        _print_products(of_layer + bias_only)
+        figures = {
+            "gpu": gpu,
+            **vars(options),
+            "copy_tb_a_s": bytes_a_us / 1e6,
+            "peak_tflops": peak / 1e6,
+            "kernels": [asdict(kernel) for kernel in kernels],
+            "products": [asdict(each) for each in measured],
+            "geometric_means": _means([each for each in measured if each.shape in products.BERT]),
+        }
+        # Each time: a run that is cut short leaves what it has.
+        path = record.write("kernels-sustained" if options.sustained else "kernels", figures)
+    print("\nTimes as long as ours, geometric means over the products with a bias only:\n")
+    means = figures["geometric_means"]
+    record.print_table(
+        ["products", "rival", *(f"{tokens} tokens" for tokens in options.tokens), "all"],
+        [
+            [
+                name,
+                rival,
+                *(_times(means[name][rival][str(tokens)]) for tokens in options.tokens),
+                _times(of_all["all"]),
+            ]
+            for name, of_name in means.items()
+            for rival, of_all in of_name.items()
+        ],
+    )
+    print(f"\nwritten: {path}")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks.kernels")
-    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16384])
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--inner", type=int, default=3072)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--length", type=int, default=128)
-    options = parser.parse_args(argv)
-    cuda = importlib.import_module("engine._cuda")
-    bench = cuda.testing.Bench()
-    tokens, hidden, inner, heads, length = vars(options).values()
-    is_hopper = cuda.device_info(0)[1] == 90
-    random = np.random.default_rng(0)
+    parser.add_argument("--rest", type=float, default=0.3, help="seconds before each burst")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sustained", action="store_true", help="a second of load before each burst instead of a rest")
+    return parser
 
-    def filled(*shape: int, scale: float = 1.0) -> int:
-        return upload((random.standard_normal(shape) * scale).astype(np.float16))
 
-    def upload(array: np.ndarray[Any, Any]) -> int:
-        address = int(bench.allocate(array.nbytes))
-        bench.upload(address, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        return address
-
-    def timed(launch: Callable[[int], None]) -> float:
-        """Microseconds a launch; `launch` is given the number of the set to use."""
-        bench.begin_recording()
-        for i in range(SETS):
-            launch(i)
-        bench.end_recording()
-        return float(statistics.median(bench.replay(20))) / SETS * 1e3
-
+def _kernels(cuda: Any, options: argparse.Namespace, tokens: int, timing: Timing, is_hopper: bool) -> Iterator[Kernel]:
+    """What is no matrix product, and a copy."""
+    hidden, inner, heads, length = options.hidden, options.inner, options.heads, options.length
     wide = max(3 * hidden, inner)
-    big = [filled(tokens, wide) for _ in range(SETS)]
-    small = [filled(tokens, hidden) for _ in range(SETS)]
-    out = [int(bench.allocate(2 * tokens * wide)) for _ in range(SETS)]
-    vector = filled(wide)
-    copied = 2 * tokens * wide
-    bytes_a_us = 2 * copied / timed(lambda i: bench.copy(out[i], big[i], copied))
-
+    sets = min(LAUNCHES, max(2, math.ceil(ROTATED_BYTES / (2 * tokens * hidden))))
+    big, out = ([_random(tokens, wide) for _ in range(sets)] for _ in range(2))
+    small = [_random(tokens, hidden) for _ in range(sets)]
+    vector, words, places, kinds = _random(wide), _random(30000, hidden), _random(512, hidden), _random(2, hidden)
+    ids = _integers(np.random.default_rng(0).integers(0, 30000, tokens))
+    positions, zeros = _integers(np.arange(tokens) % length), _integers(np.zeros(tokens))
     sequences = tokens // length
     starts = np.arange(sequences) * length
-    cu_seqlens = upload(np.append(starts, sequences * length).astype(np.int32))
-    tiles = np.array(
-        [(s, length, q, 0) for s in starts for q in range(0, length, 64 if length > 32 else length)], np.int32
-    )
-    work = upload(tiles)
-    lists = (work, len(tiles), 0, 0) if length > 32 else (0, 0, work, len(tiles))
-    cuts = upload(np.zeros(sequences, np.uint32))
-    positions = upload((np.arange(tokens) % length).astype(np.int32))
-    ids = upload(random.integers(0, 30000, tokens).astype(np.int32))
-    zeros = upload(np.zeros(tokens, np.int32))
-    words, places, kinds = filled(30000, hidden), filled(512, hidden), filled(2, hidden)
-    vectors = int(bench.allocate(4 * sequences * hidden))
+    cu_seqlens, cuts = _integers(np.append(starts, sequences * length)), _integers(np.zeros(sequences))
+    queries = range(0, length, 64 if length > 32 else length)
+    tiles = _integers(np.array([(start, length, query, 0) for start in starts for query in queries]))
+    work = (tiles.data_ptr(), len(tiles), 0, 0) if length > 32 else (0, 0, tiles.data_ptr(), len(tiles))
+    vectors = torch.empty(sequences, hidden, device="cuda")
+    torch.cuda.synchronize()
+    gamma = beta = vector.data_ptr()
 
-    rows: list[dict[str, Any]] = []
+    def timed(name: str, launch: Callable[[Any, int], None], moved: float, flops: float = 0.0) -> Kernel:
+        bench = cuda.testing.Bench()
+        us = Recorded(bench, lambda i: launch(bench, i % sets)).us(timing)
+        return Kernel(name, tokens, us, moved, flops)
 
-    def add(name: str, us: float, moved: float, flops: float = 0.0) -> None:
-        rows.append({"kernel": name, "us": us, "bytes": moved, "flops": flops})
+    def embed(bench: Any, i: int) -> None:
+        tables = (words.data_ptr(), places.data_ptr(), kinds.data_ptr(), gamma, beta)
+        of_tokens = (ids.data_ptr(), zeros.data_ptr(), positions.data_ptr())
+        bench.embed(FLOAT16, *tables, *of_tokens, tokens, hidden, 1e-12, out[i].data_ptr(), 0)
 
-    add(
-        "embedding + LayerNorm",
-        timed(
-            lambda i: bench.embed(
-                FLOAT16, words, places, kinds, vector, vector, ids, zeros, positions, tokens, hidden, 1e-12, out[i], 0
-            )
-        ),
-        4 * tokens * hidden,
-    )
-    add(
-        "LayerNorm",
-        timed(lambda i: bench.layernorm(FLOAT16, small[i], 0, 0, vector, vector, tokens, hidden, 1e-12, out[i])),
-        4 * tokens * hidden,
-    )
-    add("GELU", timed(lambda i: bench.activate(FLOAT16, GELU, 0, tokens, inner, out[i])), 4 * tokens * inner)
-    add(
-        f"attention, length {length}",
-        timed(lambda i: bench.attention(FLOAT16, big[i], tokens, *lists, heads, hidden // heads, out[i], is_hopper)),
-        8 * tokens * hidden,
-        4.0 * tokens * length * hidden,
-    )
-    add(
-        "mean pooling",
-        timed(lambda i: bench.pool(FLOAT16, 1, small[i], cu_seqlens, cuts, sequences, hidden, vectors)),
-        2 * tokens * hidden,
-    )
-    for name, columns, depth, kind, has_residual in (
-        ("QKV", 3 * hidden, hidden, 0, False),
-        ("attention out + residual", hidden, hidden, 0, True),
-        ("FFN in + GELU", inner, hidden, GELU, False),
-        ("FFN out + residual", hidden, inner, 0, True),
-    ):
-        weight = filled(columns, depth, scale=depth**-0.5)
-        x = small if depth == hidden else big
-        for provider in ("hopper", "cublaslt"):
-            try:
-                made = bench.product(provider, _cublaslt_library(), FLOAT16, weight, vector, columns, depth, kind)
-                run = _product(made, bench, x, small if has_residual else [0] * SETS, tokens, out)
-                run(0)
-                us = timed(run)
-            except RuntimeError as error:
-                print(f"{provider}: {error}")
-                continue
-            moved = 2 * tokens * (depth + columns * (2 if has_residual else 1)) + 2 * columns * depth
-            add(f"{name} ({provider})", us, moved, 2.0 * tokens * columns * depth)
-    peak = max(row["flops"] / row["us"] for row in rows)
+    def layernorm(bench: Any, i: int) -> None:
+        x, y = small[i].data_ptr(), out[i].data_ptr()
+        bench.layernorm(FLOAT16, x, 0, 0, gamma, beta, tokens, hidden, 1e-12, y)
 
-    print(f"copy: {bytes_a_us / 1e6:.2f} TB/s; fastest product here: {peak / 1e6:.0f} TFLOP/s\n")
-    for row in rows:
-        row["floor_us"] = max(row["bytes"] / bytes_a_us, row["flops"] / peak)
+    def activate(bench: Any, i: int) -> None:
+        bench.activate(FLOAT16, GELU, 0, tokens, inner, out[i].data_ptr())
+
+    def attention(bench: Any, i: int) -> None:
+        qkv, context = big[i].data_ptr(), out[i].data_ptr()
+        bench.attention(FLOAT16, qkv, tokens, *work, heads, hidden // heads, context, is_hopper)
+
+    def pool(bench: Any, i: int) -> None:
+        x, at = small[i].data_ptr(), cu_seqlens.data_ptr()
+        bench.pool(FLOAT16, MEAN, x, at, cuts.data_ptr(), sequences, hidden, vectors.data_ptr())
+
+    def copy(bench: Any, i: int) -> None:
+        bench.copy(out[i].data_ptr(), big[i].data_ptr(), 2 * tokens * wide)
+
+    row = 2 * tokens * hidden  # bytes
+    yield timed("copy", copy, 4 * tokens * wide)
+    yield timed("embedding + LayerNorm", embed, 2 * row)
+    yield timed("LayerNorm", layernorm, 2 * row)
+    yield timed("GELU", activate, 4 * tokens * inner)
+    yield timed(f"attention, length {length}", attention, 4 * row, 4.0 * tokens * length * hidden)
+    yield timed("mean pooling", pool, row)
+
+
+def _print_floors(kernels: Sequence[Kernel], layer: Sequence[Measured], bytes_a_us: float, peak: float) -> None:
+    rows = [(kernel.kernel, kernel.us, kernel.moved, kernel.flops) for kernel in kernels]
+    rows += [(str(each.shape), each.us["embert"], each.moved, each.flops) for each in layer if "embert" in each.us]
+    table = []
+    for name, us, moved, flops in rows:
+        floor = max(moved / bytes_a_us, flops / peak)
+        rates = f"{moved / us / 1e6:.2f}", f"{flops / us / 1e6:.0f}" if flops else "-"
+        table.append([name, f"{us:.1f}", f"{floor:.1f}", f"{us / floor:.2f}", *rates])
+    record.print_table(["kernel", "us", "floor us", "times the floor", "TB/s", "TFLOP/s"], table)
+
+
+def _print_products(measured: Sequence[Measured]) -> None:
+    """TFLOP/s of the product alone, with how many kernels a rival launches for it where they are more than one."""
+
+    def rate(each: Measured, who: str) -> str:
+        if who not in each.us:
+            return "-"
+        kernels = f" ({each.kernels[who]:.0f} kernels)" if each.kernels[who] > 1 else ""
+        return f"{each.flops / each.us[who] / 1e6:.0f}{kernels}"
+
     record.print_table(
-        ["kernel", "us", "floor us", "times the floor", "TB/s", "TFLOP/s"],
+        ["TFLOP/s of", "embert", *RIVALS, "CUTLASS's schedule", "to cuBLASLt", "to CUTLASS"],
         [
             [
-                row["kernel"],
-                f"{row['us']:.1f}",
-                f"{row['floor_us']:.1f}",
-                f"{row['us'] / row['floor_us']:.2f}",
-                f"{row['bytes'] / row['us'] / 1e6:.2f}",
-                f"{row['flops'] / row['us'] / 1e6:.0f}",
+                str(each.shape),
+                *(rate(each, who) for who in ("embert", *RIVALS)),
+                each.cutlass or "-",
+                _times(each.ratio("cuBLASLt")),
+                _times(each.ratio("CUTLASS")),
             ]
-            for row in rows
+            for each in measured
         ],
     )
-    figures = {
-        "gpu": cuda.device_info(0)[0],
-        **vars(options),
-        "copy_tb_a_s": bytes_a_us / 1e6,
-        "rows": rows,
+
+
+def _means(measured: Sequence[Measured]) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Geometric means of the rivals' times over ours: by products, rival, and tokens or "all"."""
+    by_tokens = {str(each.tokens): [one for one in measured if one.tokens == each.tokens] for each in measured}
+    groups = {**by_tokens, "all": list(measured)}
+    return {
+        name: {
+            rival: {key: products.geometric_mean(group, rival, most_in) for key, group in groups.items()}
+            for rival in ("cuBLASLt", "CUTLASS")
+        }
+        for name, most_in in (("all", None), (f"K <= {PART_K}", PART_K))
     }
-    print(f"\nwritten: {record.write('kernels', figures)}")
 
 
-def _product(
-    made: Any, bench: Any, x: Sequence[int], residual: Sequence[int], tokens: int, out: Sequence[int]
-) -> Callable[[int], None]:
-    return lambda i: made.run(bench, x[i], residual[i], tokens, out[i])
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.float16)
+
+
+def _integers(values: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
 if __name__ == "__main__":

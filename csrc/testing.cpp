@@ -83,11 +83,13 @@ class Bench {
   void end_recording() {
     cudaGraph_t graph = nullptr;
     check(cudaStreamEndCapture(stream_.handle, &graph), "end_recording");
+    check(cudaGraphGetNodes(graph, nullptr, &recorded_), "cudaGraphGetNodes");
     if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
     graph_ = nullptr;
     check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
     cudaGraphDestroy(graph);
   }
+  size_t recorded() const { return recorded_; }
   // Milliseconds of each of `times` replays, after two that are not counted.
   std::vector<float> replay(int times) {
     cudaEvent_t from = nullptr, to = nullptr;
@@ -110,6 +112,7 @@ class Bench {
   void (*raise_)(const Status&);
   Stream stream_;
   cudaGraphExec_t graph_ = nullptr;
+  size_t recorded_ = 0;
   std::unique_ptr<TensorMaps> maps_;
 };
 
@@ -151,6 +154,10 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
       .def("begin_recording", &Bench::begin_recording)
       .def("end_recording", &Bench::end_recording)
       .def("replay", &Bench::replay)
+      .def_prop_ro("recorded", &Bench::recorded, "Kernels and copies in the recorded graph.")
+      .def_prop_ro(
+          "stream", [](const Bench& bench) { return Address(bench.stream().handle); },
+          "The stream's address, for other libraries that launch on it.")
       .def(
           "product",
           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
