@@ -4,9 +4,9 @@
 
 `--model` is a MiniLM-L6, for single queries; the other model has BERT-base's shape: `--base FOLDER`, or random weights
 with `--random-base`. The encoder by itself is measured on the same texts, before its server starts and after it ended;
-the better of the two counts. Every server runs alone, in FP16 where there is a GPU, and the load comes from the same
-machine. `--scale 0.1` makes everything small, for a try on a CPU. Figures are medians over the rounds; quantiles of
-batches come from the server's own histograms.
+the better of the two counts. Every server runs alone, in 16 bits where there is a GPU, and the load comes from the
+same machine. `--scale 0.1` makes everything small, for a try on a CPU. Figures are medians over the rounds; quantiles
+of batches come from the server's own histograms.
 """
 
 from __future__ import annotations

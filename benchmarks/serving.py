@@ -91,9 +91,10 @@ def plain_fastapi(model: Path) -> Iterator[Serving]:
 
 @contextmanager
 def infinity(model: Path) -> Iterator[Serving]:
-    """Start Infinity with the same model, in FP16 on a GPU. Raises Missing where its command is not installed.
+    """Start Infinity with the same model, in the type it chooses: bfloat16 on a GPU.
 
-    Its dependencies exclude ours, so it wants an environment of its own: INFINITY=/path/to/bin/infinity_emb.
+    Its dependencies exclude ours, so it wants an environment of its own: INFINITY=/path/to/bin/infinity_emb. Raises
+    Missing where its command is not installed.
     """
     program = os.environ.get("INFINITY") or shutil.which("infinity_emb")
     if program is None:
