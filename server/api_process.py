@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
+from server import collector
 from server.board import Board
 from server.control import Drain, EngineState, Failed, Line, Message, Ready, StartApi
 from server.logs import configure_logging
@@ -49,8 +49,7 @@ def main() -> None:
     configure_logging(f"api-{start.worker}", start.config.log_format, start.config.log_level)
     use_folder(Path(start.runtime_folder, "metrics"))
     sys.setswitchinterval(0.001)  # tokenising threads must not hold up the loop for long
-    # A request makes no cycles, and looking for them after every 700 new objects took a tenth of its time.
-    gc.set_threshold(50_000, 20, 100)
+    collector.begin()
     try:
         uvloop.run(_serve(start, line))
     except KeyboardInterrupt:
@@ -113,6 +112,7 @@ async def _serve(start: StartApi, line: Line) -> None:
         ),
     ]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
+    collector.settle()
     line.send(Ready())
     await asyncio.gather(*jobs)
     for task in running:

@@ -28,6 +28,7 @@ import zmq
 
 from engine import Encoder, Model, PackedBatch, Task, load_encoder, load_model
 from engine.errors import EncoderError, EncoderLost, EngineError
+from server import collector
 from server.board import Board
 from server.control import ApiGone, Drain, EngineInfo, Failed, Line, Ready, StartEngine
 from server.gpu import report_gpu
@@ -446,6 +447,7 @@ def _pack(slices: list[Slice]) -> PackedBatch:
 
 def main() -> None:
     """`python -m server.engine_process FD`: one engine, told what to do over the inherited socket FD."""
+    collector.begin()
     began = time.monotonic()
     line = Line.from_fd(int(sys.argv[1]))
     start = line.receive()
@@ -492,6 +494,7 @@ def main() -> None:
         full_batch_s=full_batch_s,
     )
     threading.excepthook = _end_process
+    collector.settle()
     line.send(Ready(info))
     try:
         process.run()
