@@ -151,10 +151,12 @@ class _Run:
         self._bare("small", self.small, {"queries": self.queries}, self.queries)
         with self._embert(self.small, self._scaled(8)) as serving:
             closed = self._closed(serving, "one text of 16 tokens", self.queries, _base64, 512)
+            wanted = self._open(serving, "one text of 16 tokens, 70 % of 15,000/s", self.queries, _base64, 10_500)
             loaded = self._open(serving, "one text of 16 tokens, 70 %", self.queries, _base64, 0.7 * _rate(closed))
         self._figure(closed.load, _rate(closed), "requests/s", "≥ 15,000 requests/s", _rate(closed) >= 15_000, closed)
-        p99 = loaded.median.p99_ms["text"]
-        self._figure(f"{loaded.load}, p99", p99, "ms", "≤ 15 ms", p99 <= 15, loaded)
+        for row in (wanted, loaded):
+            p99 = row.median.p99_ms["text"]
+            self._figure(f"{row.load}, p99", p99, "ms", "≤ 15 ms", p99 <= 15, row)
 
     # --- rivals ---
 
