@@ -193,7 +193,7 @@ class EngineMetrics:
         self.fill_ratio = _histogram(
             "batch_token_fill_ratio", "Tokens of one batch ÷ the token budget.", _RATIO_BUCKETS, ["engine"]
         ).labels(label)
-        padding_help = "Tokens computed that no text has; 0, as nothing is padded."
+        padding_help = "Tokens computed to bring texts to one length; 0, as nothing is padded."
         self.padding_tokens = _counter("padding_tokens_total", padding_help, ["engine"]).labels(label)
         self.queue_texts = _gauge("queue_texts", "Texts waiting for a batch.")
         self.queue_tokens = _gauge("queue_tokens", "Tokens waiting for a batch; what to scale replicas on.")

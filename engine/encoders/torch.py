@@ -30,7 +30,7 @@ import torch
 from engine.checkpoint import Checkpoint
 from engine.encoders.base import PackedBatch, Task
 from engine.encoders.torch_bert import Bert, Group
-from engine.encoders.torch_linear import limit_kernel_caches
+from engine.encoders.torch_linear import limit_kernel_caches, row_counts
 from engine.errors import EncoderError, UnsupportedModel
 from engine.heads import Heads
 from engine.model import Model
@@ -101,6 +101,18 @@ class TorchEncoder:
         with torch.inference_mode():
             self._bert = Bert(model.config, checkpoint, DTYPES[self.dtype])
         self._heads = Heads(model)
+        if self._bert.packed:
+            self._prepare(model.max_input_length)
+
+    def _prepare(self, longest: int) -> None:
+        """Make every kernel that runs can need: memory does not grow later, and no client waits for it."""
+        for _ in self._pool.map(self._bert.prepare, row_counts(min(self.max_batch_tokens, MAX_RUN_TOKENS + longest))):
+            pass
+        if self._threads > 1:  # a batch of one run has kernels for several threads
+            torch.set_num_threads(self._threads)
+            for rows in row_counts(max(2 * MIN_RUN_TOKENS, longest)):
+                if rows >= MIN_RUN_TOKENS:
+                    self._bert.prepare(rows)
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> _Ticket:
         """Take a batch; its arrays may be reused. Raises ValueError when it has more than max_batch_tokens tokens."""

@@ -3,6 +3,9 @@
 Hidden states of a batch are one [T, hidden] matrix, so embeddings, linear layers and LayerNorms never see padding.
 Attention sees sequences too: they come sorted by length, so those of equal length lie side by side and are one batched
 product [n · heads, L, L].
+
+Where kernels are made for a number of rows, the matrix has a few rows more, which belong to no sequence: see
+torch_linear.kernel_rows.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from engine.checkpoint import Checkpoint
 from engine.config import EncoderConfig
-from engine.encoders.torch_linear import Activation, Linear, make_linear, packed_works
+from engine.encoders.torch_linear import Activation, Linear, kernel_rows, make_linear, packed_works
 
 __all__ = ["Bert", "Group"]
 
@@ -55,13 +58,22 @@ class Bert:
 
         `ids`, `positions` and `token_types` are int64 [T]; `groups` cover all T tokens in order.
         """
+        tokens = len(ids)
+        if self.packed and (spare := kernel_rows(tokens) - tokens):
+            ids, positions = F.pad(ids, (0, spare)), F.pad(positions, (0, spare))
+            token_types = None if token_types is None else F.pad(token_types, (0, spare))
         x = F.embedding(ids, self._words).float().add_(F.embedding(positions, self._positions))
         if token_types is not None:
             x += F.embedding(token_types, self._types) - self._types[0]
         x = F.layer_norm(x, x.shape[1:], *self._norm, self._config.layer_norm_eps).to(self._dtype)
         for layer in self._layers:
             x = layer(x, groups)
-        return x
+        return x[:tokens]
+
+    @torch.inference_mode()
+    def prepare(self, rows: int) -> None:
+        """Have the kernels for so many rows made, which are the same in every layer."""
+        self._layers[0](torch.zeros(rows, self._config.hidden_size, dtype=self._dtype), ())
 
 
 class _Layer:
@@ -101,7 +113,7 @@ QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
 
 
 def _attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int) -> torch.Tensor:
-    """[T, 3 · hidden] → [T, hidden]; queries are scaled already.
+    """[T, 3 · hidden] → [T, hidden]; queries are scaled already. Rows after the last group become 0.
 
     Batched products and a softmax: at BERT's lengths torch's scaled_dot_product_attention is up to 2.5 times slower on
     a CPU (float32, 512 tokens a sequence: equal).
@@ -109,6 +121,7 @@ def _attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int) -> torch.
     tokens, hidden = qkv.shape[0], qkv.shape[1] // 3
     size = hidden // heads
     context = qkv.new_empty(tokens, hidden)
+    stop = 0
     for start, n, length in groups:
         stop = start + n * length
         # [3, n · heads, L, size]
@@ -125,6 +138,7 @@ def _attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int) -> torch.
                 part = slice(first, first + at_once)
                 torch.bmm(torch.bmm(q[part], k[part].transpose(1, 2)).softmax(-1), v[part], out=mixed[part])
         context[start:stop].view(n, length, heads, size).copy_(mixed.view(n, heads, length, size).transpose(1, 2))
+    context[stop:] = 0
     return context
 
 

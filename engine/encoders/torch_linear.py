@@ -9,12 +9,23 @@ model is loaded, and `F.linear` stands in wherever they are absent, refuse, or a
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-__all__ = ["Activation", "Linear", "PackedLinear", "PlainLinear", "limit_kernel_caches", "make_linear", "packed_works"]
+__all__ = [
+    "Activation",
+    "Linear",
+    "PackedLinear",
+    "PlainLinear",
+    "kernel_rows",
+    "limit_kernel_caches",
+    "make_linear",
+    "packed_works",
+    "row_counts",
+]
 
 Activation = Literal["none", "gelu", "gelu_tanh", "relu"]
 
@@ -23,14 +34,33 @@ FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "
 
 
 def limit_kernel_caches() -> None:
-    """Keep memory from growing with every new number of rows. To be called before the first product.
+    """Room for the kernels of `row_counts(1024)`, on one thread and on all. To be called before the first product.
 
-    oneDNN, and torch's layer above it, each keep over 0.5 MB for every product and number of rows they have met, and
-    packed batches have ever new ones: with their own limits of 1024 a server of MiniLM grew to 1.8 GB. These hold 32
-    numbers of rows, which is what single short texts need, and cost larger batches nothing.
+    oneDNN, and torch's layer above it, together keep about 0.6 MB for every product, number of rows and number of
+    threads they have met, in two entries of oneDNN's cache. With their own limits of 1024 a server of MiniLM grew to
+    1.8 GB; with less room than there are kernels, they would be made again and again (see `kernel_rows`).
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(cache, "128")
+        os.environ.setdefault(cache, "768")
+
+
+def kernel_rows(rows: int) -> int:
+    """The number of rows that a product of `rows` is done with: one of few, so that every kernel is made only once.
+
+    oneDNN makes a kernel for each number of rows, and packed batches have ever new ones. Kernels that are made and
+    thrown away cost a tenth of the throughput of mixed work, and lie between the buffers of the heap, which falls to
+    pieces: 300 MB that nobody could use after some minutes.
+    """
+    step = 8 if rows <= 128 else 16 if rows <= 256 else 32
+    return -(-rows // step) * step
+
+
+def row_counts(most: int) -> Iterator[int]:
+    """Every value of `kernel_rows` for 1 … `most` rows."""
+    rows = 0
+    while rows < most:
+        rows = kernel_rows(rows + 1)
+        yield rows
 
 
 class Linear(Protocol):
