@@ -1,7 +1,8 @@
-"""Engines that hang, stop, run out of memory or lose a thread: the supervisor sees it, and clients are answered."""
+"""Processes that hang, stop, run out of memory or lose a thread: the supervisor sees it, and clients are answered."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import resource
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 import zmq
 
 from server.messages import EMBED, EncodeRequest, Submit, encode
-from tests.server.live import STAND_IN, Live, live, until
+from tests.server.connections import one_to_each, post_on
+from tests.server.live import ROOT, STAND_IN, Live, live, until
 from tests.server.stand_in import HANG, HUNGRY, SLEEP, expected
 
 GOOD = [101, 7592, 102]
@@ -91,6 +94,51 @@ def test_a_stopped_server_that_goes_on_replaces_nobody() -> None:
         assert right(server)
         time.sleep(1.5)
         assert server.pids == pids
+
+
+BLOCK = """
+import signal, time
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))
+"""
+
+
+def test_hung_http_processes_are_replaced_and_the_others_answer(tmp_path: Path) -> None:
+    """One is stopped, of another only the event loop hangs; the third answers all the time."""
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
+    with live(*STAND_IN, "--workers", "3", env={"PYTHONPATH": paths}) as server, one_to_each(server) as connections:
+        engine = server.engine_pids
+        (stopped, stuck), (well, good) = list(connections.items())[:2], list(connections.items())[2]
+        stopped_pid, stuck_pid = stopped[0], stuck[0]
+        began = time.monotonic()
+        os.kill(stopped_pid, signal.SIGSTOP)
+        os.kill(stuck_pid, signal.SIGUSR1)
+        with ThreadPoolExecutor(8) as pool:
+            # New connections: some fall to those that hang, and wait in their sockets' queues.
+            asked = [pool.submit(server.post, "/embed", {"inputs": [GOOD]}, timeout=60) for _ in range(8)]
+            slowest_s = 0.0
+            while {stopped_pid, stuck_pid} & set(server.api_pids):
+                sent = time.monotonic()
+                assert post_on(good, {"inputs": [GOOD]})[0] == 200
+                slowest_s = max(slowest_s, time.monotonic() - sent)
+                assert sent - began < 40, "a process that hangs lives on"
+                time.sleep(0.05)
+            took_s = time.monotonic() - began
+            assert slowest_s < 5
+            assert took_s > 30  # not before its time
+            until(lambda: len(server.api_pids) == 3, what="three HTTP processes")
+            assert {each.result().status_code for each in asked} == {200}
+        assert well in server.api_pids
+        assert server.engine_pids == engine
+        for _, connection in (stopped, stuck):
+            with pytest.raises((http.client.HTTPException, OSError)):
+                post_on(connection, {"inputs": [GOOD]})
+        assert server.log.count("hangs: no sign of life for more than 32.0 s; ending it") == 2
+        metrics = server.metrics()
+        assert metrics['embert_hung_processes_total{process="api"}'] == metrics["embert_api_restarts_total"] == 2
+        assert metrics['embert_hung_processes_total{process="engine"}'] == 0
+        assert metrics["embert_requests_in_flight"] == 1
+        assert metrics["embert_admitted_tokens"] == 0
 
 
 def test_want_of_memory_fails_the_request_and_not_the_engine() -> None:
