@@ -1,448 +1,26 @@
-"""The engine process: requests in over ZeroMQ, batches through the encoder, vectors out.
-
-Three threads, because a forward must never wait for a socket and a socket never for a forward:
-
-    receive   ZeroMQ → scheduler
-    main      scheduler → pack → encoder → answers            (the only one that touches the encoder)
-    send      answers → ZeroMQ (server/sender.py)
-"""
+"""`python -m server.engine_process`: loads the model, tells the supervisor, and runs the engine loop until drained."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
-import msgspec
-import numpy as np
-import numpy.typing as npt
-import zmq
-
-from engine import Encoder, Model, PackedBatch, Task, load_encoder, load_model
-from engine.errors import EncoderError, EncoderLost, EngineError
+from engine import load_encoder, load_model
+from engine.errors import EngineError
 from server import collector
-from server.board import Board
-from server.control import ApiGone, Drain, EngineInfo, Failed, Line, Ready, StartEngine
+from server.control import EngineInfo, Failed, Line, Ready, StartEngine
+from server.engine_loop import EngineLoop
 from server.gpu import report_gpu
 from server.logs import configure_logging
-from server.messages import TOKENS, EncodeRequest, Part, Status, decode_submit
-from server.metrics import EngineMetrics, use_folder
-from server.scheduler import Batch, Request, Scheduler, Slice
-from server.sender import Sender
+from server.metrics import use_folder
 
-__all__ = ["EngineProcess", "main"]
+__all__ = ["main"]
 
 log = logging.getLogger(__name__)
-
-BUSY_INTERVAL_S = 1.0
-PROBE_INTERVAL_S = 5.0  # an idle engine proves itself this often
-
-ResultT = TypeVar("ResultT")
-
-
-@dataclass(slots=True)
-class _Payload:
-    """What the scheduler carries along for us."""
-
-    reply_endpoint: str
-    id: int
-    ids: npt.NDArray[np.int32]
-    dimensions: int
-    normalize: bool
-    admitted: float
-
-
-Key = tuple[str, int]  # reply endpoint, request id
-
-
-@dataclass(slots=True)
-class _Load:
-    """How busy the encoder was lately, and how fast it works a queue off."""
-
-    _tokens: float = 0.0  # of the last ten batches or so that left others waiting
-    _seconds: float = 0.0  # ... and the time they took
-    _last_ended: float = 0.0
-    _spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=4096))
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens a second while there is a queue: small batches of an idle server say nothing about that."""
-        return self._tokens / self._seconds if self._seconds else 0.0
-
-    def add(self, started: float, ended: float, tokens: int, *, queued: bool) -> None:
-        started = max(started, self._last_ended)  # it may have waited for the batch before
-        self._last_ended = ended
-        self._spans.append((started, ended))
-        if queued:
-            self._tokens = 0.9 * self._tokens + tokens
-            self._seconds = 0.9 * self._seconds + max(ended - started, 1e-6)
-
-    def busy_ratio(self, now: float, window_s: float = 5.0) -> float:
-        since = now - window_s
-        return sum(max(0.0, end - max(start, since)) for start, end in list(self._spans)) / window_s
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A batch on the encoder."""
-
-    batch: Batch
-    ticket: Any  # an EncoderError when it could not be handed over
-    started: float
-    queued: bool  # others had to wait
-
-
-class EngineProcess:
-    """The three threads and what they share. `run` is the main thread's."""
-
-    def __init__(
-        self, start: StartEngine, model: Model, encoder: Encoder, exit_process: Callable[[int], Any] = os._exit
-    ) -> None:
-        config = start.config
-        self._index = start.index
-        self._board = Board(start.board_fd, config.http_processes, start.engines)
-        self._encoder = encoder
-        # Where a forward runs while it is waited for, a batch handed over ahead would only be bound earlier.
-        self._takes_ahead = encoder.device != "cpu"
-        self._exit = exit_process
-        self._scheduler = Scheduler(encoder.max_batch_tokens, config.max_batch_requests)
-        self._lock = threading.Condition()  # guards the scheduler and the two fields below
-        self._running: set[Key] = set()
-        self._gone: set[Key] = set()  # running requests whose client has left
-        self._draining = False
-        self._load = _Load()
-        self._last_success = 0.0
-        self._busy_due = 0.0  # when engine_busy_ratio is worked out again
-        self._probe = PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32))
-        self._endpoint = start.endpoint
-        facts = {"model": model.model_id, "dtype": encoder.dtype, "backend": encoder.name, "device": encoder.device}
-        self._metrics = EngineMetrics(start.index, config.latency_buckets, facts)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sender = Sender(self._context, self._status)
-
-    # --- main thread ---
-
-    def warm_up(self) -> float:
-        """Run the smallest batch and the largest, so that no client pays for what is done the first time only.
-
-        Returns how long the largest takes, in seconds: what is known of the engine's speed until there is a queue.
-        """
-        lengths = [min(64, self._encoder.max_batch_tokens)] * max(1, self._encoder.max_batch_tokens // 64)
-        full = PackedBatch(np.zeros(sum(lengths), np.int32), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-        for batch in (full, self._probe):
-            self._encoder.encode(batch)
-        started = time.monotonic()
-        self._encoder.encode(full)
-        ended = time.monotonic()
-        self._load.add(started, ended, full.tokens, queued=True)
-        self._succeeded()
-        return ended - started
-
-    def listen(self) -> None:
-        """Bind the endpoint and start the receiving thread."""
-        inbox = self._context.socket(zmq.PULL)
-        inbox.set_hwm(0)
-        inbox.bind(self._endpoint)
-        threading.Thread(target=self._receive, args=(inbox,), name="receive", daemon=True).start()
-
-    def run(self) -> None:
-        """Run batches until drained. A free encoder takes what waits; a busy one is only ever handed a full batch."""
-        flying: _Flight | None = None
-        while True:
-            if flying is None:
-                batch = self._wait_for_batch()
-                if batch is None:
-                    return
-                flying = self._submit(batch)
-                continue
-            with self._lock:
-                ahead = self._scheduler.next_batch() if self._takes_ahead and self._scheduler.full() else None
-                self._note_running(ahead)
-            following = self._submit(ahead) if ahead is not None else None
-            self._finish(flying)
-            flying = following
-
-    def _wait_for_batch(self) -> Batch | None:
-        with self._lock:
-            while True:
-                self._answer_late(self._scheduler.expire(time.monotonic()))
-                batch = self._scheduler.next_batch()
-                if batch is not None:
-                    self._note_running(batch)
-                    return batch
-                if self._draining:
-                    return None
-                if not self._lock.wait(PROBE_INTERVAL_S):
-                    self._prove_life()
-
-    def _prove_life(self) -> None:
-        started = time.monotonic()
-        if started - self._last_success < PROBE_INTERVAL_S:
-            return
-        self._lock.release()
-        try:
-            self._waited_for(lambda: self._encoder.encode(self._probe))
-            self._succeeded()
-        except EncoderLost as error:
-            self._give_up(error)
-        except EncoderError:
-            log.exception("the idle probe failed")
-        finally:
-            self._lock.acquire()
-
-    def _note_running(self, batch: Batch | None) -> None:
-        if batch is not None:
-            self._running.update(piece.request.key for piece in batch.slices)  # type: ignore[misc]
-        self._metrics.queue_texts.set(self._scheduler.queue_texts)
-        self._metrics.queue_tokens.set(self._scheduler.queue_tokens)
-
-    def _waited_for(self, work: Callable[[], ResultT]) -> ResultT:
-        """Do what the supervisor ends this process for if it takes too long. Raises EncoderError for want of memory."""
-        self._board.forward_since[self._index] = time.monotonic()
-        try:
-            return work()
-        except MemoryError as error:
-            raise EncoderError("not enough memory for this batch") from error
-        finally:
-            self._board.forward_since[self._index] = 0.0
-
-    def _submit(self, batch: Batch) -> _Flight:
-        started = time.monotonic()
-        queued = self._scheduler.queue_texts > 0
-        try:
-            ticket: Any = self._waited_for(lambda: self._encoder.submit(_pack(batch.slices), batch.task))  # type: ignore[arg-type]
-        except EncoderError as error:
-            ticket = error
-        return _Flight(batch, ticket, started, queued)
-
-    def _finish(self, flight: _Flight) -> None:
-        batch, ticket, started = flight.batch, flight.ticket, flight.started
-        try:
-            if isinstance(ticket, EncoderError):
-                raise ticket
-            vectors = self._waited_for(lambda: self._encoder.wait(ticket))
-        except EncoderLost as error:
-            self._fail(batch.slices, error)
-            self._give_up(error)
-            return
-        except EncoderError as error:
-            self._isolate(batch, error)
-        else:
-            ended = time.monotonic()
-            self._succeeded()
-            self._load.add(started, ended, batch.tokens, queued=flight.queued)
-            self._answer(batch.slices, batch.task, vectors, started, ended)
-            self._observe(batch, started, ended)
-        with self._lock:
-            self._running.difference_update(piece.request.key for piece in batch.slices)
-
-    def _isolate(self, batch: Batch, error: EncoderError) -> None:
-        """A batch failed: halve it until only the requests that fail by themselves get the error."""
-        if len(batch.slices) == 1:
-            self._fail(batch.slices, error)
-            return
-        log.warning("a batch of %d texts failed, running it again in halves: %s", batch.texts, error)
-        middle = len(batch.slices) // 2
-        for half in (batch.slices[:middle], batch.slices[middle:]):
-            tokens, texts = sum(piece.tokens for piece in half), sum(piece.stop - piece.start for piece in half)
-            self._finish(self._submit(Batch(batch.task, half, tokens, texts)))
-
-    def _answer(
-        self, slices: list[Slice], task: Any, vectors: npt.NDArray[np.float32], started: float, ended: float
-    ) -> None:
-        """Rows back to the requests they belong to; a row that is not finite fails its request, and no other."""
-        sizes = [piece.tokens if task is Task.TOKENS else piece.stop - piece.start for piece in slices]
-        all_finite = bool(np.isfinite(vectors.sum(dtype=np.float64)))
-        outgoing: dict[str, list[Part]] = {}
-        row = 0
-        for piece, size in zip(slices, sizes, strict=True):
-            payload: _Payload = piece.request.payload
-            rows = slice(row, row + size)
-            row += size
-            if not all_finite and not np.isfinite(vectors[rows]).all():
-                self._fail([piece], EncoderError("the encoder returned a vector that is not finite"))
-                continue
-            answer = vectors[rows]
-            if task is Task.EMBED and payload.dimensions:
-                answer = answer[:, : payload.dimensions]
-            part = Part(
-                payload.id,
-                piece.start,
-                piece.stop - piece.start,
-                answer.tobytes(),
-                started - payload.admitted,
-                ended - started,
-            )
-            outgoing.setdefault(payload.reply_endpoint, []).append(part)
-        for endpoint, parts in outgoing.items():
-            self._sender.send(endpoint, parts)
-
-    def _fail(self, slices: list[Slice], error: Exception) -> None:
-        log.error("%d request(s) failed: %s", len(slices), error)
-        for piece in slices:
-            payload: _Payload = piece.request.payload
-            with self._lock:
-                self._scheduler.cancel(piece.request.key)  # its other texts need not run
-            part = Part(payload.id, piece.start, piece.stop - piece.start, b"", 0.0, 0.0, "backend", str(error))
-            self._sender.send(payload.reply_endpoint, [part])
-
-    def _answer_late(self, late: list[Request]) -> None:
-        for request in late:
-            payload: _Payload = request.payload
-            self._sender.send(payload.reply_endpoint, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")])
-
-    def _observe(self, batch: Batch, started: float, ended: float) -> None:
-        metrics = self._metrics
-        metrics.batches.inc()
-        metrics.batch_texts.observe(batch.texts)
-        metrics.batch_tokens.observe(batch.tokens)
-        metrics.fill_ratio.observe(batch.tokens / self._encoder.max_batch_tokens)
-        metrics.inference_duration.observe(ended - started)
-        for piece in batch.slices:
-            metrics.queue_duration.observe(max(0.0, started - piece.request.payload.admitted))
-        with self._lock:
-            gone = [piece for piece in batch.slices if piece.request.key in self._gone]
-            self._gone.difference_update(piece.request.key for piece in gone)
-        if gone:
-            metrics.cancelled_texts["batched"].inc(sum(piece.stop - piece.start for piece in gone))
-
-    def _succeeded(self) -> None:
-        self._last_success = time.monotonic()
-        self._metrics.last_success.set(time.time())
-
-    def _give_up(self, error: Exception) -> None:
-        """The encoder is lost: say so, let the answers out, and end; the supervisor starts another process."""
-        log.critical("the encoder is lost, this process ends: %s", error)
-        self._sender.close()
-        self._exit(70)
-
-    def _status(self) -> Status:
-        """How this engine is; asked by the sending thread, at least every second."""
-        now = time.monotonic()
-        self._board.engine_alive[self._index] = now
-        if now >= self._busy_due:
-            self._busy_due = now + BUSY_INTERVAL_S
-            self._metrics.busy_ratio.set(self._load.busy_ratio(now))
-        return Status(self._index, self._last_success, self._scheduler.queue_tokens, self._load.tokens_per_s)
-
-    # --- receiving thread ---
-
-    def _receive(self, inbox: zmq.Socket[bytes]) -> None:
-        while True:
-            try:
-                submit = decode_submit(inbox.recv())
-            except zmq.ContextTerminated:
-                inbox.close(linger=0)
-                return
-            except msgspec.MsgspecError as error:
-                log.error("a message that no API process sent was dropped: %s", error)  # noqa: TRY400
-                continue
-            self._sender.connect(submit.reply_endpoint)
-            with self._lock:
-                for request in submit.requests:
-                    self._accept(submit.reply_endpoint, request)
-                for id_ in submit.cancelled:
-                    self._cancel((submit.reply_endpoint, id_))
-                self._note_running(None)
-                self._lock.notify()
-
-    def _accept(self, endpoint: str, request: EncodeRequest) -> None:
-        payload = _Payload(
-            endpoint,
-            request.id,
-            np.frombuffer(request.ids, np.int32),
-            request.dimensions,
-            request.normalize,
-            request.admitted,
-        )
-        lengths = np.frombuffer(request.lengths, np.int32).tolist()
-        task = Task.TOKENS if request.task == TOKENS else Task.EMBED
-        wait_s = self._least_wait_s(len(payload.ids), request)
-        if wait_s and time.monotonic() + wait_s > request.deadline:
-            said = f"the work queued before it takes {wait_s:.2g} s"
-            self._sender.send(endpoint, [Part(request.id, 0, 0, b"", 0.0, 0.0, "hopeless", said)])
-            return
-        key = endpoint, request.id
-        try:
-            self._scheduler.add(Request(key, lengths, task, request.deadline, request.bulk, payload))
-        except ValueError as error:
-            self._sender.send(endpoint, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))])
-
-    def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
-        """How long a new request of so many tokens takes at least, at the rate the queue is worked off with."""
-        rate, queued = self._load.tokens_per_s, self._scheduler.queue_tokens
-        if not queued or not rate or (queued + tokens) / rate <= request.deadline - request.admitted:
-            return 0.0
-        return (self._scheduler.ahead(tokens, bulk=request.bulk) + tokens) / rate
-
-    def _cancel(self, key: Key) -> None:
-        dropped = self._scheduler.cancel(key)
-        if dropped:
-            self._metrics.cancelled_texts["queued"].inc(dropped)
-        if key in self._running:
-            self._gone.add(key)
-
-    # --- the supervisor's line ---
-
-    def follow(self, line: Line, runtime_folder: str) -> None:
-        """Obey the supervisor; end with it. Runs in a thread of its own."""
-        while True:
-            message = line.receive()
-            if message is None:
-                shutil.rmtree(runtime_folder, ignore_errors=True)
-                self._exit(1)
-                return
-            with self._lock:
-                if isinstance(message, Drain):
-                    self._draining = True
-                elif isinstance(message, ApiGone):
-                    self._forget(message.reply_endpoint)
-                self._lock.notify()
-
-    def _forget(self, endpoint: str) -> None:
-        for key in self._scheduler.waiting():
-            if key[0] == endpoint:  # type: ignore[index]
-                self._cancel(key)  # type: ignore[arg-type]
-        self._sender.forget(endpoint)
-
-    def close(self) -> None:
-        """Send what is left and give everything back."""
-        self._sender.close()
-        self._encoder.close()
-
-
-def _pack(slices: list[Slice]) -> PackedBatch:
-    """Lay the slices' texts end to end; per slice, not per text."""
-    ids = [
-        piece.request.payload.ids[piece.request.offsets[piece.start] : piece.request.offsets[piece.stop]]
-        for piece in slices
-    ]
-    sizes = [piece.stop - piece.start for piece in slices]
-    cu_seqlens = np.zeros(sum(sizes) + 1, np.int32)
-    row = tokens = 0
-    for piece, size in zip(slices, sizes, strict=True):
-        offsets = piece.request.offsets[piece.start + 1 : piece.stop + 1]
-        cu_seqlens[row + 1 : row + 1 + size] = offsets
-        cu_seqlens[row + 1 : row + 1 + size] += tokens - piece.request.offsets[piece.start]
-        tokens += piece.tokens
-        row += size
-    payloads: list[_Payload] = [piece.request.payload for piece in slices]
-    dimensions = [payload.dimensions for payload in payloads]
-    normalize = [payload.normalize for payload in payloads]
-    return PackedBatch(
-        np.concatenate(ids) if len(ids) > 1 else ids[0],
-        cu_seqlens,
-        dimensions=np.repeat(np.array(dimensions, np.int32), sizes) if any(dimensions) else None,
-        normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
-    )
 
 
 def main() -> None:
@@ -465,8 +43,8 @@ def main() -> None:
             max_batch_tokens=config.max_batch_tokens,
             encoder=config.encoder,
         )
-        process = EngineProcess(start, model, encoder)
-        full_batch_s = process.warm_up()
+        loop = EngineLoop(start, model, encoder)
+        full_batch_s = loop.warm_up()
     except EngineError as error:
         line.send(Failed(str(error)))
         raise SystemExit(1) from None
@@ -477,8 +55,8 @@ def main() -> None:
         log.debug("loading failed", exc_info=True)
         line.send(Failed(f"{start.model_id} cannot be loaded: {type(error).__name__}: {error}"))
         raise SystemExit(1) from None
-    process.listen()
-    threading.Thread(target=process.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()
+    loop.listen()
+    threading.Thread(target=loop.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()
     if encoder.device.startswith("cuda"):
         threading.Thread(target=report_gpu, args=(encoder.device,), name="gpu", daemon=True).start()
     info = EngineInfo(
@@ -497,11 +75,11 @@ def main() -> None:
     collector.settle()
     line.send(Ready(info))
     try:
-        process.run()
+        loop.run()
     except Exception:
         log.critical("a mistake of ours, this process ends", exc_info=True)
         os._exit(70)
-    process.close()
+    loop.close()
 
 
 def _end_process(mistake: threading.ExceptHookArgs) -> None:

@@ -14,9 +14,7 @@ import orjson
 
 __all__ = [
     "BadRequest",
-    "BodyTimeout",
     "EmptyInput",
-    "HeadTimeout",
     "HeadTooLarge",
     "InferenceFailed",
     "Invalid",
@@ -24,6 +22,7 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "PayloadTooLarge",
+    "RequestTimeout",
     "ServerError",
     "Unauthorized",
     "Unavailable",
@@ -100,16 +99,8 @@ class PayloadTooLarge(ServerError):
 
 
 @dataclass(eq=False)
-class HeadTimeout(ServerError):
-    """408: a request's head that does not end."""
-
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 408, "Validation", "invalid_request_error"
-
-
-@dataclass(eq=False)
-class BodyTimeout(ServerError):
-    """408: a request's body that does not end."""
+class RequestTimeout(ServerError):
+    """408: a request whose head or body does not end."""
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 408, "Validation", "invalid_request_error"

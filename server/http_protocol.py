@@ -15,7 +15,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.errors import BadRequest, HeadTimeout, HeadTooLarge, ServerError, error_body
+from server.errors import BadRequest, HeadTooLarge, RequestTimeout, ServerError, error_body
 
 __all__ = ["bounded_protocol", "connection_limit"]
 
@@ -109,7 +109,7 @@ class _Bounded(HttpToolsProtocol):
         return HeadTooLarge(f"the request's line and headers have more than {limit} bytes, the limit (--header-limit)")
 
     def _head_too_slow(self) -> None:
-        self._refuse(HeadTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:g} s"))
+        self._refuse(RequestTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:g} s"))
 
     def _refuse(self, error: ServerError) -> None:
         """Answer and close; without a word while an earlier request is unanswered, whose answer this would seem."""

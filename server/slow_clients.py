@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, NoReturn, Protocol
 
-from server.errors import BodyTimeout, PayloadTooLarge
+from server.errors import PayloadTooLarge, RequestTimeout
 
 __all__ = ["BodyReader", "end_slow_readers"]
 
@@ -29,7 +29,7 @@ class BodyReader:
     async def read(self, headers: list[tuple[bytes, bytes]], receive: Receive, deadline: float) -> bytes:
         """The whole body.
 
-        Raises PayloadTooLarge as soon as it is known to be too large, BodyTimeout when nothing of it comes for too
+        Raises PayloadTooLarge as soon as it is known to be too large, RequestTimeout when nothing of it comes for too
         long or not all of it before `deadline` (CLOCK_MONOTONIC), CancelledError when the client left.
         """
         for name, value in headers:
@@ -44,7 +44,7 @@ class BodyReader:
                 raise
             self._late.remove(task)
             task.uncancel()
-            raise BodyTimeout("the request's body did not arrive in time (--client-timeout)") from None
+            raise RequestTimeout("the request's body did not arrive in time (--client-timeout)") from None
         finally:
             self._due.pop(task, None)
 

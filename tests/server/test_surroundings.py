@@ -113,7 +113,7 @@ def test_the_wall_clock_is_only_told_and_never_reckoned_with() -> None:
         for path in (ROOT / "server").glob("*.py")
     }
     # The moment of the last success, and that of the start in OpenAI's list of models.
-    assert {name: count for name, count in uses.items() if count} == {"engine_process.py": 1, "operations.py": 1}
+    assert {name: count for name, count in uses.items() if count} == {"engine_loop.py": 1, "operations.py": 1}
 
 
 def test_log_lines_are_whole() -> None:

@@ -19,7 +19,7 @@ from engine.errors import EncoderError, EncoderLost
 from server.board import open_board
 from server.config import ServeConfig
 from server.control import StartEngine
-from server.engine_process import EngineProcess
+from server.engine_loop import EngineLoop
 from server.messages import EMBED, TOKENS, EncodeRequest, Part, Submit, decode_results, encode
 
 WIDTH = 4
@@ -82,9 +82,9 @@ class Harness:
             ServeConfig(), "", "m", str(folder), 0, "cpu", f"ipc://{folder}/engine", open_board(1, 1).fd, 1
         )
         model = cast("Model", SimpleNamespace(model_id="m"))
-        self.process = EngineProcess(start, model, self.encoder, exit_process=self.exits.append)
-        self.process.listen()
-        self.thread = threading.Thread(target=self.process.run, daemon=True)
+        self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
+        self.loop.listen()
+        self.thread = threading.Thread(target=self.loop.run, daemon=True)
         self.thread.start()
         self.context = zmq.Context()
         self.reply = f"ipc://{folder}/api"
@@ -144,18 +144,18 @@ class Harness:
             self.encoder.let_go.release()
 
     def queued(self) -> int:
-        return self.process._scheduler.queue_texts
+        return self.loop._scheduler.queue_texts
 
     def close(self) -> None:
         self.encoder.free = True
         self.release(100)
-        with self.process._lock:
-            self.process._draining = True
-            self.process._lock.notify()
+        with self.loop._lock:
+            self.loop._draining = True
+            self.loop._lock.notify()
         self.thread.join(timeout=5)
         assert not self.thread.is_alive()
         if not self.exits:
-            self.process.close()
+            self.loop.close()
         self.context.destroy(linger=0)
 
 
