@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks import bare_encoder, random_model, record
 from benchmarks.http_client import Plan, Request, post
@@ -78,8 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run.small_model()
         run.rivals()
     run.print()
-    path = record.write("server-targets", run.document(), options.output)
-    print(f"\nwritten: {path}")
+    print(f"\nwritten: {run.write()}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -242,7 +240,11 @@ class _Run:
         batches = {} if url is None or before is None else _batches(scrape(url) - before)
         row = Row(name, serving.name, plan.connections, plan.rate, figures, batches)
         self.rows.append(row)
-        self._say(f"{serving.name}: {name}: {figures.requests_per_s:,.1f} requests/s, limit: {figures.limit}")
+        self._say(
+            f"{serving.name}: {name}: {figures.requests_per_s:,.1f} requests/s, p50 {figures.p50_ms['text']:.2f}, "
+            f"p99 {figures.p99_ms['text']:.2f} ms, limit: {figures.limit}"
+        )
+        self.write()  # each time: a run that is cut short leaves what it has
         return row
 
     def _scaled(self, number: int) -> int:
@@ -290,9 +292,9 @@ class _Run:
         for note in self.notes:
             print(note)
 
-    def document(self) -> dict[str, Any]:
-        """What is written."""
-        return {
+    def write(self) -> Path:
+        """Leave what there is so far."""
+        document = {
             "options": {name: str(value) for name, value in vars(self.options).items()},
             "encoder": {name: asdict(bare) for name, bare in self.bare.items()},
             "targets": [asdict(figure) for figure in self.figures],
@@ -300,6 +302,7 @@ class _Run:
             "idle_parts_ms": self.parts_ms,
             "notes": self.notes,
         }
+        return record.write("server-targets", document, self.options.output)
 
 
 def _batches(grown: Samples) -> dict[str, float]:

@@ -87,7 +87,7 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
     if reason is None and encoder == "cuda-portable":
         return encoder, "the portable CUDA kernels were asked for"
     if reason is None:
-        return "cuda", "a CUDA device was found" if not on_cuda else f"device {device} was asked for"
+        return "cuda", "a CUDA device was found"
     if on_cuda or encoder in ("cuda", "cuda-portable"):
         raise UnsupportedModel(f"device {device if on_cuda else 'cuda'} cannot be used: {reason}")
     return "torch", f"no CUDA device: {reason}"
