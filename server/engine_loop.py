@@ -66,6 +66,8 @@ class _Flight:
     ticket: Any  # an EncoderError when it could not be handed over
     started: float
     queued: bool  # others had to wait
+    ended: float = 0.0
+    vectors: npt.NDArray[np.float32] | EncoderError | None = None  # None: the encoder is lost, all is said
 
 
 class EngineLoop:
@@ -122,7 +124,10 @@ class EngineLoop:
         threading.Thread(target=self._receive, args=(inbox,), name="receive", daemon=True).start()
 
     def run(self) -> None:
-        """Run batches until drained. A free encoder takes what waits; a busy one is only ever handed a full batch."""
+        """Run batches until drained. A free encoder takes what waits; a busy one is only ever handed a full batch.
+
+        An encoder that works by itself is free as soon as its vectors are here, and works on while they are answered.
+        """
         flying: _Flight | None = None
         while True:
             if flying is None:
@@ -131,12 +136,24 @@ class EngineLoop:
                     return
                 flying = self._submit(batch)
                 continue
-            with self._lock:
-                ahead = self._scheduler.next_batch() if self._takes_ahead and self._scheduler.full() else None
-                self._note_running(ahead)
-            following = self._submit(ahead) if ahead is not None else None
+            following = self._submit_ahead(full=True)
+            self._wait(flying)
+            if following is None and flying.vectors is not None:
+                following = self._submit_ahead(full=False)
             self._finish(flying)
             flying = following
+
+    def _submit_ahead(self, *, full: bool) -> _Flight | None:
+        """Hand the next batch over before the last is answered; `full`: only one that cannot gain from waiting."""
+        if not self._takes_ahead:
+            return None
+        with self._lock:
+            if full and not self._scheduler.full():
+                return None
+            self._answer_late(self._scheduler.expire(time.monotonic()))
+            batch = self._scheduler.next_batch()
+            self._note_running(batch)
+        return self._submit(batch) if batch is not None else None
 
     def _wait_for_batch(self) -> Batch | None:
         with self._lock:
@@ -191,20 +208,26 @@ class EngineLoop:
             ticket = error
         return _Flight(batch, ticket, started, queued)
 
-    def _finish(self, flight: _Flight) -> None:
-        batch, ticket, started = flight.batch, flight.ticket, flight.started
+    def _wait(self, flight: _Flight) -> None:
+        ticket = flight.ticket
         try:
             if isinstance(ticket, EncoderError):
                 raise ticket
-            vectors = self._waited_for(lambda: self._encoder.wait(ticket))
+            flight.vectors = self._waited_for(lambda: self._encoder.wait(ticket))
         except EncoderLost as error:
-            self._fail(batch.slices, error)
+            self._fail(flight.batch.slices, error)
             self._give_up(error)
-            return
         except EncoderError as error:
-            self._isolate(batch, error)
+            flight.vectors = error
+        flight.ended = time.monotonic()
+
+    def _finish(self, flight: _Flight) -> None:
+        batch, vectors, started, ended = flight.batch, flight.vectors, flight.started, flight.ended
+        if vectors is None:
+            return
+        if isinstance(vectors, EncoderError):
+            self._isolate(batch, vectors)
         else:
-            ended = time.monotonic()
             self._succeeded()
             self._pace.add(started, ended, batch.tokens, queued=flight.queued)
             self._answer(batch.slices, batch.task, vectors, started, ended)
@@ -221,7 +244,9 @@ class EngineLoop:
         middle = len(batch.slices) // 2
         for half in (batch.slices[:middle], batch.slices[middle:]):
             tokens, texts = sum(piece.tokens for piece in half), sum(piece.stop - piece.start for piece in half)
-            self._finish(self._submit(Batch(batch.task, half, tokens, texts)))
+            flight = self._submit(Batch(batch.task, half, tokens, texts))
+            self._wait(flight)
+            self._finish(flight)
 
     def _answer(
         self, slices: list[Slice], task: Any, vectors: npt.NDArray[np.float32], started: float, ended: float

@@ -203,6 +203,25 @@ def test_a_full_batch_is_handed_over_while_another_runs(engine: Harness) -> None
     assert [batch.tokens for batch in engine.encoder.batches] == [BUDGET] * 3
 
 
+def test_the_encoder_works_on_while_answers_are_made(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_over = []  # batches, each time one is answered
+    answer = engine.loop._answer
+
+    def counted(*arguments: Any) -> None:
+        handed_over.append(len(engine.encoder.batches))
+        answer(*arguments)
+
+    monkeypatch.setattr(engine.loop, "_answer", counted)
+    engine.hold()
+    engine.send([[1, 2]])
+    engine.wait_until_running()
+    engine.send([[3]])
+    engine.wait_until(lambda: engine.queued() == 1)
+    engine.release(2)
+    engine.receive(2)
+    assert handed_over == [2, 2]
+
+
 def test_a_large_request_is_split_and_lets_a_small_one_through(engine: Harness) -> None:
     engine.hold()
     large, *_ = engine.send([[5] * 16] * 40)
