@@ -44,7 +44,7 @@ def write(name: str, figures: Any, folder: Path = RESULTS) -> Path:
     document = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
-        "commit": _output("git", "describe", "--always", "--dirty"),
+        "commit": _COMMIT,
         "machine": about,
         "figures": figures,
     }
@@ -81,3 +81,6 @@ def _output(*command: str) -> str | None:
         return None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+_COMMIT = _output("git", "describe", "--always", "--dirty")  # now: others may commit while a long run lasts

@@ -48,7 +48,7 @@ def kernel_rows(rows: int) -> int:
     """The number of rows that a product of `rows` is done with: one of few, so that every kernel is made only once.
 
     oneDNN makes a kernel for each number of rows, and packed batches have ever new ones. Kernels that are made and
-    thrown away cost a tenth of the throughput of mixed work, and lie between the buffers of the heap, which falls to
+    thrown away cost 5 % of the throughput of mixed work, and lie between the buffers of the heap, which falls to
     pieces: 300 MB that nobody could use after some minutes.
     """
     step = 8 if rows <= 128 else 16 if rows <= 256 else 32
