@@ -1,6 +1,6 @@
 """What the server promises when too much is asked of it, when its engine is killed, and when it runs for long.
 
-    python -m benchmarks.soak overload [--seconds 60] [--serve-options "--max-queue-tokens 16384"]
+    python -m benchmarks.soak overload [--seconds 60] [--texts 1] [--paced]
     python -m benchmarks.soak kills [--seconds 60]
     python -m benchmarks.soak mixed [--seconds 900]
     python -m benchmarks.soak idle [--connections 10000]
@@ -36,15 +36,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--seconds", type=float, help="how long; default: what the promise says")
     parser.add_argument("--texts", type=int, default=32, help="of a request of overload")
+    parser.add_argument("--paced", action="store_true", help="overload an encoder that takes time and no CPU, as a GPU")
     parser.add_argument("--connections", type=int, default=10_000, help="of idle")
     parser.add_argument("--clients", type=int, default=1, help="processes that make the load of overload")
     parser.add_argument("--serve-options", default="", help="options for `embert serve`, as one string")
     options = parser.parse_args(argv)
     run, seconds = PARTS[options.part]
-    lines = run(options, options.seconds or seconds, shlex.split(options.serve_options))
+    serve_options = shlex.split(options.serve_options)
+    if options.paced:
+        serve_options += ["--encoder", "benchmarks.stand_in:PacedEncoder", "--max-batch-tokens", "2048"]
+    lines = run(options, options.seconds or seconds, serve_options)
     rows = [[line.what, line.measured, line.promised, "ok" if line.kept else "MISSED"] for line in lines]
     record.print_table(["what", "measured", "promised", "verdict"], rows)
-    part = options.part + ("-queries" if options.texts == 1 else "")
+    part = options.part + ("-queries" if options.texts == 1 else "") + ("-paced" if options.paced else "")
     path = record.write(f"soak-{part}", [asdict(line) for line in lines])
     print(f"\nwritten: {path}")
     raise SystemExit(not all(line.kept for line in lines))

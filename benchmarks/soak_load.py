@@ -29,7 +29,7 @@ def overload(options: argparse.Namespace, seconds: float, serve_options: list[st
     size = options.texts
     requests = _requests(size)
     tokens = statistics.mean(request.tokens for request in requests)
-    with Load(options.clients) as load, embert(*(serve_options or ["--max-queue-tokens", "16384"])) as serving:
+    with Load(options.clients) as load, embert("--max-queue-tokens", "16384", *serve_options) as serving:
         budget = httpx.get(f"http://127.0.0.1:{serving.port}/info").json()["max_queue_tokens"]
         # As many in flight as the budget admits: more are refused, fewer leave the queue shorter than it may be.
         fit = max(1, int(budget / tokens) - 1)

@@ -1,6 +1,8 @@
-"""An encoder that costs nothing: what is left of a request's cost is the server's own."""
+"""Encoders that cost nothing: what is left of a request's cost is the server's own."""
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +10,7 @@ import numpy.typing as npt
 from engine.encoders.base import PackedBatch, Task
 from engine.model import Model
 
-__all__ = ["StandInEncoder"]
+__all__ = ["PacedEncoder", "StandInEncoder"]
 
 
 class StandInEncoder:
@@ -45,3 +47,14 @@ class StandInEncoder:
         rows = np.random.default_rng(0).standard_normal((self.max_batch_tokens, columns), np.float32)
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         return rows
+
+
+class PacedEncoder(StandInEncoder):
+    """Takes its time, but no CPU, as a GPU with a large model does. For overload where load and server share cores."""
+
+    TOKENS_PER_S = 6_000.0
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        """As above, but slowly."""
+        time.sleep(batch.tokens / self.TOKENS_PER_S)
+        return super().submit(batch, task)
