@@ -66,6 +66,17 @@ def test_options_named_are_options(page: Path) -> None:
     assert set(re.findall(r"\bEMBERT_[A-Z_]+[A-Z]\b", page.read_text())) <= known
 
 
+def test_every_limit_is_explained() -> None:
+    """Numbers that may be too small or too large, each with what a client sees and how to choose it."""
+    rows = re.findall(
+        r"^\| (.*--.*?) \| (.+?) \| (.+?) \|$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE
+    )
+    explained = {option for limit, _, _ in rows for option in re.findall(r"--[a-z-]+", limit)}
+    for name, field in ServeConfig.__dataclass_fields__.items():
+        if "low" in field.metadata and name not in ("port", "metrics_port", "ssl_cert_reqs"):
+            assert option_name(name) in explained, name
+
+
 def test_there_are_commands() -> None:
     assert len(commands()) > 25
 
