@@ -48,6 +48,9 @@ MAX_BATCH_TOKENS = 2048
 MAX_RUN_TOKENS = 512
 MIN_RUN_TOKENS = 48
 
+# Kernels for more rows than this are made when they are needed: their caches hold no more (limit_kernel_caches).
+MAX_PREPARED_ROWS = 1024
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -106,11 +109,12 @@ class TorchEncoder:
 
     def _prepare(self, longest: int) -> None:
         """Make every kernel that runs can need: memory does not grow later, and no client waits for it."""
-        for _ in self._pool.map(self._bert.prepare, row_counts(min(self.max_batch_tokens, MAX_RUN_TOKENS + longest))):
+        most = min(self.max_batch_tokens, MAX_RUN_TOKENS + longest, MAX_PREPARED_ROWS)
+        for _ in self._pool.map(self._bert.prepare, row_counts(most)):
             pass
         if self._threads > 1:  # a batch of one run has kernels for several threads
             torch.set_num_threads(self._threads)
-            for rows in row_counts(max(2 * MIN_RUN_TOKENS, longest)):
+            for rows in row_counts(min(max(2 * MIN_RUN_TOKENS, longest), most)):
                 if rows >= MIN_RUN_TOKENS:
                     self._bert.prepare(rows)
 
