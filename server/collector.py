@@ -1,7 +1,7 @@
 """Python's garbage collector in a process that answers requests.
 
 A collection stops the process. One over all that the imports left takes 20 ms in an HTTP process and 7 ms in an engine;
-over 50 000 new objects, 10 ms. Those stalls, and the queues behind them, were the slowest percent of all answers.
+over 50 000 new objects, 10 ms. At 10 000 requests a second such a stall holds up a hundred of them.
 """
 
 from __future__ import annotations
