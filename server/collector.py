@@ -12,14 +12,14 @@ __all__ = ["begin", "settle"]
 
 
 def begin() -> None:
-    """Before the imports: they leave hardly any garbage, and looking for it every 700 new objects costs start-up."""
+    """Before the imports: what they make is there to stay, so do not look at it every 700 objects."""
     gc.set_threshold(50_000, 20, 100)
 
 
 def settle() -> None:
     """Ready: what there is now stays and need not be looked at again; what comes is looked at in small portions.
 
-    A request makes no cycles, and so hardly anything is ever found; 5 000 objects take half a millisecond.
+    A request makes no cycles, and so hardly anything is ever found; 5 000 objects take a millisecond.
     """
     gc.collect()
     gc.freeze()

@@ -67,7 +67,7 @@ class _Flight:
     started: float
     queued: bool  # others had to wait
     ended: float = 0.0
-    vectors: npt.NDArray[np.float32] | EncoderError | None = None  # None: the encoder is lost, all is said
+    vectors: npt.NDArray[np.float32] | EncoderError | None = None  # once waited for; None: the encoder was lost
 
 
 class EngineLoop:
