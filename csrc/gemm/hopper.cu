@@ -1,40 +1,57 @@
-// The Hopper provider: tensor maps, tile shapes and launches of the kernel in hopper_kernel.cuh.
+// The Hopper provider: tensor maps, tile shapes and launches of the kernels in hopper_kernel.cuh and hopper_few.cuh.
 
 #include <algorithm>
+#include <climits>
+#include <cstdlib>
 #include <iterator>
 #include <set>
 
 #include "../encoder/memory.h"
 #include "fold.cuh"
+#include "hopper_few.cuh"
 #include "hopper_kernel.cuh"
 #include "tensor_maps.h"
 
 namespace embert {
 namespace {
 
+using hopper::FewShape;
 using hopper::GemmArguments;
 using hopper::TileShape;
 
-// All tuned numbers. Wide: W's tile is shared by two blocks, for many rows. The others: more and smaller tiles for
-// fewer rows, and a ring deep enough that all of W's tile is on its way before the earlier kernel ends (K = 768: 12
-// stages).
-using Wide256 = TileShape<256, 2, 4, 2, true>;
-using Wide128 = TileShape<128, 2, 6, 2, true>;
-using Middle = TileShape<64, 1, 13, 1, false>;
-using Narrow = TileShape<32, 1, 12, 0, false>;
-using Slim = TileShape<16, 1, 14, 0, false>;
+// All tuned numbers. Wide: for many rows; as many stages as fit. The others: more and smaller tiles for fewer rows.
+using Wide256 = TileShape<256, 4>;
+using Wide128 = TileShape<128, 6>;
+using Middle = FewShape<64>;
+using Narrow = FewShape<32>;
+using Slim = FewShape<16>;
 
-// Cycles of one step of K and of everything else in a launch, fitted to launches of 32 to 1 024 rows on an H100. The
-// large tiles' steps are the matrix unit's at 85 %; the small ones' the latency of four products in a row.
-struct Cost {
+template <typename Shape>
+constexpr bool kIsFew = Shape::kColumns <= 64;
+
+// Cycles of a launch, to choose a tile by. Of many rows: so many for each round of blocks and 64 of K, which is the
+// matrix unit at 85 %, and so many for everything else.
+struct WideCost {
   int step, rest;
 };
 template <typename Shape>
-constexpr Cost kCost = Shape::kColumns == 256   ? Cost{1150, 6500}
-                       : Shape::kColumns == 128 ? Cost{620, 4000}
-                       : Shape::kColumns == 64  ? Cost{300, 2300}
-                       : Shape::kColumns == 32  ? Cost{240, 2300}
-                                                : Cost{220, 2300};
+constexpr WideCost kWideCost = Shape::kColumns == 256 ? WideCost{1150, 6500} : WideCost{620, 4000};
+
+// Of few rows: what all blocks fetch, a row of W for less than one of x since it is asked for earlier, as if fewer than
+// kFewBlocks of them fetched no faster for being fewer. Fitted to BERT-base and MiniLM with each product in each tile,
+// 16 to 1 024 rows, on an H100: its choice loses 1.3 % of a layer's time to the best ones.
+constexpr int kFewBlocks = 54;
+constexpr int kMostFewRows = 4096;  // keeps the sum in an int and the grid in its limits
+int few_cost(int x_rows, int columns, int blocks, int in) {
+  const int steps = (in + 63) / 64;
+  return 2300 + int64_t(steps) * (5 * x_rows + 3 * columns) * std::max(blocks, kFewBlocks + 2 * steps / 5) / 133;
+}
+
+// What a block for few rows may take of a multiprocessor's 227 KB, so that the next kernel's fit beside it.
+constexpr int kFewBytes = 113 * 1024;
+// The same where a launch has no more blocks than there are multiprocessors, and over 64 rows: the ring must cover the
+// memory's latency.
+constexpr int kAloneBytes = 227 * 1024;
 
 // Past a model's own rounding of γ·W (2.1e-4 in FP16, 1.7e-3 in BF16) by this factor, LayerNorm is better not folded
 // in.
@@ -63,6 +80,7 @@ class HopperLinear final : public Linear {
     float2* y_sums;
     int& y_parts;
     const Stream& stream;
+    int tile_rows = 0;  // at most
   };
   template <typename T>
   Status fold(const Stream& stream);
@@ -72,12 +90,12 @@ class HopperLinear final : public Linear {
   Status run_shape(const Call& call);
   template <typename T, typename Shape, Activation kActivation, bool kResidual>
   Status run_kernel(const Call& call);
+  template <typename T, typename Shape, Activation kActivation, bool kResidual>
+  Status run_wide(const Call& call, const GemmArguments& arguments);
+  template <typename T, typename Shape, Activation kActivation, bool kResidual>
+  Status run_few(const Call& call, const GemmArguments& arguments);
+  Status said(cudaError_t code, int rows) const;
 
-  // Of a cluster.
-  template <typename Shape>
-  int tiles(int rows) const {
-    return tiles_of(rows, Shape::kRows * Shape::kCluster) * tiles_of(weights_.out, Shape::kColumns);
-  }
   float2* plain_columns() const { return columns_.as<float2>(); }
   float2* residual_columns() const { return columns_.as<float2>() + padded_; }
 
@@ -171,16 +189,6 @@ Status HopperLinear::init(const Stream& stream) {
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
 Status HopperLinear::run_kernel(const Call& call) {
-  const auto kernel = hopper::gemm_kernel<T, Shape, kActivation, kResidual>;
-  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
-  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
-  const int x_rows = Shape::kTogether ? Shape::kRows : std::min(Shape::kRows, tiles_of(call.rows, 8) * 8);
-  EMBERT_TRY(owner_.map(call.x.data, call.rows, weights_.in, x_rows, x_map));
-  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Shape::kWShare, w_map));
-  EMBERT_TRY(owner_.map(call.y, call.rows, weights_.out, 16, y_map));  // a warp's rows
-  residual_map = y_map;
-  if (kResidual) EMBERT_TRY(owner_.map(call.residual.data, call.rows, weights_.out, Shape::kRows, residual_map));
-
   const Rows& normed = kResidual ? call.residual : call.x;
   const int width = kResidual ? weights_.out : weights_.in;
   const GemmArguments arguments{
@@ -190,15 +198,31 @@ Status HopperLinear::run_kernel(const Call& call) {
       normed.sums,
       call.y_sums,
       normed.parts,
+      kSumColumns / std::max(normed.parts, 1),
       width,
       1.0f / float(width),
       weights_.epsilon,
       call.rows,
       weights_.out,
       weights_.in,
-      x_rows * Shape::kDepth * 2,
   };
   call.y_parts = Shape::kColumns < kSumColumns ? kSumColumns / Shape::kColumns : 1;
+  if constexpr (kIsFew<Shape>)
+    return run_few<T, Shape, kActivation, kResidual>(call, arguments);
+  else
+    return run_wide<T, Shape, kActivation, kResidual>(call, arguments);
+}
+
+template <typename T, typename Shape, Activation kActivation, bool kResidual>
+Status HopperLinear::run_wide(const Call& call, const GemmArguments& arguments) {
+  const auto kernel = hopper::gemm_kernel<T, Shape, kActivation, kResidual>;
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
+  EMBERT_TRY(owner_.map(call.x.data, call.rows, weights_.in, Shape::kRows, x_map));
+  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Shape::kWShare, w_map));
+  EMBERT_TRY(owner_.map(call.y, call.rows, weights_.out, 16, y_map));  // a warp's rows
+  residual_map = y_map;
+  if (kResidual) EMBERT_TRY(owner_.map(call.residual.data, call.rows, weights_.out, Shape::kRows, residual_map));
 
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -211,11 +235,43 @@ Status HopperLinear::run_kernel(const Call& call) {
   config.stream = call.stream.handle;
   config.attrs = attributes;
   config.numAttrs = call.stream.dependent_launch ? 2 : 1;
-  config.gridDim = dim3(std::min(tiles<Shape>(call.rows), owner_.processors() / Shape::kCluster) * Shape::kCluster);
-  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *residual_map, *y_map, arguments);
+  const int tiles = tiles_of(call.rows, Shape::kRows * Shape::kCluster) * tiles_of(weights_.out, Shape::kColumns);
+  config.gridDim = dim3(std::min(tiles, owner_.processors() / Shape::kCluster) * Shape::kCluster);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *residual_map, *y_map, arguments), call.rows);
+}
+
+template <typename T, typename Shape, Activation kActivation, bool kResidual>
+Status HopperLinear::run_few(const Call& call, const GemmArguments& arguments) {
+  const auto kernel = hopper::few_rows_kernel<T, Shape, kActivation, kResidual>;
+  const int x_rows = std::min(call.tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
+  const int wanted = tiles_of(weights_.in, Shape::kDepth);
+  const dim3 grid(tiles_of(weights_.out, Shape::kColumns), tiles_of(call.rows, x_rows));
+  const bool alone = call.rows > Shape::kRows && int(grid.x * grid.y) <= owner_.processors();
+  const int room = alone ? kAloneBytes : kFewBytes;
+  const int fitting = (room - Shape::shared_bytes(0, x_rows)) / (Shape::stage_bytes(x_rows) + 16);
+  const int stages = std::min({wanted, Shape::kMaxStages, fitting});
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr;
+  EMBERT_TRY(owner_.map(call.x.data, call.rows, weights_.in, x_rows, x_map));
+  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Shape::kColumns, w_map));
+
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.blockDim = dim3(hopper::kFewThreads);
+  config.dynamicSmemBytes = Shape::shared_bytes(stages, x_rows);
+  config.stream = call.stream.handle;
+  config.attrs = &attribute;
+  config.numAttrs = call.stream.dependent_launch ? 1 : 0;
+  config.gridDim = grid;
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, arguments, x_rows, stages), call.rows);
+}
+
+Status HopperLinear::said(cudaError_t code, int rows) const {
   if (code == cudaSuccess) return {};
-  return Status::cuda(code, ("hopper gemm (" + std::to_string(call.rows) + " rows, " + std::to_string(weights_.in) +
-                             " to " + std::to_string(weights_.out) + ")")
+  return Status::cuda(code, ("hopper gemm (" + std::to_string(rows) + " rows, " + std::to_string(weights_.in) + " to " +
+                             std::to_string(weights_.out) + ")")
                                 .c_str());
 }
 
@@ -240,25 +296,40 @@ Status HopperLinear::run_shape(const Call& call) {
 
 template <typename T>
 Status HopperLinear::run_type(const Call& call) {
-  // The shape whose blocks are done first; shapes change no bits, so any rule is right.
-  const auto cycles = [&](auto shape) {
-    using Shape = decltype(shape);
-    const int slots = owner_.processors() / Shape::kCluster;
-    const int rounds = tiles_of(tiles<Shape>(call.rows), slots);
-    return rounds * tiles_of(weights_.in, Shape::kDepth) * kCost<Shape>.step + kCost<Shape>.rest;
+  // The tile whose blocks are done first; tiles change no bits, so any rule is right.
+  Call chosen = call;
+  int shape = 0, least = INT_MAX;
+  const auto consider = [&](int candidate, int tile_rows, int cost) {
+    if (cost < least) least = cost, shape = candidate, chosen.tile_rows = tile_rows;
   };
-  const int costs[] = {cycles(Slim{}), cycles(Narrow{}), cycles(Middle{}), cycles(Wide128{}), cycles(Wide256{})};
-  switch (std::min_element(std::begin(costs), std::end(costs)) - costs) {
+  const int steps = tiles_of(weights_.in, 64);
+  const auto wide = [&](int candidate, auto of) {
+    using Shape = decltype(of);
+    const int blocks = tiles_of(call.rows, Shape::kRows) * tiles_of(weights_.out, Shape::kColumns);
+    const int rounds = tiles_of(blocks, owner_.processors());
+    consider(candidate, Shape::kRows, rounds * steps * kWideCost<Shape>.step + kWideCost<Shape>.rest);
+  };
+  const auto few = [&](int candidate, auto of) {
+    using Shape = decltype(of);
+    for (int tile_rows = 16; tile_rows <= Shape::kRows; tile_rows *= 2) {
+      const int blocks = tiles_of(call.rows, tile_rows) * tiles_of(weights_.out, Shape::kColumns);
+      consider(candidate, tile_rows, few_cost(std::min(tile_rows, call.rows), Shape::kColumns, blocks, weights_.in));
+    }
+  };
+  wide(4, Wide256{});
+  wide(3, Wide128{});
+  if (call.rows <= kMostFewRows) few(2, Middle{}), few(1, Narrow{}), few(0, Slim{});
+  switch (shape) {
     case 0:
-      return run_shape<T, Slim>(call);
+      return run_shape<T, Slim>(chosen);
     case 1:
-      return run_shape<T, Narrow>(call);
+      return run_shape<T, Narrow>(chosen);
     case 2:
-      return run_shape<T, Middle>(call);
+      return run_shape<T, Middle>(chosen);
     case 3:
-      return run_shape<T, Wide128>(call);
+      return run_shape<T, Wide128>(chosen);
     default:
-      return run_shape<T, Wide256>(call);
+      return run_shape<T, Wide256>(chosen);
   }
 }
 

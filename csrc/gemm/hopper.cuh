@@ -48,6 +48,16 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
       : "memory");
 }
 
+// --- warps
+// ---------------------------------------------------------------------------------------------------------------
+
+// Which warp of the block this is. Read from lane 0, so that the compiler knows it to be the same in all of them: what
+// is computed below a branch on it, wgmma's operands above all, then stays in uniform registers. Without, four moves
+// from one kind of register to the other stand before every wgmma and cost more than a narrow one takes.
+__device__ __forceinline__ int warp_of_block() {
+  return __shfl_sync(~0u, threadIdx.x / 32, 0);
+}
+
 // --- clusters
 // -----------------------------------------------------------------------------------------------------------
 
@@ -126,6 +136,10 @@ __device__ __forceinline__ uint64_t operand(uint32_t address) {
 // The same of 32-element (64-byte) swizzled rows. Both serve a right operand of rows of K as well.
 __device__ __forceinline__ uint64_t narrow_operand(uint32_t address) {
   return (uint64_t(2) << 62) | (uint64_t(512 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);
+}
+// The same operand, so many bytes along its swizzled rows.
+__device__ __forceinline__ uint64_t further(uint64_t operand, int bytes) {
+  return operand + (bytes >> 4);
 }
 __device__ __forceinline__ void fence_registers() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -296,9 +310,12 @@ template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
-// A barrier among the 128 threads of one warpgroup.
-__device__ __forceinline__ void warpgroup_sync(int id) {
-  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+// Barriers among some of a block's threads; the second for those that need not wait.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace embert::hopper

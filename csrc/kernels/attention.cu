@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(kThreads) attention_short_kernel(const T* qkv,
   T* const queries = reinterpret_cast<T*>(shared_bytes) + pair * 3 * kAttentionShort * Warp::kPitch;
   T* const keys = queries + kAttentionShort * Warp::kPitch;
   T* const values = keys + kAttentionShort * Warp::kPitch;
-  dependents_may_launch();
   wait_for_earlier_kernels();
+  dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
 
   const AttentionTile tile = shorts[blockIdx.y];
   const int head = blockIdx.x * kShortHeads + pair;

@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(kThreads, 4)
     fence_barrier_init();
     prefetch_map(&qkv_map);
   }
-  dependents_may_launch();
   __syncthreads();
   wait_for_earlier_kernels();
+  dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
 
   const int head =
       blockIdx.x;  // heads of one tile run side by side: their rows share pages and cache lines' neighbours
@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     fence_registers();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
-      multiply<T>(s, rows_operand<kDim>(base + At::kQ + k * 32), rows_operand<kDim>(k_from + k * 32), k > 0);
+      multiply<T>(s, further(rows_operand<kDim>(base + At::kQ), k * 32), further(rows_operand<kDim>(k_from), k * 32),
+                  k > 0);
     commit_products();
     if (valid < kRows) {
       // The rows after the sequence's end are a neighbour's. Their weights are 0, but 0 · infinity would not be.

@@ -1,0 +1,151 @@
+// What the products for many and for few rows do after multiplying, the same to the bit (../EPILOGUES.md): two elements
+// of y, and the sums through which LayerNorms pass from one product to the next: how an epilogue reads those of its
+// rows, and how it leaves those of what it writes. The order of additions is that of ../kernels/row_sums.cuh
+// everywhere, so a row's bits depend neither on the tile that wrote it nor on the one that reads it.
+#pragma once
+
+#include <type_traits>
+
+#include "../kernels/activation.cuh"
+#include "../kernels/row_sums.cuh"
+#include "hopper.cuh"
+
+namespace embert::hopper {
+
+// What the epilogue needs beside the tensor maps.
+struct GemmArguments {
+  const float4* columns;   // two columns each: (s, c, s, c), or with a residual (γ, b, γ, b)
+  const void* residual;    // [rows, out]; many rows take it through a tensor map
+  void* y;                 // likewise
+  const float2* row_sums;  // of x's rows, or of the residual's; null: they are normalised already
+  float2* y_sums;          // null: not wanted
+  int parts;               // of row_sums, a group
+  int part_columns;        // a part's
+  int width;               // columns of the rows that row_sums are of
+  float inverse_width;
+  float epsilon;
+  int rows, out, in;
+};
+
+// Both ways to read a row's sums add them up in the order of row_sums.cuh: its scale has the same bits in any tile.
+//
+// For few rows, whose producers leave up to eight parts a group: two neighbouring lanes share a row, its even and its
+// odd groups, and both get its scale. All loads are on their way before the first is used.
+__device__ __forceinline__ float2 scale_of_pair(const GemmArguments& of, int row, int rows, int odd, float factor) {
+  const int groups = (of.width + kSumColumns - 1) / kSumColumns;
+  const float2* const from = of.row_sums + size_t(row) * groups * of.parts;
+  const int width =
+      row < rows ? of.width : 0;  // a row's last group may be narrower; parts past the end were never written
+  float2 parts[4][8];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int group = odd + i / 8 * 2, part = i % 8;
+    const bool written = (part == 0 || part < of.parts) && group * kSumColumns + part * of.part_columns < width;
+    parts[i / 8][part] = float2{0.0f, 0.0f};
+    if (written) parts[i / 8][part] = from[group * of.parts + part];
+  }
+  const auto tree = [](const float2(&p)[8]) {
+    return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
+  };
+  const auto with_neighbour = [](float2 sum) {
+    return sum + float2{__shfl_xor_sync(~0u, sum.x, 1), __shfl_xor_sync(~0u, sum.y, 1)};
+  };
+  const float2 low = with_neighbour(tree(parts[0]) + tree(parts[2]));  // groups 0 and 4, 1 and 5
+  const float2 high = with_neighbour(tree(parts[1]) + tree(parts[3]));
+  return row_scale(low + high, of.inverse_width, of.epsilon, factor);
+}
+
+// For many rows, whose producers leave one part a group; left in flight while the tile is multiplied: a lane reads
+// groups lane % 4 and lane % 4 + 4 of its own two rows. More parts (many rows of a narrow product's) are added at once.
+struct ManyRowsSums {
+  float2 held[2][2];  // of the rows lane / 4 and lane / 4 + 8
+
+  __device__ __forceinline__ void load(const GemmArguments& of, int first_row, int lane) {
+    const int groups = (of.width + kSumColumns - 1) / kSumColumns;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + lane / 4 + i / 2 * 8, group = lane % 4 + i % 2 * 4;
+      const bool exists = row < of.rows && group < groups;
+      const float2* const from = of.row_sums + (size_t(row) * groups + group) * of.parts;
+      held[i / 2][i % 2] = exists ? from[0] : float2{0.0f, 0.0f};
+      if (of.parts > 1 && exists) held[i / 2][i % 2] = group_sum(from, of.parts, of.width - group * kSumColumns);
+    }
+  }
+
+  __device__ __forceinline__ void scales(const GemmArguments& of, float factor, int, float2 (&scales)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float2 sum = held[half][0] + held[half][1];
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, step);
+        sum.y += __shfl_xor_sync(~0u, sum.y, step);
+      }
+      scales[half] = row_scale(sum, of.inverse_width, of.epsilon, factor);
+    }
+  }
+};
+
+// Sums of kChunks neighbouring pieces of 16 columns, held by the four lanes of a row in part; afterwards every lane has
+// the total in chunks[0]. Each piece is summed over the lanes first, then the pieces as a balanced tree: so that tiles
+// of any width agree. Lanes share the work: each keeps half of the pieces and gives the other half away.
+template <int kChunks>
+__device__ __forceinline__ void combine_chunks(float2 (&chunks)[kChunks], int lane) {
+  const auto from = [](float2 value, int step) {
+    return float2{__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
+  };
+  const auto add = [](float2& to, float2 value) { to = to + value; };
+  const auto halve = [&](auto count, int step) {
+    constexpr int kHalf = decltype(count)::value / 2;
+    const bool upper = (lane & step) != 0;
+    if constexpr (kHalf == 0) {
+      add(chunks[0], from(chunks[0], step));
+    } else {
+#pragma unroll
+      for (int k = 0; k < kHalf; ++k) {
+        const float2 given = upper ? chunks[k] : chunks[k + kHalf];
+        chunks[k] = upper ? chunks[k + kHalf] : chunks[k];
+        add(chunks[k], from(given, step));
+      }
+    }
+  };
+  halve(std::integral_constant<int, kChunks>(), 2);
+  halve(std::integral_constant<int, (kChunks > 1 ? kChunks / 2 : 1)>(), 1);
+  if constexpr (kChunks == 8) add(chunks[0], chunks[1]);
+  if constexpr (kChunks >= 4) add(chunks[0], from(chunks[0], 1));
+  if constexpr (kChunks >= 2) add(chunks[0], from(chunks[0], 2));
+}
+
+// The sums of this lane's two rows over a tile's or part's kColumns columns, from those of its 16-column pieces.
+template <int kColumns, int kChunks>
+__device__ __forceinline__ void leave_sums(const GemmArguments& of, float2 (&sums)[2][kChunks], int rows, int first_row,
+                                           int column, int lane) {
+  static_assert(kColumns == kChunks * 16 && kColumns <= kSumColumns, "a part of a group, or a group");
+  const int pitch = (of.out + kSumColumns - 1) / kSumColumns * (kSumColumns / kColumns);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    combine_chunks(sums[half], lane);
+    if (lane % 4 == 0 && first_row + 8 * half < rows && column < of.out)
+      of.y_sums[size_t(first_row + 8 * half) * pitch + column / kColumns] = sums[half][0];
+  }
+}
+
+// Two neighbouring elements of y from their products. `k`: their columns' constants; `by`: the row's scale and shift;
+// `sum`: of the row's 16 columns, begun with the `first` of a lane's two pairs.
+template <typename T, Activation kActivation, bool kResidual>
+__device__ __forceinline__ uint32_t finish(float low, float high, float4 k, float2 by, uint32_t residual, bool first,
+                                           float2& sum) {
+  if constexpr (kResidual) {
+    const float2 rest = unpack_two<T>(residual);
+    low = fmaf(fmaf(rest.x, by.x, by.y), k.x, low + k.y);
+    high = fmaf(fmaf(rest.y, by.x, by.y), k.z, high + k.w);
+    const float2 two = {low + high, fmaf(low, low, high * high)};
+    sum = first ? two : sum + two;
+  } else {
+    low = activate<kActivation, false>(fmaf(low, by.x, fmaf(by.y, k.x, k.y)));
+    high = activate<kActivation, false>(fmaf(high, by.x, fmaf(by.y, k.z, k.w)));
+  }
+  return pack_two<T>(low, high);
+}
+
+}  // namespace embert::hopper

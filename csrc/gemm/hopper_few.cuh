@@ -1,0 +1,173 @@
+// The same product for few rows, where nothing but latency counts: a launch lives for two or three microseconds.
+//
+// A block has one tile: 16, 32 or 64 rows and as many columns. One warp copies, four multiply, four read the rows'
+// sums. The chain of wgmma along K is the floor (23 cycles each at 16 columns), so everything else is kept out of its
+// way:
+//   - A stage is 128 columns of K: the chain of one (8 products) hides the barriers of the next.
+//   - W's stages are asked for before the earlier kernel ends, x's all at once after it, a lane a box.
+//   - The next kernel may start when this one has asked for its x, not before: weights for two kernels further on would
+//     stand in x's way (BERT-base 1×32: 250 µs against 292).
+//   - A tile has fewer rows than wgmma's 64 where that leaves more multiprocessors to fetch x and W. The product reads
+//     64 all the same: what follows in shared memory, for rows that nobody stores.
+//   - Two blocks fit a multiprocessor, so that the next kernel's are there before this one's leave.
+// Accumulation, epilogue and sums are those of hopper_kernel.cuh, to the bit.
+#pragma once
+
+#include "hopper_epilogue.cuh"
+
+namespace embert::hopper {
+
+template <int kColumnsValue>
+struct FewShape {
+  static constexpr int kColumns = kColumnsValue;  // of y
+  static constexpr int kRows = 64;                // at most; wgmma's M
+  static constexpr int kBoxes = 2;                // of 64 columns of K, a stage
+  static constexpr int kDepth = kBoxes * 64;
+  static constexpr int kWBoxBytes = kColumns * 128;
+  static constexpr int kMaxStages = 32 / kBoxes;  // a lane asks for a box
+  static_assert(kColumns == 16 || kColumns == 32 || kColumns == 64, "the widths that hopper.cuh wraps");
+
+  static constexpr int stage_bytes(int x_rows) { return kBoxes * (x_rows * 128 + kWBoxBytes); }
+  // With two barriers a stage and a row's scale; and what wgmma reads past the last rows of x lies in the block's
+  // memory.
+  static constexpr int shared_bytes(int stages, int x_rows) {
+    const int used = stages * (stage_bytes(x_rows) + 16) + kRows * 8, read = (stages * kBoxes * x_rows + kRows) * 128;
+    return used > read ? used : read;
+  }
+};
+
+constexpr int kFewThreads = 288;
+constexpr int kFewScales = 1;  // the named barrier for the rows' scales
+
+template <typename T, typename Shape, Activation kActivation, bool kResidual>
+__global__ void __launch_bounds__(kFewThreads, 2)
+    few_rows_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                    const GemmArguments of, int x_rows, int stages) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t raw[];  // [stages][boxes] of x, the same of W, barriers, scales
+  const int x_box = x_rows * 128;
+  const int all_x = stages * Shape::kBoxes * x_box, all_w = stages * Shape::kBoxes * Shape::kWBoxBytes;
+  const uint32_t x_at = shared_address(raw), w_at = x_at + all_x;
+  const uint32_t full = w_at + all_w, empty = full + 8 * stages;
+  float2* const scales = reinterpret_cast<float2*>(raw + all_x + all_w + 16 * stages);  // a row each
+  const int warp = warp_of_block(), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < stages; ++s) {
+      init_barrier(full + 8 * s, 1);
+      init_barrier(empty + 8 * s, 4);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  const int steps = (of.in + Shape::kDepth - 1) / Shape::kDepth;  // what lies past K is filled with zeros
+  const int row = blockIdx.y * x_rows, column = blockIdx.x * Shape::kColumns;
+  const int rows = min(of.rows, row + x_rows);  // the first that is not this block's
+  if (warp == 4) {
+    const int stage_bytes = Shape::kBoxes * (x_box + Shape::kWBoxBytes);
+    const int early = min(steps, stages), early_boxes = early * Shape::kBoxes;
+    const auto load_x = [&](int box, int place) {
+      load_box(&x_map, x_at + place * x_box, full + place / Shape::kBoxes * 8, box * 64, row);
+    };
+    const auto load_w = [&](int box, int place) {
+      load_box(&w_map, w_at + place * Shape::kWBoxBytes, full + place / Shape::kBoxes * 8, box * 64, column);
+    };
+    if (lane < early) arrive_expecting(full + 8 * lane, stage_bytes);
+    __syncwarp();
+    if (lane < early_boxes) load_w(lane, lane);
+    wait_for_earlier_kernels();
+    if (lane < early_boxes) load_x(lane, lane);
+    dependents_may_launch();
+#pragma unroll 1
+    for (int step = early; step < steps; ++step) {
+      const int stage = step % stages;
+      wait_barrier(empty + 8 * stage, (step / stages + 1) % 2);
+      if (lane == 0) arrive_expecting(full + 8 * stage, stage_bytes);
+      __syncwarp();
+      const int i = lane % Shape::kBoxes;
+      if (lane / Shape::kBoxes == 0) load_x(step * Shape::kBoxes + i, stage * Shape::kBoxes + i);
+      if (lane / Shape::kBoxes == 1) load_w(step * Shape::kBoxes + i, stage * Shape::kBoxes + i);
+    }
+    return;
+  }
+  if (warp > 4) {
+    if (of.row_sums == nullptr) return;
+    const int i = threadIdx.x - 160;
+    wait_for_earlier_kernels();
+    const float2 scale = scale_of_pair(of, row + i / 2, rows, i % 2, activation_factor(kActivation));
+    if (i % 2 == 0) scales[i / 2] = scale;
+    named_barrier_arrive(kFewScales, 256);
+    return;
+  }
+
+  // What the epilogue needs is on its way while the products are made.
+  constexpr int kChunks = Shape::kColumns / 16;
+  float4 columns[kChunks][2];
+#pragma unroll
+  for (int i = 0; i < 2 * kChunks; ++i) columns[i / 2][i % 2] = __ldg(of.columns + column / 2 + lane % 4 + i * 4);
+  const int first_row = row + warp * 16 + lane / 4, first_column = column + 2 * (lane % 4);
+  // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
+  const auto is_inside = [&](int chunk, int i) {
+    return first_row + 8 * (i % 2) < rows && first_column + chunk * 16 + 8 * (i / 2) < of.out;
+  };
+  const auto place = [&](int chunk, int i) {
+    return size_t(first_row + 8 * (i % 2)) * of.out + first_column + chunk * 16 + 8 * (i / 2);
+  };
+  uint32_t residuals[kResidual ? kChunks : 1][4] = {};
+  if constexpr (kResidual) {
+    wait_for_earlier_kernels();
+#pragma unroll
+    for (int i = 0; i < kChunks * 4; ++i) {
+      const auto* const residual = static_cast<const T*>(of.residual) + place(i / 4, i % 4);
+      if (is_inside(i / 4, i % 4)) residuals[i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(residual);
+    }
+  }
+
+  float c[Shape::kColumns / 2];
+#pragma unroll 1
+  for (int step = 0, stage = 0, phase = 0; step < steps; ++step) {
+    wait_barrier(full + 8 * stage, phase);
+    fence_registers();
+    const uint32_t x_from = x_at + stage * Shape::kBoxes * x_box;
+    const uint32_t w_from = w_at + stage * Shape::kBoxes * Shape::kWBoxBytes;
+#pragma unroll
+    for (int box = 0; box < Shape::kBoxes; ++box) {
+      const uint64_t x_operand = operand(x_from + box * x_box), w_operand = operand(w_from + box * Shape::kWBoxBytes);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        multiply<T>(c, further(x_operand, k * 32), further(w_operand, k * 32), step + box + k > 0);
+    }
+    commit_products();
+    if (step > 0) {
+      wait_products<1>();  // the stage before this one has been read
+      if (lane == 0 && step - 1 + stages < steps) arrive(empty + 8 * (stage == 0 ? stages - 1 : stage - 1));
+    }
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
+  wait_products<0>();
+
+  float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
+  if (of.row_sums != nullptr) {
+    named_barrier_sync(kFewScales, 256);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) scale[half] = scales[warp * 16 + lane / 4 + 8 * half];
+  }
+  float2 sums[2][kChunks];
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
+      const uint32_t two =
+          finish<T, kActivation, kResidual>(c[at], c[at + 1], columns[chunk][i / 2], scale[i % 2],
+                                            residuals[kResidual ? chunk : 0][i], i < 2, sums[i % 2][chunk]);
+      if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<T*>(of.y) + place(chunk, i)) = two;
+    }
+  }
+  if constexpr (kResidual) {
+    if (of.y_sums != nullptr) leave_sums<Shape::kColumns>(of, sums, rows, first_row, column, lane);
+  }
+#endif
+}
+
+}  // namespace embert::hopper
