@@ -53,6 +53,8 @@ class Plan:
     window_s: float
     settle_s: float = 1.0
     rate: float | None = None  # requests/s of an open loop; None is a closed loop
+    even: bool = False  # an open loop's requests are due at even distances, not at Poisson arrivals
+    phase: float = 0.0  # of such a distance, before the first
     host: str = "127.0.0.1"
     seed: int = 0
 
@@ -199,10 +201,11 @@ class _Driver:
         return request
 
     async def arrive(self, rate: float) -> None:
-        """Send at Poisson arrivals: the loop's own timers would round them to the millisecond."""
+        """Send when a request is due: the loop's own timers would round that to the millisecond."""
         count = int(rate * (self.closes - self.first) * 1.5) + 100
         gaps = np.random.default_rng(self.plan.seed).exponential(1 / rate, count)
-        due = [moment for moment in (self.first + np.cumsum(gaps)).tolist() if moment < self.closes]
+        after = (np.arange(count) + self.plan.phase) / rate if self.plan.even else np.cumsum(gaps)
+        due = [moment for moment in (self.first + after).tolist() if moment < self.closes]
         timer, done, position = Timer(), asyncio.get_running_loop().create_future(), 0
 
         def ring() -> None:

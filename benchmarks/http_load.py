@@ -1,8 +1,8 @@
 """Load over HTTP/1.1 that is not the limit itself: prebuilt bytes on raw sockets, from processes of their own.
 
 Closed loop: each connection sends its next request when the last is answered. Open loop: requests are due at Poisson
-arrivals whatever the server does, and a latency runs from the moment the request was *due*, so that a stalled server
-cannot slow its own judge.
+arrivals, or at even distances, whatever the server does, and a latency runs from the moment the request was *due*, so
+that a stalled server cannot slow its own judge.
 
 The load reports what it cost (`client_cores`, `busiest_client`) and how late it was itself (`late_s`): where those are
 high, it was the limit.
@@ -53,6 +53,7 @@ class Load:
                     connections=len(range(i, plan.connections, share)),
                     rate=plan.rate / share if plan.rate else None,
                     seed=plan.seed + i,
+                    phase=i / share,
                 ),
                 first,
             )

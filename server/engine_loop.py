@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 
 BUSY_INTERVAL_S = 1.0
 PROBE_INTERVAL_S = 5.0  # an idle engine proves itself this often
+# Before a batch's expected end the next one is handed over: what that takes, and what expectations may be wrong by.
+IN_TIME_S = 0.0005
+IN_TIME_SHARE = 0.15
+IN_TIME_MOST_S = 0.1  # beside a longer batch the gap is nothing, and an expectation that wrong would cost more
 
 ResultT = TypeVar("ResultT")
 
@@ -136,7 +140,7 @@ class EngineLoop:
                     return
                 flying = self._submit(batch)
                 continue
-            following = self._submit_ahead(full=True)
+            following = self._submit_ahead(full=True) or self._submit_in_time(flying)
             self._wait(flying)
             if following is None and flying.vectors is not None:
                 following = self._submit_ahead(full=False)
@@ -154,6 +158,21 @@ class EngineLoop:
             batch = self._scheduler.next_batch()
             self._note_running(batch)
         return self._submit(batch) if batch is not None else None
+
+    def _submit_in_time(self, flying: _Flight) -> _Flight | None:
+        """Hand over what waits shortly before the running batch is expected to end, so that the encoder need not wait.
+
+        Requests that come afterwards miss that batch, so it is not done earlier than needed; and not at all where
+        batches are so short that most of their time would be lost for gathering.
+        """
+        if not self._takes_ahead:
+            return None
+        end = self._pace.expected_end(flying.started, flying.batch.tokens)
+        lasts_s = end - time.monotonic()
+        if not 2 * IN_TIME_S < lasts_s < IN_TIME_MOST_S:
+            return None
+        time.sleep(lasts_s - max(IN_TIME_S, IN_TIME_SHARE * lasts_s))
+        return self._submit_ahead(full=False)
 
     def _wait_for_batch(self) -> Batch | None:
         with self._lock:

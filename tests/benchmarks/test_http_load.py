@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.http_client import LOST, Answers, Plan, post, run
+from benchmarks.http_load import Load
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 REQUESTS = tuple(post("/embed", {"inputs": str(i)}, kind="query", texts=1, tokens=3) for i in range(7))
@@ -73,6 +74,13 @@ def test_open_loop_sends_at_the_rate_that_is_due() -> None:
     inside = answers.due >= answers.opened
     assert inside.sum() == pytest.approx(300, abs=80)  # Poisson: more than four standard deviations
     assert set(answers.status.tolist()) == {200}
+
+
+def test_open_loop_sends_at_even_distances_where_asked() -> None:
+    with answering(lambda number: OK) as port, Load(2) as two:
+        answers = two.run(Plan(port, REQUESTS, 4, 1.0, settle_s=0.1, rate=200.0, even=True))
+    gaps = np.diff(np.sort(answers.due))  # over both processes
+    assert gaps == pytest.approx(np.full(len(gaps), 0.005), abs=1e-5)
 
 
 def test_open_loop_latency_runs_from_the_moment_due() -> None:
