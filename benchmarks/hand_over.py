@@ -1,0 +1,196 @@
+"""The engine's own loop before a GPU that only takes its time: how long requests wait, beside a perfect server's.
+
+    python -m benchmarks.hand_over [--load 0.8] [--texts 32] [--tokens 104] [--seconds 8]
+
+The loop, its scheduler and its sockets are real; the encoder is a clock. A batch takes REST_S and so much a token, one
+after the other, and handing it over costs the host LAUNCH_S, as BERT-base's on an H100 does. Requests come at random
+(Poisson) and at even distances. The perfect server is simulated: it batches as the loop does, at no cost and
+without a gap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from benchmarks import record
+from engine import Model, PackedBatch, Task
+from server.board import open_board
+from server.config import ServeConfig
+from server.control import StartEngine
+from server.engine_loop import EngineLoop
+from server.messages import EMBED, EncodeRequest, Submit, decode_results, encode
+
+REST_S, TOKENS_PER_S = 0.12e-3, 2.9e6  # of a batch; of BERT-base on one H100
+LAUNCH_S = 0.15e-3
+MAX_BATCH_TOKENS = 16384
+
+
+class Clock:
+    """An encoder whose batches only take their time. See `engine.encoders.base.Encoder`."""
+
+    name, device, device_name, dtype, choice = "clock", "cuda:0", "none", "float16", ""
+    width = hidden_size = 8
+    max_batch_tokens = MAX_BATCH_TOKENS
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+        self.busy_s = 0.0
+        self.gaps_s: list[float] = []  # from a batch's end to the next one's beginning
+        self.batches = 0
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> tuple[int, float]:  # noqa: ARG002
+        """Return what `wait` needs: the number of texts and when they are done."""
+        launched = time.monotonic() + LAUNCH_S
+        while time.monotonic() < launched:
+            pass
+        begins = max(launched, self.free_at)
+        self.gaps_s.append(begins - self.free_at)
+        takes_s = batch_s(batch.tokens)
+        self.free_at = begins + takes_s
+        self.busy_s += takes_s
+        self.batches += 1
+        return batch.sequences, self.free_at
+
+    def wait(self, ticket: tuple[int, float]) -> npt.NDArray[np.float32]:
+        """Return ones, float32 [B, width], once they are due."""
+        sequences, done_at = ticket
+        time.sleep(max(0.0, done_at - time.monotonic()))
+        return np.ones((sequences, self.width), np.float32)
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        """Submit and wait."""
+        return self.wait(self.submit(batch, task))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def batch_s(tokens: int) -> float:
+    """How long a batch takes."""
+    return REST_S + tokens / TOKENS_PER_S
+
+
+@dataclass
+class Run:
+    """One load through the loop."""
+
+    due_s: list[float]
+    texts: int
+    tokens: int  # of a text
+    clock: Clock = field(default_factory=Clock)
+    answered_s: dict[int, float] = field(default_factory=dict)
+
+    def latencies_ms(self) -> list[float]:
+        """Send everything when it is due; return the latencies, sorted."""
+        with tempfile.TemporaryDirectory(prefix="embert-hand-over-") as folder:
+            loop, thread = self._loop(folder)
+            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+            reply = f"ipc://{folder}/api"
+            inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+            inbox.bind(reply)
+            outbox.connect(f"ipc://{folder}/engine")
+            receiver = threading.Thread(target=self._receive, args=(inbox,))
+            receiver.start()
+            gc.freeze()
+            first = time.monotonic() + 0.2
+            self._send(outbox, reply, first)
+            receiver.join()
+            with loop._lock:
+                loop._draining = True
+                loop._lock.notify()
+            thread.join()
+            loop.close()
+            context.destroy(linger=0)
+        if len(self.answered_s) < len(self.due_s):
+            raise SystemExit(f"{len(self.due_s) - len(self.answered_s)} of {len(self.due_s)} requests had no answer")
+        return sorted((self.answered_s[i] - first - due) * 1e3 for i, due in enumerate(self.due_s))
+
+    def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
+        start = StartEngine(
+            ServeConfig(), "", "clock", folder, 0, "cuda:0", f"ipc://{folder}/engine", open_board(1, 1).fd, 1
+        )
+        loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="clock")), self.clock)
+        loop.listen()
+        thread = threading.Thread(target=loop.run, daemon=True)
+        thread.start()
+        return loop, thread
+
+    def _send(self, outbox: zmq.Socket[bytes], reply: str, first: float) -> None:
+        ids = np.ones(self.texts * self.tokens, np.int32).tobytes()
+        lengths = np.full(self.texts, self.tokens, np.int32).tobytes()
+        for index, due in enumerate(self.due_s):
+            time.sleep(max(0.0, first + due - time.monotonic()))
+            now = time.monotonic()
+            request = EncodeRequest(index, EMBED, ids, lengths, 0, True, now + 60, now)
+            outbox.send(encode(Submit(reply, [request], [])))
+
+    def _receive(self, inbox: zmq.Socket[bytes]) -> None:
+        texts = dict.fromkeys(range(len(self.due_s)), 0)
+        while len(self.answered_s) < len(self.due_s) and inbox.poll(5000):
+            for part in decode_results(inbox.recv()).parts:
+                texts[part.id] += part.texts
+                if texts[part.id] == self.texts:
+                    self.answered_s[part.id] = time.monotonic()
+
+
+def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:
+    """Latencies, sorted, where a batch of all that waits starts as the one before ends, and nothing else takes time."""
+    latencies: list[float] = []
+    now, at = 0.0, 0
+    while at < len(due_s):
+        now = max(now, due_s[at])
+        end = at
+        while end < len(due_s) and due_s[end] <= now and (end + 1 - at) * tokens <= MAX_BATCH_TOKENS:
+            end += 1
+        end = max(end, at + 1)
+        now += batch_s((end - at) * tokens)
+        latencies += [(now - due) * 1e3 for due in due_s[at:end]]
+        at = end
+    return sorted(latencies)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(prog="benchmarks.hand_over", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--load", type=float, default=0.8, help="share of what the encoder does with single requests")
+    parser.add_argument("--texts", type=int, default=32, help="of a request")
+    parser.add_argument("--tokens", type=int, default=104, help="of a text")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the JSON")
+    options = parser.parse_args(argv)
+    of_request = options.texts * options.tokens
+    rate = options.load / batch_s(of_request)
+    gaps = np.random.default_rng(0).exponential(1 / rate, round(rate * options.seconds))
+    figures: dict[str, Any] = {"rate": rate, "request_ms": batch_s(of_request) * 1e3, "arrivals": {}}
+    rows = []
+    for arrivals, due in (("at random", np.cumsum(gaps)), ("evenly", np.arange(len(gaps)) / rate)):
+        run = Run(due.tolist(), options.texts, options.tokens)
+        found = {"the loop": run.latencies_ms(), "perfect": perfect_ms(due.tolist(), of_request)}
+        gap_ms = statistics.median(run.clock.gaps_s[1:]) * 1e3
+        of_loop = f"{run.clock.batches} batches, gap {gap_ms:.2f} ms, busy {run.clock.busy_s / due[-1]:.0%}"
+        quantiles = {who: [float(np.quantile(ms, q)) for q in (0.5, 0.9, 0.99)] for who, ms in found.items()}
+        figures["arrivals"][arrivals] = {**quantiles, "gap_ms": gap_ms, "batches": run.clock.batches}
+        for who, values in quantiles.items():
+            rows.append([f"{arrivals}, {who}", *(f"{ms:.2f}" for ms in values), of_loop if who == "the loop" else ""])
+    each = f"{options.texts} texts of {options.tokens} tokens, {batch_s(of_request) * 1e3:.2f} ms"
+    print(f"{rate:.0f} requests/s of {each} each\n")
+    record.print_table(["requests", "p50 ms", "p90 ms", "p99 ms", ""], rows)
+    print(f"\nwritten: {record.write('hand-over', figures, options.output)}")
+
+
+if __name__ == "__main__":
+    main()
