@@ -112,8 +112,10 @@ class TorchEncoder:
         most = min(self.max_batch_tokens, MAX_RUN_TOKENS + longest, MAX_PREPARED_ROWS)
         for _ in self._pool.map(self._bert.prepare, row_counts(most)):
             pass
+        self._pool.submit(self._bert.prepare_attention, longest).result()
         if self._threads > 1:  # a batch of one run has kernels for several threads
             torch.set_num_threads(self._threads)
+            self._bert.prepare_attention(longest)
             for rows in row_counts(min(max(2 * MIN_RUN_TOKENS, longest), most)):
                 if rows >= MIN_RUN_TOKENS:
                     self._bert.prepare(rows)

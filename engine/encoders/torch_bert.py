@@ -27,6 +27,9 @@ Group = tuple[int, int, int]  # first token, number of sequences, length of each
 # Attention scores held at once; more are computed in turn, so that they stay in the cores' own caches.
 MAX_SCORE_BYTES = 2 << 20
 
+# In bfloat16: sequences of more tokens than the first are rounded up to a multiple of the second.
+SHORT_LENGTH, LENGTH_STEP = 64, 16
+
 NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
 
 
@@ -75,6 +78,15 @@ class Bert:
         """Have the kernels for so many rows made, which are the same in every layer."""
         self._layers[0](torch.zeros(rows, self._config.hidden_size, dtype=self._dtype), ())
 
+    @torch.inference_mode()
+    def prepare_attention(self, longest: int) -> None:
+        """Have attention's kernels for sequences of up to so many tokens made; in float32 it has none of its own."""
+        if self._dtype == torch.float32:
+            return
+        for length in range(SHORT_LENGTH + 1, longest + LENGTH_STEP, LENGTH_STEP):
+            qkv = torch.zeros(length, 3 * self._config.hidden_size, dtype=self._dtype)
+            _attention(qkv, [(0, 1, length)], self._config.heads)
+
 
 class _Layer:
     def __init__(
@@ -117,6 +129,10 @@ def _attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int) -> torch.
 
     Batched products and a softmax: at BERT's lengths torch's scaled_dot_product_attention is up to 2.5 times slower on
     a CPU (float32, 512 tokens a sequence: equal).
+
+    Products of bfloat16 have a kernel for every shape, milliseconds to make and 0.7 MB to keep. So short sequences are
+    multiplied in float32, where that is no slower; longer ones a sequence at a time, with rows of zeros up to a
+    multiple of LENGTH_STEP, whose scores count for nothing.
     """
     tokens, hidden = qkv.shape[0], qkv.shape[1] // 3
     size = hidden // heads
@@ -124,22 +140,30 @@ def _attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int) -> torch.
     stop = 0
     for start, n, length in groups:
         stop = start + n * length
-        # [3, n · heads, L, size]
-        split = (
-            qkv[start:stop].view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4).reshape(3, n * heads, length, size)
-        )
-        q, k, v = split
-        at_once = max(1, MAX_SCORE_BYTES // (length * length * qkv.element_size()))
-        if at_once >= n * heads:
-            mixed = torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)
-        else:
-            mixed = torch.empty_like(q)
-            for first in range(0, n * heads, at_once):
-                part = slice(first, first + at_once)
-                torch.bmm(torch.bmm(q[part], k[part].transpose(1, 2)).softmax(-1), v[part], out=mixed[part])
-        context[start:stop].view(n, length, heads, size).copy_(mixed.view(n, heads, length, size).transpose(1, 2))
+        given = qkv[start:stop].view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+        made = qkv.dtype != torch.float32 and length > SHORT_LENGTH  # for its shape
+        rows = -(-length // LENGTH_STEP) * LENGTH_STEP if made else length
+        split = torch.empty(3, n, heads, rows, size, dtype=qkv.dtype if made else torch.float32)
+        split[:, :, :, :length] = given
+        split[:, :, :, length:] = 0
+        q, k, v = split.view(3, n * heads, rows, size)
+        at_once = max(1, MAX_SCORE_BYTES // (rows * rows * split.element_size()))
+        if made:
+            at_once = max(part for part in range(1, heads + 1) if heads % part == 0 and part <= at_once)
+        mixed = torch.empty_like(q)
+        for first in range(0, n * heads, at_once):
+            part = slice(first, first + at_once)
+            torch.bmm(_weights(q[part], k[part], length), v[part], out=mixed[part])
+        mixed = mixed.view(n, heads, rows, size)[:, :, :length]
+        context[start:stop].view(n, length, heads, size).copy_(mixed.transpose(1, 2))
     context[stop:] = 0
     return context
+
+
+def _weights(q: torch.Tensor, k: torch.Tensor, keys: int) -> torch.Tensor:
+    scores = torch.bmm(q, k.transpose(1, 2))
+    scores[:, :, keys:] = -torch.inf
+    return scores.softmax(-1)
 
 
 def _tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import engine
-from engine.encoders import Encoder, PackedBatch, Task
+from engine.encoders import Encoder, PackedBatch, Task, torch_bert
 from engine.model import Model
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, random_sequences, unit, write_modules
 
@@ -139,6 +139,41 @@ def test_poolings(build_bert: BuildBert, pooling: str, dtype: str) -> None:
     expected = unit(np.stack([reference.pooled(ids, pooling) for ids in sequences]))
     cosines = (vectors * expected).sum(1)
     assert cosines.min() > (0.999999 if dtype == "float32" else 0.9995)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 80, 81, 129, 300, 512])
+def test_attention_of_every_length(length: int, dtype: torch.dtype) -> None:
+    """bfloat16's longer sequences are computed with rows of zeros behind them, which must count for nothing."""
+    texts, heads, size = 5, 12, 8
+    torch.manual_seed(length)
+    queries_keys_values = torch.tensor([0.7, -0.7, 0.0]).repeat_interleave(heads * size)
+    qkv = (0.3 * torch.randn(texts * length + 3, 3 * heads * size) + queries_keys_values).to(dtype)  # scores near -4
+    got = torch_bert._attention(qkv, [(0, texts, length)], heads)
+    q, k, v = qkv[: texts * length].double().view(texts, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+    wanted = ((q @ k.transpose(-1, -2)).softmax(-1) @ v).transpose(1, 2).reshape(texts * length, heads * size)
+    torch.testing.assert_close(
+        got[: texts * length].double(), wanted, atol=1e-5 if dtype.itemsize == 4 else 0.01, rtol=0
+    )
+    assert (got[texts * length :] == 0).all()
+
+
+def test_bfloat16_attention_has_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a kernel of its own, which is kept: or memory would grow with every new length and number of texts."""
+    shapes = set()
+    bmm = torch.bmm
+
+    def noting(a: torch.Tensor, b: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
+        if a.dtype == torch.bfloat16:
+            shapes.add((a.shape, b.shape))
+        return bmm(a, b, **out)
+
+    monkeypatch.setattr(torch, "bmm", noting)
+    for length in range(1, 513):
+        torch_bert._attention(
+            torch.zeros(3 * length, 3 * 12 * 8, dtype=torch.bfloat16), [(0, 1 + length % 3, length)], 12
+        )
+    assert len(shapes) == 2 * (512 - 64) // 16
 
 
 def test_dense_layers(build_bert: BuildBert) -> None:
