@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdlib>
-#include <iterator>
 #include <set>
 
 #include "../encoder/memory.h"
@@ -41,7 +39,7 @@ constexpr WideCost kWideCost = Shape::kColumns == 256 ? WideCost{1150, 6500} : W
 // kFewBlocks of them fetched no faster for being fewer. Fitted to BERT-base and MiniLM with each product in each tile,
 // 16 to 1 024 rows, on an H100: its choice loses 1.3 % of a layer's time to the best ones.
 constexpr int kFewBlocks = 54;
-constexpr int kMostFewRows = 4096;  // keeps the sum in an int and the grid in its limits
+constexpr int kMostFewRows = 4096;  // whose sums, up to eight parts a group, fit where they go (norm.h)
 int few_cost(int x_rows, int columns, int blocks, int in) {
   const int steps = (in + 63) / 64;
   return 2300 + int64_t(steps) * (5 * x_rows + 3 * columns) * std::max(blocks, kFewBlocks + 2 * steps / 5) / 133;
