@@ -30,6 +30,7 @@ from server.control import ApiGone, Drain, Line, StartEngine
 from server.messages import TOKENS, EncodeRequest, Part, Status, decode_submit
 from server.metrics import EngineMetrics
 from server.pace import Pace
+from server.payload import Payload, pack
 from server.scheduler import Batch, Request, Scheduler, Slice
 from server.sender import Sender
 
@@ -45,18 +46,6 @@ IN_TIME_SHARE = 0.15
 IN_TIME_MOST_S = 0.1  # beside a longer batch the gap is nothing, and an expectation that wrong would cost more
 
 ResultT = TypeVar("ResultT")
-
-
-@dataclass(slots=True)
-class _Payload:
-    """What the scheduler carries along for us."""
-
-    reply_endpoint: str
-    id: int
-    ids: npt.NDArray[np.int32]
-    dimensions: int
-    normalize: bool
-    admitted: float
 
 
 Key = tuple[str, int]  # reply endpoint, request id
@@ -222,7 +211,7 @@ class EngineLoop:
         started = time.monotonic()
         queued = self._scheduler.queue_texts > 0
         try:
-            ticket: Any = self._waited_for(lambda: self._encoder.submit(_pack(batch.slices), batch.task))  # type: ignore[arg-type]
+            ticket: Any = self._waited_for(lambda: self._encoder.submit(pack(batch.slices), batch.task))  # type: ignore[arg-type]
         except EncoderError as error:
             ticket = error
         return _Flight(batch, ticket, started, queued)
@@ -276,7 +265,7 @@ class EngineLoop:
         outgoing: dict[str, list[Part]] = {}
         row = 0
         for piece, size in zip(slices, sizes, strict=True):
-            payload: _Payload = piece.request.payload
+            payload: Payload = piece.request.payload
             rows = slice(row, row + size)
             row += size
             if not all_finite and not np.isfinite(vectors[rows]).all():
@@ -300,7 +289,7 @@ class EngineLoop:
     def _fail(self, slices: list[Slice], error: Exception) -> None:
         log.error("%d request(s) failed: %s", len(slices), error)
         for piece in slices:
-            payload: _Payload = piece.request.payload
+            payload: Payload = piece.request.payload
             with self._lock:
                 self._scheduler.cancel(piece.request.key)  # its other texts need not run
             part = Part(payload.id, piece.start, piece.stop - piece.start, b"", 0.0, 0.0, "backend", str(error))
@@ -308,7 +297,7 @@ class EngineLoop:
 
     def _answer_late(self, late: list[Request]) -> None:
         for request in late:
-            payload: _Payload = request.payload
+            payload: Payload = request.payload
             self._sender.send(payload.reply_endpoint, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")])
 
     def _observe(self, batch: Batch, started: float, ended: float) -> None:
@@ -367,7 +356,7 @@ class EngineLoop:
                 self._lock.notify()
 
     def _accept(self, endpoint: str, request: EncodeRequest) -> None:
-        payload = _Payload(
+        payload = Payload(
             endpoint,
             request.id,
             np.frombuffer(request.ids, np.int32),
@@ -429,29 +418,3 @@ class EngineLoop:
         """Send what is left and give everything back."""
         self._sender.close()
         self._encoder.close()
-
-
-def _pack(slices: list[Slice]) -> PackedBatch:
-    """Lay the slices' texts end to end; per slice, not per text."""
-    ids = [
-        piece.request.payload.ids[piece.request.offsets[piece.start] : piece.request.offsets[piece.stop]]
-        for piece in slices
-    ]
-    sizes = [piece.stop - piece.start for piece in slices]
-    cu_seqlens = np.zeros(sum(sizes) + 1, np.int32)
-    row = tokens = 0
-    for piece, size in zip(slices, sizes, strict=True):
-        offsets = piece.request.offsets[piece.start + 1 : piece.stop + 1]
-        cu_seqlens[row + 1 : row + 1 + size] = offsets
-        cu_seqlens[row + 1 : row + 1 + size] += tokens - piece.request.offsets[piece.start]
-        tokens += piece.tokens
-        row += size
-    payloads: list[_Payload] = [piece.request.payload for piece in slices]
-    dimensions = [payload.dimensions for payload in payloads]
-    normalize = [payload.normalize for payload in payloads]
-    return PackedBatch(
-        np.concatenate(ids) if len(ids) > 1 else ids[0],
-        cu_seqlens,
-        dimensions=np.repeat(np.array(dimensions, np.int32), sizes) if any(dimensions) else None,
-        normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
-    )
