@@ -117,9 +117,10 @@ class EngineLoop:
         threading.Thread(target=self._receive, args=(inbox,), name="receive", daemon=True).start()
 
     def run(self) -> None:
-        """Run batches until drained. A free encoder takes what waits; a busy one is only ever handed a full batch.
+        """Run batches until drained. A free encoder takes what waits.
 
-        An encoder that works by itself is free as soon as its vectors are here, and works on while they are answered.
+        One that works by itself is handed the next batch while it is busy: a full one at once, any other shortly before
+        it is expected to be free, or at the latest before the vectors of the last are answered.
         """
         flying: _Flight | None = None
         while True:

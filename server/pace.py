@@ -13,7 +13,7 @@ __all__ = ["Pace"]
 
 @dataclass(slots=True)
 class Pace:
-    """How busy the encoder was lately, and how fast it works a queue off."""
+    """What the batches of the encoder say about the next ones."""
 
     _tokens: float = 0.0  # of the last ten batches or so that left others waiting
     _seconds: float = 0.0  # ... and the time they took

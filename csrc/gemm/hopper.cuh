@@ -53,7 +53,7 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
 
 // Which warp of the block this is. Read from lane 0, so that the compiler knows it to be the same in all of them: what
 // is computed below a branch on it, wgmma's operands above all, then stays in uniform registers. Without, four moves
-// from one kind of register to the other stand before every wgmma and cost more than a narrow one takes.
+// from one kind of register to the other (R2UR) stand before every wgmma.
 __device__ __forceinline__ int warp_of_block() {
   return __shfl_sync(~0u, threadIdx.x / 32, 0);
 }

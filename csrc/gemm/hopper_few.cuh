@@ -36,7 +36,8 @@ struct FewShape {
   }
 };
 
-constexpr int kFewThreads = 288;
+constexpr int kFewMultiply = 128, kFewCopy = 32, kFewScale = 128;  // threads that do so, in this order
+constexpr int kFewThreads = kFewMultiply + kFewCopy + kFewScale;
 constexpr int kFewScales = 1;  // the named barrier for the rows' scales
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
@@ -90,13 +91,14 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     }
     return;
   }
+  static_assert(kFewScale == 2 * Shape::kRows, "two threads a row");
   if (warp > 4) {
     if (of.row_sums == nullptr) return;
-    const int i = threadIdx.x - 160;
+    const int i = threadIdx.x - kFewMultiply - kFewCopy;
     wait_for_earlier_kernels();
     const float2 scale = scale_of_pair(of, row + i / 2, rows, i % 2, activation_factor(kActivation));
     if (i % 2 == 0) scales[i / 2] = scale;
-    named_barrier_arrive(kFewScales, 256);
+    named_barrier_arrive(kFewScales, kFewScale + kFewMultiply);
     return;
   }
 
@@ -148,7 +150,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 
   float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
   if (of.row_sums != nullptr) {
-    named_barrier_sync(kFewScales, 256);
+    named_barrier_sync(kFewScales, kFewScale + kFewMultiply);
 #pragma unroll
     for (int half = 0; half < 2; ++half) scale[half] = scales[warp * 16 + lane / 4 + 8 * half];
   }
