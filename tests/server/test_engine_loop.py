@@ -242,11 +242,10 @@ def test_batches_too_short_or_too_long_for_it_are_waited_for(engine: Harness, ba
     for second in range(20):
         engine.loop._pace.add(second, second + batch_s, 2, queued=False)
     engine.hold()
-    engine.send([[1, 2]])
-    engine.wait_until_running()
-    engine.send([[3]])
-    engine.wait_until(lambda: engine.queued() == 1)
+    engine.send([[1] * (BUDGET - 1)], [[3, 3]])  # not both in one batch, and neither fills one
+    engine.wait_until(lambda: len(engine.encoder.batches) == 1)
     time.sleep(0.12)  # longer than either would take
+    assert engine.queued() == 1
     assert len(engine.encoder.batches) == 1
     engine.release(2)
     engine.receive(2)
