@@ -99,9 +99,11 @@ class Encoder {
   Status make_gemm(bool is_hopper);
   Status check(const BatchView& batch) const;
   Status forward(const Plan& plan, const Stream& stream);
+  Status look_at(const Rows& rows, int count, const Stream& stream);
   Status submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket);
   Status submit_large(Slot& slot, const BatchView& batch, Task task);
   Status capture(Slot& slot, std::pair<int, int> bucket);
+  Status check_offset(std::string& fold_refusal);
   static void write_input(const BatchView& batch, const InputLayout& layout, uint8_t* to);
   static bool bucket_of(const BatchView& batch, std::pair<int, int>& bucket);
   Status reserve_output(Slot& slot, size_t floats, bool on_device);
@@ -126,6 +128,7 @@ class Encoder {
   Stream stream_;
   cudaStream_t uploads_ = nullptr, downloads_ = nullptr;
   bool folds_ = false;
+  DeviceBuffer largest_offset_;  // of a row before its LayerNorm; while the first batch is looked at, else empty
   int row_capacity_ = 0, sequence_capacity_ = 0, tile_capacity_ = 0;
   size_t free_before_ = 0;
   std::string lost_;  // why the encoder cannot be used any more

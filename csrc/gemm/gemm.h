@@ -21,6 +21,10 @@ struct LinearWeights {
   Activation activation = Activation::kNone;
   Norm input_norm, residual_norm;  // only where the provider folds
   float epsilon = 0.0f;            // of both
+  // What another product will want soon: brought to the L2 cache while this one is at work, where a provider sees a use
+  // in it.
+  const void* ahead = nullptr;
+  size_t ahead_bytes = 0;
 };
 
 class Linear {

@@ -1,7 +1,6 @@
 // The Hopper provider: tensor maps, tile shapes and launches of the kernels in hopper_kernel.cuh and hopper_few.cuh.
 
 #include <algorithm>
-#include <climits>
 #include <set>
 
 #include "../encoder/memory.h"
@@ -22,7 +21,6 @@ using Wide256 = TileShape<256, 4>;
 using Wide128 = TileShape<128, 6>;
 using Middle = FewShape<64>;
 using Narrow = FewShape<32>;
-using Slim = FewShape<16>;
 
 template <typename Shape>
 constexpr bool kIsFew = Shape::kColumns <= 64;
@@ -35,14 +33,22 @@ struct WideCost {
 template <typename Shape>
 constexpr WideCost kWideCost = Shape::kColumns == 256 ? WideCost{1150, 6500} : WideCost{620, 4000};
 
-// Of few rows: what all blocks fetch, a row of W for less than one of x since it is asked for earlier, as if fewer than
-// kFewBlocks of them fetched no faster for being fewer. Fitted to BERT-base and MiniLM with each product in each tile,
-// 16 to 1 024 rows, on an H100: its choice loses 1.3 % of a layer's time to the best ones.
-constexpr int kFewBlocks = 54;
-constexpr int kMostFewRows = 4096;  // whose sums, up to eight parts a group, fit where they go (norm.h)
-int few_cost(int x_rows, int columns, int blocks, int in) {
-  const int steps = (in + 63) / 64;
-  return 2300 + int64_t(steps) * (5 * x_rows + 3 * columns) * std::max(blocks, kFewBlocks + 2 * steps / 5) / 133;
+// Tiles of 64 × 64 up to which the kernel for few rows is the faster one: of products that widen, of those that do not.
+constexpr int kFewTiles[2] = {256, 160};
+constexpr int kMostFewRows = 4096;  // whose sums, up to four parts a group, fit where they go (norm.h)
+struct FewTile {
+  int rows, columns;
+};
+// Measured whole layers at a time (BERT-base, -large, MiniLM; 16 to 1 024 rows; each product in each tile; H100): what
+// is chosen here loses 2 % of a layer to the best of them. A launch should leave multiprocessors to the next one, whose
+// W comes meanwhile: at 32 rows FFN out of BERT-base takes 24 blocks better than 48 (14.5 µs a layer against 16.6).
+FewTile few_tile(int rows, int out, int in) {
+  const bool widens = out > in;
+  if (widens && rows <= 32) return {rows <= 16 ? 16 : 32, in >= 1024 ? 64 : 32};
+  if (widens) return {64, rows <= 64 ? 32 : 64};
+  if (rows <= 32) return {rows > 16 && out == 768 ? 32 : 16, 32};
+  if (rows <= 96) return {32, 32};
+  return {64, rows <= 128 ? 32 : 64};
 }
 
 // What a block for few rows may take of a multiprocessor's 227 KB, so that the next kernel's fit beside it.
@@ -50,6 +56,12 @@ constexpr int kFewBytes = 113 * 1024;
 // The same where a launch has no more blocks than there are multiprocessors, and over 64 rows: the ring must cover the
 // memory's latency.
 constexpr int kAloneBytes = 227 * 1024;
+
+// Up to so many rows a launch brings weights to the L2 cache, for the second product after it: the memory is idle then.
+// BERT-base, µs a layer: 16 rows 15.4 → 14.4, 32 16.6 → 15.8, 64 18.2 → 17.4, but 128 20.8 → 21.1. MiniLM, whose
+// weights stay in the cache, as before. By the rows' readers when they are done: at their start, 0.15 to 0.5 less is
+// won.
+constexpr int kAheadRows = 64;
 
 // Past a model's own rounding of γ·W (2.1e-4 in FP16, 1.7e-3 in BF16) by this factor, LayerNorm is better not folded
 // in.
@@ -78,7 +90,7 @@ class HopperLinear final : public Linear {
     float2* y_sums;
     int& y_parts;
     const Stream& stream;
-    int tile_rows = 0;  // at most
+    int tile_rows = 0;  // for few rows
   };
   template <typename T>
   Status fold(const Stream& stream);
@@ -140,9 +152,7 @@ class Hopper final : public GemmProvider {
     return {};
   }
 
-  Status map(const void* matrix, int rows, int columns, int box_rows, const CUtensorMap*& found) {
-    return maps_.get({matrix, rows, columns, box_rows, 64}, found);
-  }
+  Status map(const BoxedMatrix& matrix, const CUtensorMap*& found) { return maps_.get(matrix, found); }
 
   // Lets a kernel have more shared memory than 48 KB, the first time it is seen.
   Status allow_shared_memory(const void* kernel, int bytes) {
@@ -203,6 +213,8 @@ Status HopperLinear::run_kernel(const Call& call) {
       call.rows,
       weights_.out,
       weights_.in,
+      static_cast<const uint8_t*>(weights_.ahead),
+      call.rows <= kAheadRows ? int(weights_.ahead_bytes / 128) : 0,
   };
   call.y_parts = Shape::kColumns < kSumColumns ? kSumColumns / Shape::kColumns : 1;
   if constexpr (kIsFew<Shape>)
@@ -216,11 +228,11 @@ Status HopperLinear::run_wide(const Call& call, const GemmArguments& arguments) 
   const auto kernel = hopper::gemm_kernel<T, Shape, kActivation, kResidual>;
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
-  EMBERT_TRY(owner_.map(call.x.data, call.rows, weights_.in, Shape::kRows, x_map));
-  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Shape::kWShare, w_map));
-  EMBERT_TRY(owner_.map(call.y, call.rows, weights_.out, 16, y_map));  // a warp's rows
+  EMBERT_TRY(owner_.map({call.x.data, call.rows, weights_.in, Shape::kRows, 64}, x_map));
+  EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare, 64}, w_map));
+  EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
   residual_map = y_map;
-  if (kResidual) EMBERT_TRY(owner_.map(call.residual.data, call.rows, weights_.out, Shape::kRows, residual_map));
+  if (kResidual) EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, Shape::kRows, 64}, residual_map));
 
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -250,8 +262,8 @@ Status HopperLinear::run_few(const Call& call, const GemmArguments& arguments) {
   const int stages = std::min({wanted, Shape::kMaxStages, fitting});
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr;
-  EMBERT_TRY(owner_.map(call.x.data, call.rows, weights_.in, x_rows, x_map));
-  EMBERT_TRY(owner_.map(weights_.weight, weights_.out, weights_.in, Shape::kColumns, w_map));
+  EMBERT_TRY(owner_.map({call.x.data, call.rows, weights_.in, x_rows, 64, Shape::kBoxes}, x_map));
+  EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kColumns, 64, Shape::kBoxes}, w_map));
 
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -294,41 +306,22 @@ Status HopperLinear::run_shape(const Call& call) {
 
 template <typename T>
 Status HopperLinear::run_type(const Call& call) {
-  // The tile whose blocks are done first; tiles change no bits, so any rule is right.
-  Call chosen = call;
-  int shape = 0, least = INT_MAX;
-  const auto consider = [&](int candidate, int tile_rows, int cost) {
-    if (cost < least) least = cost, shape = candidate, chosen.tile_rows = tile_rows;
-  };
-  const int steps = tiles_of(weights_.in, 64);
-  const auto wide = [&](int candidate, auto of) {
+  // Tiles change no bits, so any rule is right.
+  const int few_tiles = tiles_of(call.rows, 64) * tiles_of(weights_.out, 64);
+  const bool is_few = few_tiles <= kFewTiles[weights_.out > weights_.in ? 0 : 1] && call.rows <= kMostFewRows;
+  if (is_few && weights_.in % 64 == 0) {
+    const FewTile tile = few_tile(call.rows, weights_.out, weights_.in);
+    Call tiled = call;
+    tiled.tile_rows = tile.rows;
+    return tile.columns == 64 ? run_shape<T, Middle>(tiled) : run_shape<T, Narrow>(tiled);
+  }
+  const auto cost = [&](auto of) {
     using Shape = decltype(of);
     const int blocks = tiles_of(call.rows, Shape::kRows) * tiles_of(weights_.out, Shape::kColumns);
-    const int rounds = tiles_of(blocks, owner_.processors());
-    consider(candidate, Shape::kRows, rounds * steps * kWideCost<Shape>.step + kWideCost<Shape>.rest);
+    const int rounds = tiles_of(blocks, owner_.processors()), steps = tiles_of(weights_.in, 64);
+    return rounds * steps * kWideCost<Shape>.step + kWideCost<Shape>.rest;
   };
-  const auto few = [&](int candidate, auto of) {
-    using Shape = decltype(of);
-    for (int tile_rows = 16; tile_rows <= Shape::kRows; tile_rows *= 2) {
-      const int blocks = tiles_of(call.rows, tile_rows) * tiles_of(weights_.out, Shape::kColumns);
-      consider(candidate, tile_rows, few_cost(std::min(tile_rows, call.rows), Shape::kColumns, blocks, weights_.in));
-    }
-  };
-  wide(4, Wide256{});
-  wide(3, Wide128{});
-  if (call.rows <= kMostFewRows) few(2, Middle{}), few(1, Narrow{}), few(0, Slim{});
-  switch (shape) {
-    case 0:
-      return run_shape<T, Slim>(chosen);
-    case 1:
-      return run_shape<T, Narrow>(chosen);
-    case 2:
-      return run_shape<T, Middle>(chosen);
-    case 3:
-      return run_shape<T, Wide128>(chosen);
-    default:
-      return run_shape<T, Wide256>(chosen);
-  }
+  return cost(Wide128{}) < cost(Wide256{}) ? run_shape<T, Wide128>(call) : run_shape<T, Wide256>(call);
 }
 
 Status HopperLinear::run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,

@@ -48,6 +48,19 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
       : "memory");
 }
 
+// Whether the phase is complete, without waiting for it.
+__device__ __forceinline__ bool test_barrier(uint32_t barrier, uint32_t phase) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(phase)
+      : "memory");
+  return done != 0;
+}
+
 // --- warps
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -56,6 +69,18 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
 // from one kind of register to the other (R2UR) stand before every wgmma.
 __device__ __forceinline__ int warp_of_block() {
   return __shfl_sync(~0u, threadIdx.x / 32, 0);
+}
+
+// True in one lane of a whole warp. The compiler then knows that one thread goes on, and spares the loop that it
+// otherwise puts around every instruction that takes uniform registers.
+__device__ __forceinline__ bool elect_lane() {
+  uint32_t elected;
+  asm volatile(
+      "{\n.reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, chosen;\n}"
+      : "=r"(elected));
+  return elected != 0;
 }
 
 // --- clusters
@@ -88,6 +113,14 @@ __device__ __forceinline__ void load_box_for(uint16_t mask, const CUtensorMap* m
       "{%3, "
       "%4}], [%2], %5;" ::"r"(to),
       "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(mask)
+      : "memory");
+}
+// The same of a matrix mapped in chunks of 64 columns: some neighbouring chunks' boxes, one after another.
+__device__ __forceinline__ void load_boxes(const CUtensorMap* map, uint32_t to, uint32_t barrier, int chunk, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+      "[%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(chunk)
       : "memory");
 }
 __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int column, int row) {
@@ -137,9 +170,10 @@ __device__ __forceinline__ uint64_t operand(uint32_t address) {
 __device__ __forceinline__ uint64_t narrow_operand(uint32_t address) {
   return (uint64_t(2) << 62) | (uint64_t(512 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);
 }
-// The same operand, so many bytes along its swizzled rows.
+// The same operand, so many bytes on: along its swizzled rows, or whole boxes. Only the low half changes, which spares
+// the products' loop an addition with carry.
 __device__ __forceinline__ uint64_t further(uint64_t operand, int bytes) {
-  return operand + (bytes >> 4);
+  return (operand & 0xFFFFFFFF00000000u) | (uint32_t(operand) + (bytes >> 4));
 }
 __device__ __forceinline__ void fence_registers() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -205,15 +239,6 @@ __device__ __forceinline__ void wait_products() {
       "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}" \
       : EMBERT_F8(0), EMBERT_F8(8)                                                             \
       : "l"(a), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_16(type)                                     \
-  asm volatile(                                                   \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"            \
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type \
-      " "                                                         \
-      "{%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, add, 1, 1, 0, 0;\n}"    \
-      : EMBERT_F8(0)                                              \
-      : "l"(a), "l"(b), "r"(int(add)))
-
 // c[64 × kN] (+)= a[64 × 16] · b[kN × 16]ᵀ by the whole warpgroup. Warp w holds rows 16w …; within it, c[4j + i] is
 // laid out as an m16n8 accumulator of columns 8j … 8j + 7.
 template <typename T>
@@ -246,14 +271,6 @@ __device__ __forceinline__ void multiply(float (&c)[16], uint64_t a, uint64_t b,
     EMBERT_WGMMA_32("f16");
   } else {
     EMBERT_WGMMA_32("bf16");
-  }
-}
-template <typename T>
-__device__ __forceinline__ void multiply(float (&c)[8], uint64_t a, uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_16("f16");
-  } else {
-    EMBERT_WGMMA_16("bf16");
   }
 }
 
@@ -300,7 +317,6 @@ __device__ __forceinline__ void multiply_rows(float (&c)[16], const uint32_t (&a
 #undef EMBERT_WGMMA_128
 #undef EMBERT_WGMMA_64
 #undef EMBERT_WGMMA_32
-#undef EMBERT_WGMMA_16
 
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {

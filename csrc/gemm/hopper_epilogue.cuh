@@ -25,11 +25,13 @@ struct GemmArguments {
   float inverse_width;
   float epsilon;
   int rows, out, in;
+  const uint8_t* ahead;  // LinearWeights::ahead; few rows only
+  int ahead_lines;       // of 128 bytes; 0: none
 };
 
 // Both ways to read a row's sums add them up in the order of row_sums.cuh: its scale has the same bits in any tile.
 //
-// For few rows, whose producers leave up to eight parts a group: two neighbouring lanes share a row, its even and its
+// For few rows, whose producers leave up to four parts a group: two neighbouring lanes share a row, its even and its
 // odd groups, and both get its scale. All loads are on their way before the first is used.
 __device__ __forceinline__ float2 scale_of_pair(const GemmArguments& of, int row, int rows, int odd, float factor) {
   const int groups = (of.width + kSumColumns - 1) / kSumColumns;

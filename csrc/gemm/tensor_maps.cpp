@@ -16,19 +16,21 @@ Status TensorMaps::open() {
 }
 
 Status TensorMaps::get(const BoxedMatrix& matrix, const CUtensorMap*& found) {
-  const auto key = std::make_tuple(matrix.data, matrix.columns, matrix.box_rows, matrix.box_columns);
+  const auto key = std::make_tuple(matrix.data, matrix.columns, matrix.box_rows, matrix.box_columns, matrix.boxes);
   Kept& kept = kept_[key];
   found = &kept.map;
   if (kept.rows == matrix.rows) return {};
-  const cuuint64_t sizes[2] = {cuuint64_t(matrix.columns), cuuint64_t(matrix.rows)};
-  const cuuint64_t pitch[1] = {cuuint64_t(matrix.columns) * 2};
-  const cuuint32_t box[2] = {cuuint32_t(matrix.box_columns), cuuint32_t(matrix.box_rows)};
-  const cuuint32_t strides[2] = {1, 1};
-  const CUresult code =
-      encode_(&kept.map, dtype_ == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-              2, const_cast<void*>(matrix.data), sizes, pitch, box, strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-              matrix.box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const bool is_cut = matrix.boxes > 0;
+  const cuuint64_t width = is_cut ? matrix.box_columns : matrix.columns;
+  const cuuint64_t sizes[3] = {width, cuuint64_t(matrix.rows), matrix.columns / width};
+  const cuuint64_t pitches[2] = {cuuint64_t(matrix.columns) * 2, width * 2};
+  const cuuint32_t box[3] = {cuuint32_t(matrix.box_columns), cuuint32_t(matrix.box_rows), cuuint32_t(matrix.boxes)};
+  const cuuint32_t strides[3] = {1, 1, 1};
+  const CUresult code = encode_(
+      &kept.map, dtype_ == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      is_cut ? 3 : 2, const_cast<void*>(matrix.data), sizes, pitches, box, strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      matrix.box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code == CUDA_SUCCESS) {
     kept.rows = matrix.rows;
     return {};

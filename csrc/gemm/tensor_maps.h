@@ -15,6 +15,9 @@ namespace embert {
 struct BoxedMatrix {
   const void* data;
   int rows, columns, box_rows, box_columns;  // box_columns: 64 or 32, whose rows of 128 or 64 bytes are swizzled
+  // 0; or, of columns that are a multiple of 64, so many neighbouring boxes come with one copy, one after another: the
+  // matrix is then mapped as [columns / 64, rows, 64].
+  int boxes = 0;
 };
 
 class TensorMaps {
@@ -34,7 +37,7 @@ class TensorMaps {
 
   DType dtype_;
   decltype(&cuTensorMapEncodeTiled) encode_ = nullptr;
-  std::map<std::tuple<const void*, int, int, int>, Kept> kept_;
+  std::map<std::tuple<const void*, int, int, int, int>, Kept> kept_;
 };
 
 }  // namespace embert

@@ -67,7 +67,6 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
   commit_copies();
   const int rows =
       min(16, tile.length - tile.query - warp * 16);  // of this warp; it may have none, and then only copies
-  T* const own = queries + warp * 16 * Warp::kPitch;
   Warp work;
   for (int step = 0; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);
@@ -75,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
     wait_copies<1>();
     __syncthreads();
     if (rows > 0) {
-      if (step == 0) work.start(own, lane);
+      if (step == 0) work.start(queries + warp * 16 * Warp::kPitch, lane);
       work.step(keys + (step % 2) * kKeys * Warp::kPitch, values + (step % 2) * kKeys * Warp::kPitch,
                 tile.length - step * kKeys, scale_log2, lane);
     }
@@ -83,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
   }
   if (rows > 0) {
     const size_t row = size_t(tile.first_row) + tile.query + warp * 16;
-    work.finish(own, context + row * heads * dim + head * dim, size_t(heads) * dim, rows, dim, lane);
+    work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, rows, dim, lane);
   }
 }
 
@@ -103,10 +102,10 @@ __global__ void __launch_bounds__(kThreads) attention_short_kernel(const T* qkv,
   T* const queries = reinterpret_cast<T*>(shared_bytes) + pair * 3 * kAttentionShort * Warp::kPitch;
   T* const keys = queries + kAttentionShort * Warp::kPitch;
   T* const values = keys + kAttentionShort * Warp::kPitch;
+  const AttentionTile tile = early_tile(shorts + blockIdx.y);
   wait_for_earlier_kernels();
   dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
 
-  const AttentionTile tile = shorts[blockIdx.y];
   const int head = blockIdx.x * kShortHeads + pair;
   if (tile.length == 0 || head >= heads) return;
   const size_t pitch = size_t(3) * heads * dim;
@@ -119,13 +118,11 @@ __global__ void __launch_bounds__(kThreads) attention_short_kernel(const T* qkv,
   asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");  // the head's two warps
   const int query = thread / 32 * 16;
   if (query >= tile.length) return;
-  T* const own = queries + query * Warp::kPitch;
   Warp work;
-  work.start(own, lane);
+  work.start(queries + query * Warp::kPitch, lane);
   work.step(keys, values, tile.length, scale_log2, lane);
   const size_t row = size_t(tile.first_row) + query;
-  work.finish(own, context + row * heads * dim + head * dim, size_t(heads) * dim, min(16, tile.length - query), dim,
-              lane);
+  work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, min(16, tile.length - query), dim, lane);
 }
 
 template <typename T, int kDim>

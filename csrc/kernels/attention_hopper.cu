@@ -57,12 +57,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     prefetch_map(&qkv_map);
   }
   __syncthreads();
-  wait_for_earlier_kernels();
-  dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
-
   const int head =
       blockIdx.x;  // heads of one tile run side by side: their rows share pages and cache lines' neighbours
-  const AttentionTile tile = tiles[blockIdx.y];
+  const AttentionTile tile = early_tile(tiles + blockIdx.y);
+  wait_for_earlier_kernels();
+  dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
   if (tile.length == 0) return;
   const int steps = (tile.length + kRows - 1) / kRows;
   const auto fetch = [&](int step) {  // by one thread; Q comes with the first step

@@ -112,29 +112,24 @@ struct AttentionWarp {
     }
   }
 
-  // Divides by the sums and writes `rows` (≤ 16) rows of `dim` elements, through 16 rows of shared memory of this
-  // warp's own.
-  __device__ void finish(T* stage, T* context, size_t pitch, int rows, int dim, int lane) {
+  // Divides by the sums and writes `rows` (≤ 16) rows of `dim` elements, four lanes 16 bytes of each: by way of shared
+  // memory, 16 bytes a lane, it takes a quarter of a microsecond longer.
+  __device__ void finish(T* context, size_t pitch, int rows, int dim, int lane) {
     const int g = lane / 4, t = 2 * (lane % 4);
-    __syncwarp();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float total = sum[half];  // each lane summed its own columns
       total += __shfl_xor_sync(~0u, total, 1);
       total += __shfl_xor_sync(~0u, total, 2);
-      const float inverse = 1.0f / total;
+      const float inverse = __fdividef(1.0f, total);
+      if (g + 8 * half >= rows) continue;
+      T* const to = context + (g + 8 * half) * pitch + t;
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n) {
-        *reinterpret_cast<uint32_t*>(stage + (g + 8 * half) * kPitch + n * 8 + t) =
-            pack_two<T>(out[n][2 * half] * inverse, out[n][2 * half + 1] * inverse);
+        if (n * 8 < dim)
+          *reinterpret_cast<uint32_t*>(to + n * 8) =
+              pack_two<T>(out[n][2 * half] * inverse, out[n][2 * half + 1] * inverse);
       }
-    }
-    __syncwarp();
-    const int packs = dim / 8;
-    for (int i = lane; i < rows * packs; i += 32) {
-      const int row = i / packs, pack = i % packs;
-      *reinterpret_cast<uint4*>(context + row * pitch + pack * 8) =
-          *reinterpret_cast<const uint4*>(stage + row * kPitch + pack * 8);
     }
   }
 };

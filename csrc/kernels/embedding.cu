@@ -18,11 +18,11 @@ __global__ void __launch_bounds__(kWarps * 32)
                      const int* types, const int* positions, int rows, int hidden, float epsilon, T* y, float2* sums) {
   const int lane = threadIdx.x % 32;
   const int row = blockIdx.x * kWarps + threadIdx.x / 32;
-  dependents_may_launch();
   Pack<T> gammas[kPacks], betas[kPacks];
   load_vector(gammas, gamma, lane, hidden);
   load_vector(betas, beta, lane, hidden);
   wait_for_earlier_kernels();
+  dependents_may_launch();  // not earlier: early_tile (numeric.cuh)
   if (row >= rows) return;
   WarpRow<T, kPacks> values;
   values.clear();

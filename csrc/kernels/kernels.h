@@ -73,6 +73,10 @@ bool attention_takes(DType dtype, int head_size);
 Status pool(DType dtype, Pooling pooling, const Rows& rows, const Norm& norm, float epsilon, const int* cu_seqlens,
             const uint32_t* cuts, int sequences, int hidden, float* vectors, const Stream& stream);
 
+// --- row_offsets.cu: raises `largest` (device memory, ≥ 0) to the largest |mean| / deviation of rows with sums
+// ----------
+Status row_offsets(const Rows& rows, int count, int width, float epsilon, float* largest, const Stream& stream);
+
 // --- convert.cu: y[n] = x[n] between storage types
 // --------------------------------------------------------------------
 Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream& stream);

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kSequences = 32;  // a block's: one warp scans them
 constexpr int kThreads = 1024;
+static_assert(kThreads == 32 * kSequences, "a warp a sequence");
 
 // Tokens, attention tiles and short sequences, summed as one number.
 struct Counts {
@@ -43,8 +44,15 @@ __global__ void __launch_bounds__(kThreads)
   dependents_may_launch();
   wait_for_earlier_kernels();  // the previous batch may still read what is overwritten here
 
-  const int sequences = in.header[0];
+  // Small batches are read from the host's memory, a microsecond away. So all that a small one needs is asked for at
+  // once, within the buffer's capacity, and what turns out to lie past the batch's end is not used.
   const int first = blockIdx.x * kSequences;
+  const bool has_id = blockIdx.x == 0 && threadIdx.x < capacity.tokens;
+  const int early_id = has_id ? in.ids[threadIdx.x] : 0;
+  const int early_type = has_id && in.types != nullptr ? in.types[threadIdx.x] : 0;
+  const int early_length = first + lane < capacity.sequences ? in.lengths[first + lane] : 0;
+  const uint32_t early_cut = first + warp < capacity.sequences ? in.cuts[first + warp] : 0;
+  const int sequences = in.header[0];
   const bool is_last = first + kSequences >= sequences;  // of the blocks with work; later ones leave
   if (first >= sequences && !(first == 0 && sequences == 0)) return;
 
@@ -59,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
     Counts start{0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kThreads / 32; ++i) start = start + partial[i];
-    const int length = first + lane < sequences ? in.lengths[first + lane] : 0;
+    const int length = first + lane < sequences ? early_length : 0;
     Counts inclusive = length > 0 ? counts_of(length) : Counts{0, 0, 0};
 #pragma unroll
     for (int step = 1; step < 32; step <<= 1) {
@@ -74,8 +82,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
 
-  // The tokens of this block's sequences lie end to end. Small batches are read from the host's memory, a microsecond
-  // away, so a thread asks for several before it waits for the first.
+  // The tokens of this block's sequences lie end to end. A thread asks for several before it waits for the first.
   const int count = min(kSequences, sequences - first), start = base[0].tokens;
   const int tokens = count > 0 ? base[count - 1].tokens + length_of[count - 1] - start : 0;
   constexpr int kAhead = 4;
@@ -84,9 +91,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       const int row = start + k + a * kThreads;
-      const bool exists = k + a * kThreads < tokens;
-      ids[a] = exists ? in.ids[row] : 0;
-      types[a] = exists && in.types != nullptr ? in.types[row] : 0;
+      const bool is_early = a == 0 && has_id && k < kThreads, exists = !is_early && k + a * kThreads < tokens;
+      ids[a] = exists ? in.ids[row] : early_id;
+      types[a] = exists && in.types != nullptr ? in.types[row] : early_type;
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
@@ -102,12 +109,12 @@ __global__ void __launch_bounds__(kThreads)
       out.positions[row] = row - base[of].tokens + position_offset;
     }
   }
-  for (int i = warp; i < count; i += kThreads / 32) {
-    const Counts at = base[i];
-    const int length = length_of[i];
+  if (warp < count) {
+    const Counts at = base[warp];
+    const int length = length_of[warp];
     if (lane == 0) {
-      out.cu_seqlens[first + i] = at.tokens;
-      out.cuts[first + i] = in.cuts[first + i];
+      out.cu_seqlens[first + warp] = at.tokens;
+      out.cuts[first + warp] = early_cut;
     }
     if (length <= kAttentionShort) {
       if (lane == 0) out.shorts[at.shorts] = {at.tokens, length, 0, 0};

@@ -25,11 +25,12 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ float shared[];  // [groups][hidden]
   __shared__ float squares[kThreads / 32];
   __shared__ float2 scales[kScaledRows];
-  dependents_may_launch();
+  // Written by offsets.cu: early enough (numeric.cuh, early_tile).
+  const int first = __ldcg(cu_seqlens + blockIdx.x), end = __ldcg(cu_seqlens + blockIdx.x + 1);
+  const uint32_t cut = __ldcg(cuts + blockIdx.x);
   wait_for_earlier_kernels();
-  const int first = cu_seqlens[blockIdx.x], end = cu_seqlens[blockIdx.x + 1];
+  dependents_may_launch();
   if (first == end) return;  // past the last sequence of the batch
-  const uint32_t cut = cuts[blockIdx.x];
 
   const int packs = hidden / kWidth;
   constexpr bool kWalks = kPooling == Pooling::kMean || kPooling == Pooling::kMax;

@@ -136,6 +136,23 @@ def test_a_gamma_that_cannot_be_folded(tmp_path: Path, random: np.random.Generat
     ours.close()
 
 
+@pytest.mark.parametrize(("offset", "layernorm"), [(5.0, "folded"), (200.0, "separate")])
+def test_rows_that_stand_off_zero(tmp_path: Path, random: np.random.Generator, offset: float, layernorm: str) -> None:
+    folder = random_bert(tmp_path, num_hidden_layers=2)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights["encoder.layer.1.attention.output.dense.bias"][:] += offset
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
+    if ours.gemm == "hopper":
+        assert ours.layernorm == layernorm
+        assert ("deviations, at most 30" in ours.fold_refusal) == (layernorm == "separate")
+    batch = packed(random, np.array([5, 300]))
+    # FP16 holds a row at 200 in steps of 1/8, folded or not.
+    limit = 3e-3 if offset < 10 else 0.1
+    assert relative_error(in_parts(ours, batch), hugging_face(folder, batch, torch.float64)) <= limit
+    ours.close()
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 2e-2)])
 def test_other_types(base: Path, random: np.random.Generator, dtype: str, limit: float) -> None:
     batch = packed(random, random.integers(1, 513, 40))

@@ -1,0 +1,30 @@
+// How far the rows before a LayerNorm stand off zero: the largest |μ|/σ, from the sums that their producer left. Only
+// when a model is loaded, to see whether its LayerNorms can be folded into the products (../EPILOGUES.md).
+
+#include "kernels.h"
+#include "numeric.cuh"
+#include "row_sums.cuh"
+
+namespace embert {
+namespace {
+
+constexpr int kThreads = 128;
+
+__global__ void __launch_bounds__(kThreads)
+    row_offsets_kernel(const Rows rows, int count, int width, float epsilon, float* largest) {
+  wait_for_earlier_kernels();
+  const int row = blockIdx.x * kThreads + threadIdx.x;
+  if (row >= count) return;
+  const float offset = fabsf(row_scale(rows, row, width, epsilon).y);
+  // Positive floats order as their bits do; a NaN counts as the largest.
+  atomicMax(reinterpret_cast<unsigned*>(largest), __float_as_uint(offset == offset ? offset : INFINITY));
+}
+
+}  // namespace
+
+Status row_offsets(const Rows& rows, int count, int width, float epsilon, float* largest, const Stream& stream) {
+  return launch("row_offsets", row_offsets_kernel, (count + kThreads - 1) / kThreads, kThreads, 0, stream, rows, count,
+                width, epsilon, largest);
+}
+
+}  // namespace embert
