@@ -124,6 +124,7 @@ class Run:
             ServeConfig(), "", "clock", folder, 0, "cuda:0", f"ipc://{folder}/engine", open_board(1, 1).fd, 1
         )
         loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="clock")), self.clock)
+        loop.warm_up()
         loop.listen()
         thread = threading.Thread(target=loop.run, daemon=True)
         thread.start()

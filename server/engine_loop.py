@@ -60,6 +60,7 @@ class _Flight:
     started: float
     queued: bool  # others had to wait
     ended: float = 0.0
+    margin_s: float = 0.0  # before its expected end, when the next was handed over in time
     vectors: npt.NDArray[np.float32] | EncoderError | None = None  # once waited for; None: the encoder was lost
 
 
@@ -102,12 +103,21 @@ class EngineLoop:
         full = PackedBatch(np.zeros(sum(lengths), np.int32), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         for batch in (full, self._probe):
             self._encoder.encode(batch)
-        started = time.monotonic()
-        self._encoder.encode(full)
+        probe_s, full_s = self._shortest_s(self._probe), self._shortest_s(full)
+        self._pace.learn(probe_s, max(0.0, full_s - probe_s) / full.tokens)
         ended = time.monotonic()
-        self._pace.add(started, ended, full.tokens, queued=True)
+        self._pace.add(ended - full_s, ended, full.tokens, queued=True)
         self._succeeded()
-        return ended - started
+        return full_s
+
+    def _shortest_s(self, batch: PackedBatch) -> float:
+        """How long a batch takes; at the best, where batches are handed over in time."""
+        lasted_s = []
+        for _ in range(3 if self._takes_ahead else 1):
+            started = time.monotonic()
+            self._encoder.encode(batch)
+            lasted_s.append(time.monotonic() - started)
+        return min(lasted_s)
 
     def listen(self) -> None:
         """Bind the endpoint and start the receiving thread."""
@@ -161,7 +171,8 @@ class EngineLoop:
         lasts_s = end - time.monotonic()
         if not 2 * IN_TIME_S < lasts_s < IN_TIME_MOST_S:
             return None
-        time.sleep(lasts_s - max(IN_TIME_S, IN_TIME_SHARE * lasts_s))
+        flying.margin_s = max(IN_TIME_S, IN_TIME_SHARE * lasts_s)
+        time.sleep(lasts_s - flying.margin_s)
         return self._submit_ahead(full=False)
 
     def _wait_for_batch(self) -> Batch | None:
@@ -218,7 +229,7 @@ class EngineLoop:
         return _Flight(batch, ticket, started, queued)
 
     def _wait(self, flight: _Flight) -> None:
-        ticket = flight.ticket
+        ticket, asked = flight.ticket, time.monotonic()
         try:
             if isinstance(ticket, EncoderError):
                 raise ticket
@@ -229,6 +240,8 @@ class EngineLoop:
         except EncoderError as error:
             flight.vectors = error
         flight.ended = time.monotonic()
+        if flight.margin_s:
+            self._pace.looked_for(was_over=flight.ended - asked < flight.margin_s / 5)
 
     def _finish(self, flight: _Flight) -> None:
         batch, vectors, started, ended = flight.batch, flight.vectors, flight.started, flight.ended

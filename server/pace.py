@@ -18,7 +18,9 @@ class Pace:
     _tokens: float = 0.0  # of the last ten batches or so that left others waiting
     _seconds: float = 0.0  # ... and the time they took
     _last_ended: float = 0.0
-    _lately: list[float] = field(default_factory=lambda: [0.0] * 5)  # sums of 1, x, y, x², xy; x: tokens, y: seconds
+    _rest_s: float = 0.0  # of a batch, at the best
+    _token_s: float = 0.0
+    _share: float = 1.0  # of that, expected
     _spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=4096))
 
     @property
@@ -31,24 +33,28 @@ class Pace:
         started = max(started, self._last_ended)  # it may have waited for the batch before
         self._last_ended = ended
         self._spans.append((started, ended))
-        x, y = float(tokens), ended - started
-        for i, value in enumerate((1.0, x, y, x * x, x * y)):
-            self._lately[i] = 0.95 * self._lately[i] + value
         if queued:
             self._tokens = 0.9 * self._tokens + tokens
             self._seconds = 0.9 * self._seconds + max(ended - started, 1e-6)
 
-    def expected_end(self, started: float, tokens: int) -> float:
-        """When a batch that was handed over at `started` will end: a straight line through the last twenty or so.
+    def learn(self, rest_s: float, token_s: float) -> None:
+        """Note what a batch takes, at the best: so much, and so much for every token."""
+        self._rest_s, self._token_s = rest_s, token_s
 
-        `started` itself while nothing is known.
+    def looked_for(self, *, was_over: bool) -> None:
+        """Note whether a batch was over when it was looked for: then less is expected, for a while.
+
+        Nothing is ever expected to take longer than at the best. To learn it from batches that are looked for when they
+        are expected to end would confirm any expectation that a pause of the machine has made too long.
         """
-        n, x, y, xx, xy = self._lately
-        if not n:
-            return started
-        spread = n * xx - x * x
-        slope = max(0.0, (n * xy - x * y) / spread) if spread > 1e-6 * n * xx else 0.0
-        return max(started, self._last_ended) + max(0.0, y / n + slope * (tokens - x / n))
+        self._share = 0.7 * self._share if was_over else min(1.0, 1.02 * self._share)
+
+    def expected_end(self, started: float, tokens: int) -> float:
+        """When a batch that was handed over at `started` may end at the earliest.
+
+        Without what `learn` is told: when the one before ended.
+        """
+        return max(started, self._last_ended) + self._share * (self._rest_s + tokens * self._token_s)
 
     def busy_ratio(self, now: float, window_s: float = 5.0) -> float:
         """The part of the last `window_s` in which a batch ran."""

@@ -13,24 +13,40 @@ def test_nothing_is_expected_of_the_unknown() -> None:
     assert Pace().expected_end(7.0, 100) == 7.0
 
 
-@given(st.lists(st.integers(1, 20_000), min_size=1, max_size=60), st.floats(0, 0.01), st.floats(1e-8, 1e-5))
-def test_a_steady_encoder_s_batches_end_when_expected(sizes: list[int], rest_s: float, token_s: float) -> None:
+def test_a_batch_is_expected_to_take_what_was_learned() -> None:
+    pace = Pace()
+    pace.learn(0.001, 1e-6)
+    assert pace.expected_end(7.0, 500) == pytest.approx(7.0015)
+
+
+@given(st.lists(st.floats(0, 10), max_size=60))
+def test_no_batch_makes_longer_ones_be_expected(lasted_s: list[float]) -> None:
     pace, now = Pace(), 100.0
-    for tokens in sizes:
-        now += rest_s + tokens * token_s
-        pace.add(now - rest_s - tokens * token_s, now, tokens, queued=False)
-    lasts_s = pace.expected_end(now, sizes[-1]) - now
-    if len(set(sizes)) == 1:
-        assert lasts_s == pytest.approx(rest_s + sizes[-1] * token_s, rel=1e-3, abs=1e-6)
-    elif max(sizes) > 2 * min(sizes):
-        assert lasts_s == pytest.approx(rest_s + sizes[-1] * token_s, rel=0.2, abs=1e-4)
+    pace.learn(0.001, 1e-6)
+    for seconds in lasted_s:
+        pace.add(now, now + seconds, 100, queued=False)
+        pace.looked_for(was_over=False)
+        now += seconds
+    assert pace.expected_end(now, 500) - now <= 0.0015 + 1e-9
 
 
 def test_a_batch_handed_over_ahead_begins_when_the_one_before_ends() -> None:
     pace = Pace()
+    pace.learn(0.5, 0.005)
     pace.add(0.0, 1.0, 100, queued=True)
-    pace.add(0.5, 2.0, 100, queued=True)  # waited for the first: took one second
+    pace.add(0.5, 2.0, 100, queued=True)  # waited for the first
     assert pace.expected_end(1.7, 100) == pytest.approx(3.0)
+
+
+def test_batches_found_ended_are_expected_to_be_shorter_for_a_while() -> None:
+    pace = Pace()
+    pace.learn(0.02, 0.0)
+    for _ in range(9):
+        pace.looked_for(was_over=True)
+    assert pace.expected_end(7.0, 100) < 7.001
+    for _ in range(200):
+        pace.looked_for(was_over=False)
+    assert pace.expected_end(7.0, 100) == pytest.approx(7.02)
 
 
 def test_the_busy_part_of_a_window() -> None:
