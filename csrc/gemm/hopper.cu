@@ -25,7 +25,7 @@ using Narrow = FewShape<32>;
 template <typename Shape>
 constexpr bool kIsFew = Shape::kColumns <= 64;
 
-// Cycles of a launch, to choose a tile by. Of many rows: so many for each round of blocks and 64 of K, which is the
+// Cycles of a launch for many rows, to choose a tile by: so many for each round of blocks and 64 of K, which is the
 // matrix unit at 85 %, and so many for everything else.
 struct WideCost {
   int step, rest;
@@ -40,8 +40,9 @@ struct FewTile {
   int rows, columns;
 };
 // Measured whole layers at a time (BERT-base, -large, MiniLM; 16 to 1 024 rows; each product in each tile; H100): what
-// is chosen here loses 2 % of a layer to the best of them. A launch should leave multiprocessors to the next one, whose
-// W comes meanwhile: at 32 rows FFN out of BERT-base takes 24 blocks better than 48 (14.5 µs a layer against 16.6).
+// is chosen here loses 2.5 % of a layer to the best of them. A launch should leave multiprocessors to the next one,
+// whose W comes meanwhile: at 32 rows FFN out of BERT-base takes 24 blocks better than 48 (14.5 µs a layer
+// against 16.6).
 FewTile few_tile(int rows, int out, int in) {
   const bool widens = out > in;
   if (widens && rows <= 32) return {rows <= 16 ? 16 : 32, in >= 1024 ? 64 : 32};
