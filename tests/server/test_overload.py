@@ -108,6 +108,7 @@ def test_what_a_killed_http_process_had_admitted_is_free_again() -> None:
 def test_retry_after_is_what_the_queue_takes_at_the_measured_rate(slow: Live) -> None:
     with clients(slow) as some:
         sent = some.fill([[101, SLEEP + 40, 102]], *[[LONG]] * 15)
+        until(lambda: slow.metrics()["embert_admitted_tokens"] == 3753, what="the last of them")
         for inputs in ([LONG], [LONG] * 4):  # one text or several
             answer, took_s = some.ask(inputs)
             assert answer.status_code == 429
