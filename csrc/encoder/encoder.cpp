@@ -31,19 +31,7 @@ int max_tiles(int tokens, int sequences) {
   return std::min(tokens / kAttentionRows + std::min(sequences, tokens / (kAttentionShort + 1)), tokens);
 }
 
-size_t aligned(size_t bytes) {
-  return (bytes + 15) / 16 * 16;
-}
-
 }  // namespace
-
-Encoder::InputLayout::InputLayout(int tokens, int sequences) : tokens(tokens), sequences(sequences) {
-  lengths = 16;  // after the header {sequences, tokens}
-  cuts = lengths + aligned(4 * size_t(sequences));
-  ids = cuts + aligned(4 * size_t(sequences));
-  types = ids + aligned(4 * size_t(tokens));
-  bytes = types + aligned(4 * size_t(tokens));
-}
 
 Status Encoder::create(const ModelShape& shape, const EncoderOptions& options, std::unique_ptr<Encoder>& made) {
   EMBERT_TRY(shape.check());
@@ -302,56 +290,6 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
               plan.vectors, stream);
 }
 
-Status Encoder::check(const BatchView& batch) const {
-  if (batch.tokens > options_.max_tokens || batch.sequences > sequence_capacity_) {
-    return Status::refused("a batch of " + std::to_string(batch.tokens) + " tokens in " +
-                           std::to_string(batch.sequences) + " sequences; at most " +
-                           std::to_string(options_.max_tokens) + " tokens in " + std::to_string(sequence_capacity_) +
-                           " sequences can be run");
-  }
-  if (batch.cu_seqlens[0] != 0 || batch.cu_seqlens[batch.sequences] != batch.tokens) {
-    return Status::refused("cu_seqlens must run from 0 to the number of ids");
-  }
-  for (int i = 0; i < batch.sequences; ++i) {
-    const int length = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
-    if (length < 1 || length > shape_.max_length()) {
-      return Status::refused("sequence " + std::to_string(i) + " has " + std::to_string(length) + " tokens; 1 to " +
-                             std::to_string(shape_.max_length()) + " can be run");
-    }
-  }
-  const auto in_range = [&](const int32_t* values, int limit) {
-    uint32_t highest = 0;  // a negative one is a very large one
-    for (int i = 0; i < batch.tokens; ++i) highest = std::max(highest, uint32_t(values[i]));
-    return highest < uint32_t(limit);
-  };
-  if (!in_range(batch.ids, shape_.vocabulary)) {
-    return Status::refused("a token id is outside the vocabulary of " + std::to_string(shape_.vocabulary));
-  }
-  if (batch.types != nullptr && !in_range(batch.types, std::max(shape_.types, 1))) {
-    return Status::refused("a token type is outside the model's " + std::to_string(shape_.types));
-  }
-  return {};
-}
-
-void Encoder::write_input(const BatchView& batch, const InputLayout& layout, uint8_t* to) {
-  int* const header = reinterpret_cast<int*>(to);
-  header[0] = batch.sequences;
-  header[1] = batch.tokens;
-  int* const lengths = reinterpret_cast<int*>(to + layout.lengths);
-  auto* const cuts = reinterpret_cast<uint32_t*>(to + layout.cuts);
-  for (int i = 0; i < batch.sequences; ++i) {
-    lengths[i] = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
-    const uint32_t kept = batch.dimensions == nullptr ? 0 : uint32_t(batch.dimensions[i]);
-    cuts[i] = kept | (batch.normalize != nullptr && batch.normalize[i] == 0 ? kCutKeepsLength : 0);
-  }
-  std::memcpy(to + layout.ids, batch.ids, 4 * size_t(batch.tokens));
-  if (batch.types != nullptr) {
-    std::memcpy(to + layout.types, batch.types, 4 * size_t(batch.tokens));
-  } else {
-    std::memset(to + layout.types, 0, 4 * size_t(batch.tokens));
-  }
-}
-
 bool Encoder::bucket_of(const BatchView& batch, std::pair<int, int>& bucket) {
   bucket = {round_up(kTokenBuckets, batch.tokens), round_up(kSequenceBuckets, batch.sequences)};
   return bucket.first != 0 && bucket.second != 0;
@@ -365,7 +303,7 @@ Status Encoder::reserve_output(Slot& slot, size_t floats, bool on_device) {
 
 Status Encoder::submit(const BatchView& batch, Task task, int& ticket) {
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
-  EMBERT_TRY(check(batch));
+  EMBERT_TRY(check_batch(batch, shape_, options_.max_tokens, sequence_capacity_));
   EMBERT_CUDA(cudaSetDevice(options_.device));
   Slot* slot = nullptr;
   for (Slot& one : slots_) {
@@ -384,7 +322,7 @@ Status Encoder::submit(const BatchView& batch, Task task, int& ticket) {
 }
 
 Status Encoder::submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket) {
-  write_input(batch, InputLayout(bucket.first, bucket.second), slot.input.as());
+  write_batch(batch, InputLayout(bucket.first, bucket.second), slot.input.as());
   slot.direct = true;
   EMBERT_CUDA(cudaGraphLaunch(slot.graphs.at(bucket), stream_.handle));
   EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
@@ -393,7 +331,7 @@ Status Encoder::submit_small(Slot& slot, const BatchView& batch, std::pair<int, 
 
 Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
   const InputLayout layout(batch.tokens, batch.sequences);
-  write_input(batch, layout, slot.input.as());
+  write_batch(batch, layout, slot.input.as());
   EMBERT_CUDA(cudaMemcpyAsync(slot.device_input.as(), slot.input.as(), layout.bytes, cudaMemcpyHostToDevice, uploads_));
   EMBERT_CUDA(cudaEventRecord(slot.copied, uploads_));
   EMBERT_CUDA(cudaStreamWaitEvent(stream_.handle, slot.copied));

@@ -11,22 +11,13 @@
 #include "../gemm/gemm.h"
 #include "../gemm/tensor_maps.h"
 #include "../kernels/kernels.h"
+#include "batch.h"
 #include "memory.h"
 #include "weights.h"
 
 namespace embert {
 
 enum class Task : int { kEmbed = 0, kTokens = 1 };
-
-// A packed batch on the host, as the caller holds it; read before submit returns.
-struct BatchView {
-  int tokens = 0, sequences = 0;
-  const int32_t* ids = nullptr;         // [T]
-  const int32_t* cu_seqlens = nullptr;  // [B + 1]
-  const int32_t* types = nullptr;       // [T] or null: all 0
-  const int32_t* dimensions = nullptr;  // [B] or null: all of them
-  const uint8_t* normalize = nullptr;   // [B] or null: all of them
-};
 
 struct EncoderOptions {
   int device = 0;
@@ -70,12 +61,6 @@ class Encoder {
  private:
   static constexpr int kSlots = 2;
 
-  // Where the parts of a batch lie in a slot's input buffer.
-  struct InputLayout {
-    int tokens, sequences;
-    size_t lengths, cuts, ids, types, bytes;  // offsets in bytes
-    InputLayout(int tokens, int sequences);
-  };
   // Everything a forward needs to know on the host.
   struct Plan {
     int rows;       // tokens, or the bucket they were rounded up to
@@ -97,14 +82,12 @@ class Encoder {
   Encoder(const ModelShape& shape, const EncoderOptions& options) : shape_(shape), options_(options), weights_(shape) {}
   Status init();
   Status make_gemm(bool is_hopper);
-  Status check(const BatchView& batch) const;
   Status forward(const Plan& plan, const Stream& stream);
   Status look_at(const Rows& rows, int count, const Stream& stream);
   Status submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket);
   Status submit_large(Slot& slot, const BatchView& batch, Task task);
   Status capture(Slot& slot, std::pair<int, int> bucket);
   Status check_offset(std::string& fold_refusal);
-  static void write_input(const BatchView& batch, const InputLayout& layout, uint8_t* to);
   static bool bucket_of(const BatchView& batch, std::pair<int, int>& bucket);
   Status reserve_output(Slot& slot, size_t floats, bool on_device);
   Status remember(Status status);

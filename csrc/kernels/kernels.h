@@ -74,7 +74,6 @@ Status pool(DType dtype, Pooling pooling, const Rows& rows, const Norm& norm, fl
             const uint32_t* cuts, int sequences, int hidden, float* vectors, const Stream& stream);
 
 // --- row_offsets.cu: raises `largest` (device memory, ≥ 0) to the largest |mean| / deviation of rows with sums
-// ----------
 Status row_offsets(const Rows& rows, int count, int width, float epsilon, float* largest, const Stream& stream);
 
 // --- convert.cu: y[n] = x[n] between storage types
