@@ -1,10 +1,9 @@
 """What an engine process does: requests in over ZeroMQ, batches through the encoder, vectors out.
 
-Three threads, because a forward must never wait for a socket and a socket never for a forward:
+Two threads, because a forward must never wait for a request and a request never for a forward:
 
     receive   ZeroMQ → scheduler
-    main      scheduler → pack → encoder → answers            (the only one that touches the encoder)
-    send      answers → ZeroMQ (server/sender.py)
+    main      scheduler → pack → encoder → answers → ZeroMQ   (the only one that touches the encoder)
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class _Flight:
 
 
 class EngineLoop:
-    """The three threads and what they share. `run` is the main thread's."""
+    """The threads and what they share. `run` is the main thread's."""
 
     def __init__(
         self, start: StartEngine, model: Model, encoder: Encoder, exit_process: Callable[[int], Any] = os._exit
@@ -340,7 +339,7 @@ class EngineLoop:
         self._exit(70)
 
     def _status(self) -> Status:
-        """How this engine is; asked by the sending thread, at least every second."""
+        """How this engine is; asked with every message that is sent, and every second."""
         now = time.monotonic()
         self._board.engine_alive[self._index] = now
         if now >= self._busy_due:

@@ -1,4 +1,4 @@
-"""The engine process's three threads, over real ZeroMQ, with an encoder that can be held and made to fail."""
+"""The engine process's threads, over real ZeroMQ, with an encoder that can be held and made to fail."""
 
 from __future__ import annotations
 
