@@ -13,6 +13,10 @@ namespace embert {
 struct Stream {
   cudaStream_t handle = nullptr;
   bool dependent_launch = false;  // only where the device has it (sm_90) and every kernel on the stream is ours
+  // Kernels of many rows begin with the last ones: with what the one before has just written, which is still in the L2
+  // cache. So each goes the other way than the one before it.
+  bool backwards = false;
+  const Stream& turned() { return backwards = !backwards, *this; }
 };
 
 template <typename... Parameters, typename... Arguments>

@@ -208,24 +208,32 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
       .def(
           "attention",
           [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
-             int short_count, int heads, int head_size, Address context, bool hopper) {
-            bench.check(attention(dtype(type), at(qkv), rows,
-                                  {at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count}, heads,
-                                  head_size, at(context), hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
+             int short_count, int heads, int head_size, Address context, bool hopper, int queries) {
+            bench.check(attention(
+                dtype(type), at(qkv), rows,
+                {at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count, Queries(queries)}, heads,
+                head_size, at(context), hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
           },
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
-          "head_size"_a, "context"_a, "hopper"_a = false)
+          "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0)
+      .def("gather",
+           [](Bench& bench, int type, Address context, Address x, Address sums, int parts, Address cu_seqlens,
+              int pooling, int sequences, int hidden, Address context_to, Address x_to, Address sums_to) {
+             bench.check(gather(dtype(type), at(context), {at(x), at<float2>(sums), parts}, at<int>(cu_seqlens),
+                                Pooling(pooling), sequences, hidden, at(context_to), at(x_to), at<float2>(sums_to),
+                                bench.stream()));
+           })
       .def(
           "pool",
           [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
              int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
-             float epsilon) {
-            bench.check(pool(dtype(type), Pooling(pooling), {at(hidden_states), at<float2>(sums), parts},
+             float epsilon, bool gathered) {
+            bench.check(pool(dtype(type), Pooling(pooling), {at(hidden_states), at<float2>(sums), parts}, gathered,
                              {at(gamma), at(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts), sequences, hidden,
                              at<float>(vectors), bench.stream()));
           },
           "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
-          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f)
+          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "gathered"_a = false)
       .def("convert", [](Bench& bench, int from, Address x, int to, Address y, size_t count) {
         bench.check(convert(dtype(from), at(x), dtype(to), at(y), count, bench.stream()));
       });

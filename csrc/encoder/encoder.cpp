@@ -20,6 +20,10 @@ static_assert(kSequenceBuckets[std::size(kSequenceBuckets) - 1] <= kDirectSequen
 // again: at 30 it costs σ some 900 roundings of FP32, 5e-5, a quarter of one of FP16. MiniLM's stay below 0.1.
 constexpr float kMostOffset = 30.0f;
 
+// From so many rows on, the last layer's products run on the rows that pooling reads where it reads one a sequence.
+// Below, a launch is what they cost, however few rows there are.
+constexpr int kGatherRows = 128;
+
 template <size_t n>
 int round_up(const int (&buckets)[n], int value) {
   const int* const found = std::lower_bound(buckets, buckets + n, value);
@@ -247,7 +251,7 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const OffsetsOutput& offsets = at_.offsets;
   EMBERT_TRY(
       compute_offsets(input, offsets, {rows, plan.sequences, plan.tiles, plan.shorts}, shape_.position_offset, stream));
-  const AttentionWork work{offsets.tiles, plan.tiles, offsets.shorts, plan.shorts};
+  AttentionWork work{offsets.tiles, plan.tiles, offsets.shorts, plan.shorts};
   uint8_t* const qkv = at_.wide;
   uint8_t* const context = at_.wide + size_t(row_capacity_) * 3 * hidden * bytes_of(dtype);
   uint8_t* const inner = at_.wide;
@@ -257,27 +261,42 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden,
                    shape_.epsilon, at_.x, folds_ ? at_.x_sums : nullptr, stream));
   EMBERT_TRY(look_at(x, rows, stream));
+  const bool gathers = plan.vectors != nullptr && pools_one_row() && rows >= kGatherRows && 2 * plan.sequences <= rows;
+  Stream along = stream;
   for (int i = 0; i < shape_.layers; ++i) {
     const LayerWeights& w = weights_.layer(i);
     const LayerProducts& p = products_[i];
     int none = 0;
-    EMBERT_TRY(p.qkv->run(x, {}, rows, qkv, nullptr, none, stream));
-    EMBERT_TRY(attention(dtype, qkv, rows, work, shape_.heads, shape_.head_size(), context, maps_.get(), stream));
+    EMBERT_TRY(p.qkv->run(x, {}, rows, qkv, nullptr, none, along.turned()));
+    // After the last attention, where pooling reads one row of each sequence, only these go on; by way of QKV's room.
+    const bool gathers_here = gathers && i == shape_.layers - 1;
+    if (gathers_here) work.queries = shape_.pooling == Pooling::kCls ? Queries::kFirst : Queries::kLast;
+    EMBERT_TRY(
+        attention(dtype, qkv, rows, work, shape_.heads, shape_.head_size(), context, maps_.get(), along.turned()));
+    Rows attended{context}, residual = x;
+    int count = rows;
+    if (gathers_here) {
+      const size_t room = size_t(row_capacity_) * hidden * bytes_of(dtype);
+      auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * room) : nullptr;
+      EMBERT_TRY(gather(dtype, context, x, offsets.cu_seqlens, shape_.pooling, plan.sequences, hidden, qkv, qkv + room,
+                        sums, stream));
+      attended = {qkv}, residual = {qkv + room, sums, x.parts}, count = plan.sequences;
+    }
     if (folds_) {
-      EMBERT_TRY(p.attention_out->run({context}, x, rows, at_.sum, at_.sum_sums, sum.parts, stream));
-      EMBERT_TRY(look_at(sum, rows, stream));
-      EMBERT_TRY(p.inner->run(sum, {}, rows, inner, nullptr, none, stream));
-      EMBERT_TRY(p.out->run({inner}, sum, rows, at_.x, at_.x_sums, x.parts, stream));
-      EMBERT_TRY(look_at(x, rows, stream));
+      EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, at_.sum_sums, sum.parts, along.turned()));
+      EMBERT_TRY(look_at(sum, count, stream));
+      EMBERT_TRY(p.inner->run(sum, {}, count, inner, nullptr, none, along.turned()));
+      EMBERT_TRY(p.out->run({inner}, sum, count, at_.x, at_.x_sums, x.parts, along.turned()));
+      EMBERT_TRY(look_at(x, count, stream));
       continue;
     }
-    EMBERT_TRY(p.attention_out->run({context}, x, rows, at_.sum, nullptr, none, stream));
-    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.attention_gamma, w.attention_beta, rows, hidden,
+    EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, nullptr, none, along.turned()));
+    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.attention_gamma, w.attention_beta, count, hidden,
                          shape_.epsilon, at_.x, stream));
-    EMBERT_TRY(p.inner->run(x, {}, rows, inner, nullptr, none, stream));
-    EMBERT_TRY(p.out->run({inner}, x, rows, at_.sum, nullptr, none, stream));
-    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.out_gamma, w.out_beta, rows, hidden, shape_.epsilon, at_.x,
-                         stream));
+    EMBERT_TRY(p.inner->run(x, {}, count, inner, nullptr, none, along.turned()));
+    EMBERT_TRY(p.out->run({inner}, x, count, at_.sum, nullptr, none, along.turned()));
+    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.out_gamma, w.out_beta, count, hidden, shape_.epsilon,
+                         at_.x, stream));
   }
   const LayerWeights& last = weights_.layer(shape_.layers - 1);
   if (plan.vectors == nullptr) {
@@ -286,8 +305,8 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
                      stream);
   }
   const Norm norm = folds_ ? Norm{last.out_gamma, last.out_beta} : Norm{};
-  return pool(dtype, shape_.pooling, x, norm, shape_.epsilon, offsets.cu_seqlens, offsets.cuts, plan.sequences, hidden,
-              plan.vectors, stream);
+  return pool(dtype, shape_.pooling, x, gathers, norm, shape_.epsilon, offsets.cu_seqlens, offsets.cuts, plan.sequences,
+              hidden, plan.vectors, stream);
 }
 
 bool Encoder::bucket_of(const BatchView& batch, std::pair<int, int>& bucket) {

@@ -216,6 +216,7 @@ Status HopperLinear::run_kernel(const Call& call) {
       weights_.in,
       static_cast<const uint8_t*>(weights_.ahead),
       call.rows <= kAheadRows ? int(weights_.ahead_bytes / 128) : 0,
+      call.stream.backwards,
   };
   call.y_parts = Shape::kColumns < kSumColumns ? kSumColumns / Shape::kColumns : 1;
   if constexpr (kIsFew<Shape>)

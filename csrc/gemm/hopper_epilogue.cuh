@@ -27,6 +27,7 @@ struct GemmArguments {
   int rows, out, in;
   const uint8_t* ahead;  // LinearWeights::ahead; few rows only
   int ahead_lines;       // of 128 bytes; 0: none
+  bool backwards;        // the last rows first; many rows only
 };
 
 // Both ways to read a row's sums add them up in the order of row_sums.cuh: its scale has the same bits in any tile.

@@ -82,7 +82,10 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   const int tiles = column_tiles * row_tiles;  // of a cluster
   const int first_tile = blockIdx.x / Shape::kCluster, tile_stride = gridDim.x / Shape::kCluster;
   // Columns run fastest: the blocks at work share rows of x, and W stays in L2.
-  const auto row_of = [&](int tile) { return (tile / column_tiles * Shape::kCluster + int(rank)) * Shape::kRows; };
+  const auto row_of = [&](int tile) {
+    const int at = of.backwards ? row_tiles - 1 - tile / column_tiles : tile / column_tiles;
+    return (at * Shape::kCluster + int(rank)) * Shape::kRows;
+  };
   const auto column_of = [&](int tile) { return tile % column_tiles * Shape::kColumns; };
 
   if (group == 0) {

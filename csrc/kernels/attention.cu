@@ -34,19 +34,20 @@ constexpr size_t long_shared_bytes() {  // Q, then two steps of K and V
 // Four blocks a multiprocessor where shared memory allows them: 128 registers a thread.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
-    attention_long_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context) {
+    attention_long_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
+                          Queries queries) {
   using Warp = AttentionWarp<T, kDim, kKeys>;
   static_assert(kAttentionRows == 16 * kWarps, "a warp owns 16 query rows");
   extern __shared__ __align__(16) uint8_t shared_bytes[];
-  T* const queries = reinterpret_cast<T*>(shared_bytes);
-  T* const keys = queries + kAttentionRows * Warp::kPitch;  // [2][kKeys][kPitch]
+  T* const query_rows = reinterpret_cast<T*>(shared_bytes);
+  T* const keys = query_rows + kAttentionRows * Warp::kPitch;  // [2][kKeys][kPitch]
   T* const values = keys + 2 * kKeys * Warp::kPitch;
   dependents_may_launch();
   wait_for_earlier_kernels();
 
   const int head = blockIdx.x;  // heads of one tile run side by side: their rows share cache lines' neighbours
   const AttentionTile tile = tiles[blockIdx.y];
-  if (tile.length == 0) return;
+  if (tile.length == 0 || !is_wanted(tile, queries, kAttentionRows)) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const size_t pitch = size_t(3) * heads * dim;
   const T* const q_from = qkv + size_t(tile.first_row) * pitch + head * dim;
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
                                              tile.length - key, dim, threadIdx.x);
   };
 
-  copy_head_rows<T, kDim, kAttentionRows, kThreads>(queries, q_from + tile.query * pitch, pitch,
+  copy_head_rows<T, kDim, kAttentionRows, kThreads>(query_rows, q_from + tile.query * pitch, pitch,
                                                     tile.length - tile.query, dim, threadIdx.x);
   fetch(0);
   commit_copies();
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
     wait_copies<1>();
     __syncthreads();
     if (rows > 0) {
-      if (step == 0) work.start(queries + warp * 16 * Warp::kPitch, lane);
+      if (step == 0) work.start(query_rows + warp * 16 * Warp::kPitch, lane);
       work.step(keys + (step % 2) * kKeys * Warp::kPitch, values + (step % 2) * kKeys * Warp::kPitch,
                 tile.length - step * kKeys, scale_log2, lane);
     }
@@ -137,7 +138,7 @@ Status launch_attention(const void* qkv, const AttentionWork& work, int heads, i
     if (kBytes > 48 * 1024)
       EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     EMBERT_TRY(launch("attention_long", kernel, dim3(heads, work.tile_count), kThreads, kBytes, stream, in, work.tiles,
-                      heads, dim, scale_log2, out));
+                      heads, dim, scale_log2, out, work.queries));
   }
   if (work.short_count > 0) {
     const auto kernel = attention_short_kernel<T, kDim>;

@@ -62,16 +62,23 @@ struct AttentionWork {
   int tile_count;
   const AttentionTile* shorts;
   int short_count;
+  Queries queries = Queries::kAll;  // of each sequence, whose context is wanted; the rest of it may be left unwritten
 };
 // maps: of a Hopper device, or null. All forwards of an encoder must agree on it: bits depend on it.
 Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
                  void* context, TensorMaps* maps, const Stream& stream);
 bool attention_takes(DType dtype, int head_size);
 
+// --- gather.cu: each sequence's row that `pooling` (cls or last token) reads, of context and of x with its sums
+// ------- to: [B, H] each; sums_to like x's sums, of B rows.
+Status gather(DType dtype, const void* context, const Rows& x, const int* cu_seqlens, Pooling pooling, int sequences,
+              int hidden, void* context_to, void* x_to, float2* sums_to, const Stream& stream);
+
 // --- pool.cu: one FP32 vector a sequence, cut to its dimensions and (where asked) of length 1 -----------------------
-// rows: [T, H]; where they have sums, `norm` is applied.
-Status pool(DType dtype, Pooling pooling, const Rows& rows, const Norm& norm, float epsilon, const int* cu_seqlens,
-            const uint32_t* cuts, int sequences, int hidden, float* vectors, const Stream& stream);
+// rows: [T, H], or `gathered` [B, H]; where they have sums, `norm` is applied.
+Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+            const int* cu_seqlens, const uint32_t* cuts, int sequences, int hidden, float* vectors,
+            const Stream& stream);
 
 // --- row_offsets.cu: raises `largest` (device memory, ≥ 0) to the largest |mean| / deviation of rows with sums
 Status row_offsets(const Rows& rows, int count, int width, float epsilon, float* largest, const Stream& stream);

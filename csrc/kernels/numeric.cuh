@@ -118,6 +118,12 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 #endif
 }
 
+// Whether a tile holds a query whose context is wanted; `rows`: of a tile.
+__device__ __forceinline__ bool is_wanted(const AttentionTile& tile, Queries queries, int rows) {
+  if (queries == Queries::kFirst) return tile.query == 0;
+  return queries == Queries::kAll || tile.query + rows >= tile.length;
+}
+
 // An entry of attention's work list, before wait_for_earlier_kernels: that spares a fifth of a microsecond. offsets.cu
 // wrote it, embedding.cu lets its dependents start only when offsets.cu is finished, and attention comes after both.
 // Not through the L1 cache, which may know the last batch's.

@@ -19,8 +19,8 @@ constexpr int kScaledRows = 512;  // whose LayerNorm scales are in shared memory
 
 template <typename T, Pooling kPooling>
 __global__ void __launch_bounds__(kThreads)
-    pool_kernel(const Rows rows, const Norm norm, float epsilon, const int* cu_seqlens, const uint32_t* cuts,
-                int hidden, float* vectors) {
+    pool_kernel(const Rows rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
+                const uint32_t* cuts, int hidden, float* vectors) {
   constexpr int kWidth = Pack<T>::kSize;
   extern __shared__ float shared[];  // [groups][hidden]
   __shared__ float squares[kThreads / 32];
@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kThreads)
   const int packs = hidden / kWidth;
   constexpr bool kWalks = kPooling == Pooling::kMean || kPooling == Pooling::kMax;
   const int groups = kWalks ? max(1, kThreads / packs) : 1;
-  const int row_zero = kPooling == Pooling::kLast ? end - 1 : first, length = kWalks ? end - first : 1;
+  const int row_zero = gathered ? blockIdx.x : kPooling == Pooling::kLast ? end - 1 : first;
+  const int length = kWalks ? end - first : 1;
   const T* const data = static_cast<const T*>(rows.data) + size_t(row_zero) * hidden;
   const T* const gamma = static_cast<const T*>(norm.gamma);
   const T* const beta = static_cast<const T*>(norm.beta);
@@ -108,15 +109,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T>
-Status launch_pool(Pooling pooling, const Rows& rows, const Norm& norm, float epsilon, const int* cu_seqlens,
-                   const uint32_t* cuts, int sequences, int hidden, float* vectors, const Stream& stream) {
+Status launch_pool(Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+                   const int* cu_seqlens, const uint32_t* cuts, int sequences, int hidden, float* vectors,
+                   const Stream& stream) {
   const int packs = hidden / Pack<T>::kSize;
   const bool walks = pooling == Pooling::kMean || pooling == Pooling::kMax;
   const size_t bytes =
       size_t(walks ? std::max(1, kThreads / packs) : 1) * hidden * sizeof(float);  // ≤ 16 KB or one row
   const auto run = [&](auto kernel) {
-    return launch("pool", kernel, sequences, kThreads, bytes, stream, rows, norm, epsilon, cu_seqlens, cuts, hidden,
-                  vectors);
+    return launch("pool", kernel, sequences, kThreads, bytes, stream, rows, gathered, norm, epsilon, cu_seqlens, cuts,
+                  hidden, vectors);
   };
   switch (pooling) {
     case Pooling::kCls:
@@ -132,20 +134,26 @@ Status launch_pool(Pooling pooling, const Rows& rows, const Norm& norm, float ep
 
 }  // namespace
 
-Status pool(DType dtype, Pooling pooling, const Rows& rows, const Norm& norm, float epsilon, const int* cu_seqlens,
-            const uint32_t* cuts, int sequences, int hidden, float* vectors, const Stream& stream) {
+Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+            const int* cu_seqlens, const uint32_t* cuts, int sequences, int hidden, float* vectors,
+            const Stream& stream) {
   if (rows.sums != nullptr && hidden > kMaxSumColumns)
     return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large for a LayerNorm's sums");
   if (hidden % (16 / bytes_of(dtype)) != 0 || hidden > kMaxHidden) {
     return Status::refused("pool: hidden size " + std::to_string(hidden) + " is not supported");
   }
+  if (gathered && (pooling == Pooling::kMean || pooling == Pooling::kMax))
+    return Status::refused("pool: this pooling reads every row");
   switch (dtype) {
     case DType::kFloat16:
-      return launch_pool<half_t>(pooling, rows, norm, epsilon, cu_seqlens, cuts, sequences, hidden, vectors, stream);
+      return launch_pool<half_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, hidden, vectors,
+                                 stream);
     case DType::kBFloat16:
-      return launch_pool<bfloat_t>(pooling, rows, norm, epsilon, cu_seqlens, cuts, sequences, hidden, vectors, stream);
+      return launch_pool<bfloat_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, hidden, vectors,
+                                   stream);
     default:
-      return launch_pool<float>(pooling, rows, norm, epsilon, cu_seqlens, cuts, sequences, hidden, vectors, stream);
+      return launch_pool<float>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, hidden, vectors,
+                                stream);
   }
 }
 

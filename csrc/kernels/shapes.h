@@ -22,6 +22,9 @@ struct AttentionTile {
   int reserved;
 };
 
+// Whose context is wanted: every query's, or only each sequence's first or last one's.
+enum class Queries : int { kAll = 0, kFirst = 1, kLast = 2 };
+
 constexpr int kAttentionRows = 64;   // query rows of a tile: 4 warps of 16
 constexpr int kAttentionShort = 32;  // sequences up to this many tokens take one warp a head instead of tiles
 

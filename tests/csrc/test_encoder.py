@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,8 @@ def in_parts(encoder: CudaEncoder, batch: PackedBatch) -> Floats:
     return np.concatenate([encoder.encode(part(batch, rows)) for rows in groups])
 
 
-def hugging_face(folder: Path, batch: PackedBatch, dtype: torch.dtype) -> Floats:
-    """Mean-pooled vectors of transformers on the GPU, sequences of like length together."""
+def hugging_face(folder: Path, batch: PackedBatch, dtype: torch.dtype, pooling: str = "mean") -> Floats:
+    """Pooled vectors of transformers on the GPU, sequences of like length together."""
     model: Any = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
     model = model.cuda().eval()
     lengths = np.diff(batch.cu_seqlens)
@@ -78,7 +79,13 @@ def hugging_face(folder: Path, batch: PackedBatch, dtype: torch.dtype) -> Floats
         mask = torch.tensor(np.arange(ids.shape[1]) < lengths[rows][:, None], device="cuda")
         with torch.inference_mode():
             states = model(input_ids=torch.tensor(ids, device="cuda"), attention_mask=mask).last_hidden_state.double()
-        vectors[rows] = ((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)).cpu().numpy()
+        if pooling == "mean":
+            pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        elif pooling == "max":
+            pooled = states.masked_fill(~mask[..., None], -torch.inf).amax(1)
+        else:
+            pooled = states[:, 0] if pooling == "cls" else states[torch.arange(len(rows)), mask.sum(1) - 1]
+        vectors[rows] = pooled.cpu().numpy()
     return vectors
 
 
@@ -171,6 +178,50 @@ def test_a_text_has_the_same_bits_in_any_company(encoder: CudaEncoder, random: n
         assert (encoder.encode(part(batch, rows)) == together[rows]).all()
     for row in everyone:
         assert (encoder.encode(part(batch, everyone[row : row + 1])) == together[row]).all()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last-token", "max"])
+@pytest.mark.parametrize("gemm", ["auto", "cublaslt"])
+def test_other_poolings(base: Path, random: np.random.Generator, pooling: str, gemm: str) -> None:
+    model = dataclasses.replace(engine.load_model(str(base)), pooling=pooling)
+    ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS, gemm=gemm)
+    lengths = np.concatenate([[1, 2, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 200, 40)])
+    batch = packed(random, lengths)
+    everyone = np.arange(len(lengths))
+    # Many rows of which few are pooled, and few rows: the last layer runs on the pooled ones, or on all.
+    together = ours.encode(part(batch, everyone))
+    wanted = hugging_face(base, batch, torch.float64, pooling)
+    of_torch = relative_error(hugging_face(base, batch, torch.float16, pooling), wanted)
+    assert relative_error(together, wanted) <= 1.1 * of_torch
+    for rows in (
+        *(everyone[i : i + 1] for i in everyone),
+        random.permutation(everyone)[:7],
+        everyone[:2],
+        everyone[::-1],
+    ):
+        assert (ours.encode(part(batch, rows)) == together[rows]).all()
+    ours.close()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_every_kernel_of_a_small_model(tmp_path: Path, random: np.random.Generator, pooling: str) -> None:
+    """Few rows and many, graphs and none: small enough for scripts/sanitize, beside transformers on the CPU."""
+    folder = random_bert(
+        tmp_path, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024, vocab_size=30522
+    )
+    ours = CudaEncoder(dataclasses.replace(engine.load_model(str(folder)), pooling=pooling), max_batch_tokens=4096)
+    batch = packed(random, np.array([20, 100, 512, *[150] * 20]))
+    together = ours.encode(batch)
+    for rows in (np.array([0]), np.array([1]), np.array([2]), np.array([0, 1, 2])):
+        few = PackedBatch(part(batch, rows).ids, part(batch, rows).cu_seqlens)
+        assert (ours.encode(few) == together[rows]).all()
+    model: Any = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32)
+    ids = torch.tensor(batch.ids[batch.cu_seqlens[1] : batch.cu_seqlens[2]].astype(np.int64))
+    with torch.inference_mode():
+        states = model.eval()(input_ids=ids[None]).last_hidden_state[0]
+    wanted = (states[0] if pooling == "cls" else states.mean(0)).numpy()
+    assert together[1] @ wanted / np.linalg.norm(wanted) >= 0.99999
+    ours.close()
 
 
 def test_1000_repeats_are_equal(encoder: CudaEncoder, random: np.random.Generator) -> None:

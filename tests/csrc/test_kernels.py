@@ -16,6 +16,7 @@ pytestmark = pytest.mark.gpu
 LENGTHS = [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512]
 ALLOWED = 1.2  # times the error of one rounding
 EPSILON = 1e-12
+FIRST_QUERY, LAST_QUERY = 1, 2
 
 
 def allowed(wanted: ref.Doubles, dtype: int) -> float:
@@ -149,7 +150,13 @@ def test_attention(device: Device, random: np.random.Generator, dtype: int, head
 
 
 def run_attention(
-    device: Device, dtype: int, qkv: npt.NDArray[np.generic], lengths: list[int], heads: int, hopper: bool
+    device: Device,
+    dtype: int,
+    qkv: npt.NDArray[np.generic],
+    lengths: list[int],
+    heads: int,
+    hopper: bool,
+    queries: int = 0,
 ) -> npt.NDArray[np.generic]:
     if hopper and importlib.import_module("engine._cuda").device_info(0)[1] != 90:
         pytest.skip("needs compute capability 9.0")
@@ -168,6 +175,7 @@ def run_attention(
         hidden // heads,
         context,
         hopper,
+        queries,
     )
     return device.get(context, (len(qkv), hidden), numpy_type(dtype))
 
@@ -206,6 +214,62 @@ def test_attention_is_the_same_in_any_company(device: Device, random: np.random.
         alone = run_attention(device, ref.FLOAT16, qkv[start : start + length], [length], 12, hopper)
         assert (alone.view(np.uint16) == together[start : start + length].view(np.uint16)).all()
         start += length
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.parametrize("queries", [FIRST_QUERY, LAST_QUERY])
+def test_attention_of_one_query_a_sequence(
+    device: Device, random: np.random.Generator, queries: int, hopper: bool
+) -> None:
+    qkv = drawn(random, (sum(LENGTHS), 3 * 768), ref.FLOAT16)
+    everyone = run_attention(device, ref.FLOAT16, qkv, LENGTHS, 12, hopper)
+    found = run_attention(device, ref.FLOAT16, qkv, LENGTHS, 12, hopper, queries)
+    ends = np.cumsum(LENGTHS)
+    rows = ends - 1 if queries == LAST_QUERY else ends - LENGTHS
+    assert (found[rows].view(np.uint16) == everyone[rows].view(np.uint16)).all()
+    assert np.isnan(found).any()  # it did spare the others
+
+
+@pytest.mark.parametrize("dtype", ref.DTYPES)
+@pytest.mark.parametrize("kind", [ref.CLS, ref.LAST])
+@pytest.mark.parametrize(("hidden", "parts"), [(768, 1), (312, 4), (1024, 2), (384, 0)])
+def test_gather(device: Device, random: np.random.Generator, dtype: int, kind: int, hidden: int, parts: int) -> None:
+    tokens, empty = sum(LENGTHS), 3  # places for sequences that a batch does not have
+    context, x = drawn(random, (tokens, hidden), dtype), drawn(random, (tokens, hidden), dtype)
+    sums = random.standard_normal((tokens, -(-hidden // 128) * parts, 2)).astype(np.float32)
+    ends = np.cumsum(LENGTHS)
+    cu_seqlens = np.concatenate([[0], ends, [tokens] * empty]).astype(np.int32)
+    places = [device.new((len(LENGTHS) + empty) * array[0].nbytes) for array in (context, x, sums)]
+    device.launch.gather(
+        dtype, device.put(context), device.put(x), device.put(sums) if parts else 0, parts, device.put(cu_seqlens),
+        kind, len(LENGTHS) + empty, hidden, *places,
+    )  # fmt: skip
+    rows = ends - 1 if kind == ref.LAST else ends - LENGTHS
+    for place, array in zip(places, (context, x, sums), strict=True):
+        got = device.get(place, (len(LENGTHS), *array.shape[1:]), array.dtype.type)
+        assert got.tobytes() == array[rows].tobytes()
+
+
+def test_gather_refuses_a_pooling_that_reads_every_row(device: Device) -> None:
+    with pytest.raises(RuntimeError, match="reads every row"):
+        device.launch.gather(ref.FLOAT16, 0, 0, 0, 0, 0, ref.MEAN, 1, 768, 0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", [ref.CLS, ref.LAST])
+def test_pool_of_gathered_rows(device: Device, random: np.random.Generator, kind: int) -> None:
+    states = drawn(random, (sum(LENGTHS), 768), ref.FLOAT16)
+    ends = np.cumsum(LENGTHS)
+    rows = ends - 1 if kind == ref.LAST else ends - LENGTHS
+    cu_seqlens = device.put(np.concatenate([[0], ends]).astype(np.int32))
+    cuts = device.put(np.zeros(len(LENGTHS), np.uint32))
+    found = []
+    for array, gathered in ((states, False), (states[rows], True)):
+        vectors = device.new(len(LENGTHS) * 768 * 4)
+        device.launch.pool(
+            ref.FLOAT16, kind, device.put(array), cu_seqlens, cuts, len(LENGTHS), 768, vectors, gathered=gathered
+        )
+        found.append(device.get(vectors, (len(LENGTHS), 768), np.float32))
+    assert (found[0] == found[1]).all()
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)

@@ -12,7 +12,7 @@ import pytest
 from engine import Engine
 from engine.devices import devices
 from engine.encoders import cuda
-from tests.server.live import live, until
+from tests.server.live import Live, live, until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,6 +39,10 @@ def test_vectors_over_http_are_those_of_float32_on_the_cpu() -> None:
     np.testing.assert_array_equal(together[::20], np.array(alone, np.float32))  # the same bits, whatever the company
 
 
+def wait_for_log(server: Live, text: str) -> None:
+    until(lambda: text in server.log, what=f"the log's {text!r}")
+
+
 def test_the_portable_path_can_be_asked_for_and_agrees() -> None:
     texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(200)]
     vectors = []
@@ -46,7 +50,7 @@ def test_the_portable_path_can_be_asked_for_and_agrees() -> None:
         with live(*ONE_GPU, "--encoder", name) as server:
             info = server.get("/info").json()
             assert info["backend"] == "cuda"
-            assert info["backend_choice"] in server.log
+            wait_for_log(server, info["backend_choice"])
             if name == "cuda-portable":
                 assert info["backend_choice"] == (
                     "the portable CUDA kernels were asked for; cublaslt matrix products, LayerNorm separate"
