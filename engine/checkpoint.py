@@ -18,15 +18,34 @@ __all__ = ["Checkpoint", "encoder_tensors"]
 
 # Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+# What a checkpoint of a whole model, its head included, puts before the encoder's names.
+PREFIXES = {"bert": "bert.", "distilbert": "distilbert."}  # the others: "roberta."
+POSITIONS = "embeddings.position_embeddings.weight"
+TYPES = "embeddings.token_type_embeddings.weight"
+# DistilBERT's words for BERT's.
+DISTILBERT = {
+    "encoder.layer.": "transformer.layer.",
+    "attention.self.query": "attention.q_lin",
+    "attention.self.key": "attention.k_lin",
+    "attention.self.value": "attention.v_lin",
+    "attention.output.dense": "attention.out_lin",
+    "attention.output.LayerNorm": "sa_layer_norm",
+    "intermediate.dense": "ffn.lin1",
+    "output.dense": "ffn.lin2",
+    "output.LayerNorm": "output_layer_norm",
+}
 
 
 def encoder_tensors(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors that the encoder needs, by BERT's names without a prefix, and their shapes. [out, in] for weights."""
+    """The tensors that the encoder needs, by BERT's names without a prefix, and their shapes. [out, in] for weights.
+
+    Whatever the architecture: row i of the position table is the text's token i, and there is a table of token types.
+    """
     hidden, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (config.vocab_size, hidden),
-        "embeddings.position_embeddings.weight": (config.max_positions, hidden),
-        "embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
+        POSITIONS: (config.max_positions, hidden),
+        TYPES: (config.type_vocab_size, hidden),
         "embeddings.LayerNorm.weight": (hidden,),
         "embeddings.LayerNorm.bias": (hidden,),
     }
@@ -60,17 +79,25 @@ class Checkpoint:
         """Map a model's weights and check them. Raises BrokenModel naming the file, the tensor and what is wrong."""
         path, stored = _stored(model.transformer_folder)
         tensors: dict[str, Tensor] = {}
-        for name, expected in encoder_tensors(model.config).items():
-            tensor = next((stored[n].tensor(n) for n in _spellings(name) if n in stored), None)
+        config = model.config
+        for name, wanted in encoder_tensors(config).items():
+            if name == TYPES and config.architecture == "distilbert":  # it has none, which is to add nothing
+                tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
+                continue
+            skipped = config.first_position if name == POSITIONS else 0
+            expected = (wanted[0] + skipped, *wanted[1:])
+            spellings = _spellings(name, config.architecture)
+            tensor = next((stored[n].tensor(n) for n in spellings if n in stored), None)
             if tensor is None:
-                raise BrokenModel(f"{path} has no tensor {name}")
+                raise BrokenModel(f"{path} has no tensor {spellings[0]}")
             if tensor.shape != expected:
                 raise BrokenModel(
-                    f"{path}: {name} has shape {list(tensor.shape)}, config.json implies {list(expected)}"
+                    f"{path}: {spellings[0]} has shape {list(tensor.shape)}, config.json implies {list(expected)}"
                 )
             if tensor.dtype not in FLOATS:
-                raise BrokenModel(f"{path}: {name} has dtype {tensor.dtype}, expected one of {', '.join(FLOATS)}")
-            tensors[name] = tensor
+                listed = ", ".join(FLOATS)
+                raise BrokenModel(f"{path}: {spellings[0]} has dtype {tensor.dtype}, expected one of {listed}")
+            tensors[name] = Tensor(tensor.array[skipped:], tensor.dtype)
         return cls(tensors, path)
 
     def stored(self, name: str) -> Tensor:
@@ -82,10 +109,15 @@ class Checkpoint:
         return self._tensors[name].float32()
 
 
-def _spellings(name: str) -> list[str]:
-    """The names under which checkpoints store a tensor: as it is, with BERT's prefix, with TensorFlow's LayerNorm."""
+def _spellings(name: str, architecture: str) -> list[str]:
+    """The names under which checkpoints store a tensor: as it is, with TensorFlow's LayerNorm, with a prefix."""
+    if architecture == "distilbert":
+        # The longest word first: that of a part of another comes after it.
+        for ours in sorted(DISTILBERT, key=len, reverse=True):
+            name = name.replace(ours, DISTILBERT[ours])
     names = [name, *(name.replace(new, old) for new, old in OLD_NAMES.items() if name.endswith(new))]
-    return [*names, *(f"bert.{n}" for n in names)]
+    prefix = PREFIXES.get(architecture, "roberta.")
+    return [*names, *(prefix + n for n in names)]
 
 
 def _stored(folder: Path) -> tuple[Path, dict[str, SafetensorsFile]]:

@@ -13,7 +13,16 @@ __all__ = ["EncoderConfig"]
 
 # HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-ARCHITECTURES = ("bert",)
+ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
+ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+# What DistilBERT's config.json calls BERT's fields.
+DISTILBERT = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+}
 
 Number = TypeVar("Number", int, float)
 
@@ -22,16 +31,17 @@ Number = TypeVar("Number", int, float)
 class EncoderConfig:
     """Shapes and constants of one encoder."""
 
-    architecture: str  # "bert"
+    architecture: str  # one of ARCHITECTURES
     vocab_size: int
     hidden_size: int
     layers: int
     heads: int
     intermediate_size: int
     activation: str  # "gelu" (erf), "gelu_tanh", "relu"
-    max_positions: int
+    max_positions: int  # tokens of the longest text
     type_vocab_size: int
     layer_norm_eps: float
+    first_position: int = 0  # the row of the stored position table that a text's first token takes
 
     @property
     def head_size(self) -> int:
@@ -55,32 +65,57 @@ class EncoderConfig:
             raise BrokenModel(f"{path} has no model_type")
         if architecture not in ARCHITECTURES:
             raise _unsupported(path, "model_type", architecture, ARCHITECTURES)
-        positions = fields.get("position_embedding_type", "absolute")
-        if positions != "absolute":
-            raise _unsupported(path, "position_embedding_type", positions, ("absolute",))
+        if architecture == "distilbert":
+            # No token types, and an epsilon that is not in its config.json.
+            fields = {**fields, "type_vocab_size": 1, "layer_norm_eps": 1e-12}
+        kind = fields.get("position_embedding_type", "absolute")
+        if kind != "absolute":
+            raise _unsupported(path, "position_embedding_type", kind, ("absolute",))
         for flag in ("is_decoder", "add_cross_attention"):
             if fields.get(flag, False):
                 raise _unsupported(path, flag, fields[flag], (False,))
-        activation = fields.get("hidden_act", "gelu")
+        names = DISTILBERT if architecture == "distilbert" else {}
+
+        def name(field: str) -> str:
+            return names.get(field, field)
+
+        activation = fields.get(name("hidden_act"), "gelu")
         if activation not in ACTIVATIONS:
-            raise _unsupported(path, "hidden_act", activation, tuple(ACTIVATIONS))
+            raise _unsupported(path, name("hidden_act"), activation, tuple(ACTIVATIONS))
+        first_position = _first_position(fields, path) if architecture in ROBERTAS else 0
+        positions = _positive(fields, "max_position_embeddings", int, path)
+        if positions <= first_position:
+            raise BrokenModel(
+                f"{path}: max_position_embeddings must be above {first_position}, which is where texts start; "
+                f"found {positions}"
+            )
         config = cls(
             architecture=architecture,
             vocab_size=_positive(fields, "vocab_size", int, path),
-            hidden_size=_positive(fields, "hidden_size", int, path),
-            layers=_positive(fields, "num_hidden_layers", int, path),
-            heads=_positive(fields, "num_attention_heads", int, path),
-            intermediate_size=_positive(fields, "intermediate_size", int, path),
+            hidden_size=_positive(fields, name("hidden_size"), int, path),
+            layers=_positive(fields, name("num_hidden_layers"), int, path),
+            heads=_positive(fields, name("num_attention_heads"), int, path),
+            intermediate_size=_positive(fields, name("intermediate_size"), int, path),
             activation=ACTIVATIONS[activation],
-            max_positions=_positive(fields, "max_position_embeddings", int, path),
+            max_positions=positions - first_position,
             type_vocab_size=_positive(fields, "type_vocab_size", int, path),
             layer_norm_eps=_positive(fields, "layer_norm_eps", float, path),
+            first_position=first_position,
         )
         if config.hidden_size % config.heads:
             raise UnsupportedModel(
-                f"{path}: hidden_size {config.hidden_size} is not a multiple of num_attention_heads {config.heads}"
+                f"{path}: {name('hidden_size')} {config.hidden_size} is not a multiple of "
+                f"{name('num_attention_heads')} {config.heads}"
             )
         return config
+
+
+def _first_position(fields: dict[str, Any], path: Path) -> int:
+    """RoBERTa counts positions from the one after its padding token's id."""
+    padding = fields.get("pad_token_id", 1)
+    if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
+        raise BrokenModel(f"{path}: pad_token_id must be an int of at least 0, found {padding!r}")
+    return padding + 1
 
 
 def _unsupported(path: Path, field: str, value: object, supported: tuple[object, ...]) -> UnsupportedModel:

@@ -177,7 +177,11 @@ def test_a_transformer_in_its_own_folder(build_bert: BuildBert) -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"model_type": "llama"}, UnsupportedModel, r"model_type 'llama' is not supported; supported: 'bert'"),
+        (
+            {"model_type": "llama"},
+            UnsupportedModel,
+            r"model_type 'llama' is not supported; supported: 'bert', 'roberta'",
+        ),
         ({"model_type": None}, BrokenModel, "has no model_type"),
         (
             {"position_embedding_type": "relative_key"},

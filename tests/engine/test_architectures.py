@@ -1,0 +1,129 @@
+"""RoBERTa, XLM-RoBERTa, CamemBERT and DistilBERT beside HuggingFace in float32: other names, places and tokenizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+import engine
+from engine.encoders import Task
+from engine.errors import BrokenModel, UnsupportedModel
+from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit, write_modules
+from tests.server.models import edit_json
+
+BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
+DISTILBERT = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 128}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "roberta": ("Roberta", ROBERTA_LIKE),
+    "roberta, padded with 5": ("Roberta", {**ROBERTA_LIKE, "pad_token_id": 5, "max_position_embeddings": 134}),
+    "xlm-roberta": ("XLMRoberta", ROBERTA_LIKE),
+    "camembert": ("Camembert", ROBERTA_LIKE),
+    "distilbert": ("DistilBert", DISTILBERT),
+    "distilbert, relu": ("DistilBert", {**DISTILBERT, "activation": "relu"}),
+}
+
+
+def build(folder: Path, architecture: str, *, vocab_size: int = 64, head: str = "Model") -> Path:
+    """A model folder with random weights; `head` "ForMaskedLM" stores the encoder under a prefix."""
+    family, config = ARCHITECTURES[architecture]
+    torch.manual_seed(0)
+    made: torch.nn.Module = getattr(transformers, family + head)(
+        getattr(transformers, family + "Config")(vocab_size=vocab_size, initializer_range=0.3, **config)
+    )
+    for name, parameter in made.named_parameters():
+        # HuggingFace starts biases at 0 and LayerNorm at 1: an encoder that forgets them would pass.
+        if "norm" in name.lower() or name.endswith("bias"):
+            parameter.data += torch.randn_like(parameter) * 0.2
+    made.save_pretrained(folder)  # type: ignore[operator]
+    write_modules(folder)
+    return folder
+
+
+def byte_level(vocab_size: int) -> Backend:
+    """RoBERTa's kind of tokenizer, trained on this file."""
+    tokenizer = Backend(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train([__file__], trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
+
+
+def unigram(vocab_size: int) -> Backend:
+    """XLM-RoBERTa's."""
+    tokenizer = Backend(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=vocab_size, special_tokens=special, unk_token="<unk>")
+    tokenizer.train([__file__], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 2)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
+def test_hidden_states_equal_hugging_face(tmp_path: Path, architecture: str, head: str) -> None:
+    folder = build(tmp_path, architecture, head=head)
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder))
+    assert (model.config.architecture, model.config.max_positions) == (architecture.partition(",")[0], 128)
+    sequences = [ids % 50 + 10 for ids in random_sequences([1, 2, 15, 16, 17, 64, 65, 127, 128], 64)]  # no padding
+    hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
+    expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
+    np.testing.assert_allclose(hidden, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", [byte_level, unigram])
+def test_texts_to_vectors(tmp_path: Path, kind: Any) -> None:
+    backend: Backend = kind(400)
+    folder = build(tmp_path, "xlm-roberta", vocab_size=400)
+    backend.save(str(folder / "tokenizer.json"))
+    texts = [
+        "a",
+        "",
+        " two  spaces ",
+        "RoBERTa, XLM-RoBERTa",
+        "déjà vu 日本",
+        "</s> inside",
+        "def build(folder): " * 40,
+    ]
+    reference = HuggingFace(folder)
+    backend.enable_truncation(128)
+    wanted: Floats = np.stack([reference.hidden(np.array(backend.encode(text).ids)).mean(0) for text in texts])
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.embed(texts), unit(wanted), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "error", "message"),
+    [
+        ("roberta", {"pad_token_id": -1}, BrokenModel, "pad_token_id must be an int of at least 0, found -1"),
+        ("roberta", {"pad_token_id": True}, BrokenModel, "pad_token_id must be an int of at least 0, found True"),
+        ("roberta", {"max_position_embeddings": 2}, BrokenModel, "max_position_embeddings must be above 2, which is"),
+        ("roberta", {"max_position_embeddings": 514}, BrokenModel, r"has shape \[130, 64\], config.json implies \[514"),
+        ("distilbert", {"n_layers": 0}, BrokenModel, "n_layers must be a positive int, found 0"),
+        ("distilbert", {"n_heads": 5}, UnsupportedModel, "dim 64 is not a multiple of n_heads 5"),
+        ("distilbert", {"activation": "silu"}, UnsupportedModel, "activation 'silu' is not supported"),
+        ("distilbert", {"n_layers": 3}, BrokenModel, r"has no tensor transformer\.layer\.2\.attention\.q_lin\.weight"),
+    ],
+)
+def test_what_cannot_be_read_is_named_as_the_model_names_it(
+    tmp_path: Path, architecture: str, fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    folder = build(tmp_path, architecture)
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    edit_json(folder / "config.json", **fields)
+    with pytest.raises(error, match=message):
+        engine.load_encoder(engine.load_model(str(folder)), device="cpu")
