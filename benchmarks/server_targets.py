@@ -311,14 +311,13 @@ class _Run:
 
 
 def _batches(grown: Samples) -> dict[str, float]:
-    """embert's own account: p50 in ms of the parts of a request, means of what a batch holds."""
-    parts = {
-        "inference": "p50_ms",
-        "queue": "queue_p50_ms",
-        "tokenize": "tokenize_p50_ms",
-        "response_encode": "encode_p50_ms",
+    """embert's own account: quantiles in ms of the parts of a request, means of what a batch holds."""
+    parts = {"inference": "", "queue": "queue_", "tokenize": "tokenize_", "response_encode": "encode_"}
+    times = {
+        f"{prefix}p{percent}_ms": grown.quantile(f"embert_{part}_duration_seconds", percent / 100) * 1e3
+        for part, prefix in parts.items()
+        for percent in (50, 99)
     }
-    times = {key: grown.quantile(f"embert_{part}_duration_seconds", 0.5) * 1e3 for part, key in parts.items()}
     return {**times, "tokens": grown.mean("embert_batch_tokens"), "texts": grown.mean("embert_batch_texts")}
 
 

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """`python -m server.engine_process FD`: one engine, told what to do over the inherited socket FD."""
+    sys.setswitchinterval(0.001)  # receiving must not hold up the batches for long, nor they it
     collector.begin()
     began = time.monotonic()
     line = Line.from_fd(int(sys.argv[1]))
