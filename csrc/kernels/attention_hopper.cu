@@ -4,8 +4,9 @@
 // engine brings Q once, K and V into two stages; both products are wgmma: S = Q·Kᵀ from shared memory, P·V with P in
 // the registers that the softmax left it in. So no thread computes an address or loads a matrix.
 // By count, a step's 4 096 exps at 16 a cycle take as long as its two products (256 cycles at d = 64), and a block
-// mostly waits for its copies; hence as many blocks on a multiprocessor as registers allow. Keys are counted from the
-// sequence's own start, whatever its neighbours: same text, same bits.
+// mostly waits for its copies: BERT-base's passages take 73 µs a layer where the bytes take 54 at 3 TB/s and, by count,
+// the steps 25; hence as many blocks on a multiprocessor as registers allow. Keys are counted from the sequence's own
+// start, whatever its neighbours: same text, same bits.
 
 #include <cmath>
 
