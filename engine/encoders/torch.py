@@ -11,7 +11,7 @@ import ctypes
 import itertools
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,7 @@ class TorchEncoder:
         self.hidden_size = model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or max(MAX_BATCH_TOKENS, model.max_input_length)
         self._pooling = model.pooling
+        self._pools_one_row = model.pooling in ("cls", "last-token")
         limit_kernel_caches()
         _keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default heeds OMP_NUM_THREADS.
@@ -117,7 +118,7 @@ class TorchEncoder:
             torch.set_num_threads(self._threads)
             self._bert.prepare_attention(longest)
             for rows in row_counts(min(max(2 * MIN_RUN_TOKENS, longest), most)):
-                if rows >= MIN_RUN_TOKENS:
+                if rows >= MIN_RUN_TOKENS or self._pools_one_row:
                     self._bert.prepare(rows)
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> _Ticket:
@@ -188,29 +189,36 @@ class TorchEncoder:
 
     def _run(self, ticket: _Ticket, run: _Run, answer: npt.NDArray[np.float32]) -> None:
         """Take one run through the layers and put its rows where they belong."""
-        tokens = run.tokens
+        tokens, embed = run.tokens, ticket.task is Task.EMBED
         with torch.inference_mode():  # a thread's own
             hidden = self._bert(
                 torch.from_numpy(ticket.ids[tokens]),
                 torch.from_numpy(ticket.positions[tokens]),
                 None if ticket.token_types is None else torch.from_numpy(ticket.token_types[tokens]),
                 run.groups,
+                self._pooled_rows(run.groups) if embed and self._pools_one_row else None,
             )
-            if ticket.task is Task.EMBED:
+            if not embed:
+                answer[ticket.tokens[tokens]] = hidden.float().numpy()
+            elif self._pools_one_row:
+                answer[ticket.order[run.sequences]] = hidden.float().numpy()
+            else:
                 pooled = torch.cat([self._pooled(hidden, group) for group in run.groups])
                 answer[ticket.order[run.sequences]] = pooled.numpy()
-            else:
-                answer[ticket.tokens[tokens]] = hidden.float().numpy()
+
+    def _pooled_rows(self, groups: Sequence[Group]) -> torch.Tensor:
+        """Int64 [n]: each sequence's first token, or its last."""
+        rows = [
+            torch.arange(n) * length + start + (0 if self._pooling == "cls" else length - 1)
+            for start, n, length in groups
+        ]
+        return torch.cat(rows)
 
     def _pooled(self, hidden: torch.Tensor, group: Group) -> torch.Tensor:
         """[T, hidden] → float32 [n, hidden] for a group of n sequences."""
         start, n, length = group
         rows = hidden[start : start + n * length].view(n, length, -1)
-        if self._pooling == "mean":
-            return rows.mean(1, dtype=torch.float32)
-        if self._pooling == "max":
-            return rows.amax(1).float()
-        return rows[:, 0 if self._pooling == "cls" else -1].float()
+        return rows.mean(1, dtype=torch.float32) if self._pooling == "mean" else rows.amax(1).float()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,11 @@ class Bert:
         positions: torch.Tensor,
         token_types: torch.Tensor | None,
         groups: Sequence[Group],
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The last hidden state [T, hidden], in the layers' dtype.
+        """The last hidden state [T, hidden], in the layers' dtype, or of it the `rows` [n] asked for: [n, hidden].
 
-        `ids`, `positions` and `token_types` are int64 [T]; `groups` cover all T tokens in order.
+        `ids`, `positions` and `token_types` are int64 [T], `rows` int64 [n]; `groups` cover all T tokens in order.
         """
         tokens = len(ids)
         if self.packed and (spare := kernel_rows(tokens) - tokens):
@@ -69,9 +70,14 @@ class Bert:
         if token_types is not None:
             x += F.embedding(token_types, self._types) - self._types[0]
         x = F.layer_norm(x, x.shape[1:], *self._norm, self._config.layer_norm_eps).to(self._dtype)
-        for layer in self._layers:
+        for layer in self._layers[:-1]:
             x = layer(x, groups)
-        return x[:tokens]
+        if rows is None:
+            return self._layers[-1](x, groups)[:tokens]
+        wanted = len(rows)
+        if self.packed:
+            rows = F.pad(rows, (0, kernel_rows(wanted) - wanted))
+        return self._layers[-1](x, groups, rows)[:wanted]
 
     @torch.inference_mode()
     def prepare(self, rows: int) -> None:
@@ -114,9 +120,12 @@ class _Layer:
         self._outer = linear(("output.dense",))
         self._norms = [_norm(checkpoint, prefix + name, dtype) for name in NORMS]
 
-    def __call__(self, x: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, groups: Sequence[Group], rows: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] → [T, hidden], or [n, hidden] with `rows` [n]: after attention no row needs another."""
         eps = self._config.layer_norm_eps
         context = _attention(self._qkv(x), groups, self._config.heads)
+        if rows is not None:
+            context, x = context[rows], x[rows]
         x = F.layer_norm(self._projection(context, x), x.shape[1:], *self._norms[0], eps)
         return F.layer_norm(self._outer(self._inner(x), x), x.shape[1:], *self._norms[1], eps)
 

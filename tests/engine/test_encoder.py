@@ -101,6 +101,23 @@ def test_the_longest_sequences(build_bert: BuildBert) -> None:
     np.testing.assert_allclose(hidden, np.concatenate(list(map(reference.hidden, sequences))), atol=2e-4)
 
 
+@pytest.mark.parametrize("pooling", ["cls", "last-token"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "plain"])
+def test_the_last_layer_on_pooled_rows_only(
+    build_bert: BuildBert, pooling: str, dtype: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packed:
+        monkeypatch.setattr("engine.encoders.torch_bert.packed_works", lambda *_: False)
+    model = engine.load_model(str(build_bert()), pooling=pooling)
+    encoder = engine.load_encoder(model, device="cpu", dtype=dtype)
+    for lengths in (LENGTHS * 4, [1], [128], [3, 3]):
+        batch = engine.pack(random_sequences(lengths, model.config.vocab_size))
+        states = encoder.encode(batch, Task.TOKENS)
+        rows = batch.cu_seqlens[:-1] if pooling == "cls" else batch.cu_seqlens[1:] - 1
+        np.testing.assert_allclose(encoder.encode(batch), unit(states[rows]), atol=1e-6 if dtype == "float32" else 1e-2)
+
+
 @pytest.mark.parametrize("chunk", [1, 1 << 14, 1 << 30])
 def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.encoders.torch_bert.MAX_SCORE_BYTES", chunk)
