@@ -178,13 +178,12 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
       .def("offsets",
            [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
               Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles, Address shorts,
-              int tokens, int sequences, int tile_count, int short_count, int position_offset) {
+              int tokens, int sequences, int tile_count, int short_count) {
              const OffsetsInput in{at<int>(header), at<int>(lengths), at<int>(ids), at<int>(types), at<uint32_t>(cuts)};
              const OffsetsOutput out{at<int>(out_ids),         at<int>(out_types),  at<int>(positions),
                                      at<uint32_t>(out_cuts),   at<int>(cu_seqlens), at<AttentionTile>(tiles),
                                      at<AttentionTile>(shorts)};
-             bench.check(compute_offsets(in, out, {tokens, sequences, tile_count, short_count}, position_offset,
-                                         bench.stream()));
+             bench.check(compute_offsets(in, out, {tokens, sequences, tile_count, short_count}, bench.stream()));
            })
       .def("embed",
            [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,

@@ -249,12 +249,10 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const OffsetsInput input{part(0), part(layout.lengths), part(layout.ids), part(layout.types),
                            reinterpret_cast<const uint32_t*>(part(layout.cuts))};
   const OffsetsOutput& offsets = at_.offsets;
-  EMBERT_TRY(
-      compute_offsets(input, offsets, {rows, plan.sequences, plan.tiles, plan.shorts}, shape_.position_offset, stream));
+  EMBERT_TRY(compute_offsets(input, offsets, {rows, plan.sequences, plan.tiles, plan.shorts}, stream));
   AttentionWork work{offsets.tiles, plan.tiles, offsets.shorts, plan.shorts};
   uint8_t* const qkv = at_.wide;
   uint8_t* const context = at_.wide + size_t(row_capacity_) * 3 * hidden * bytes_of(dtype);
-  uint8_t* const inner = at_.wide;
   // x: the layer's input. sum: its state between attention and the feed-forward part. Folded, both are held as they are
   // before their LayerNorm, with their rows' sums.
   Rows x{at_.x, folds_ ? at_.x_sums : nullptr}, sum{at_.sum, folds_ ? at_.sum_sums : nullptr};
@@ -264,39 +262,22 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const bool gathers = plan.vectors != nullptr && pools_one_row() && rows >= kGatherRows && 2 * plan.sequences <= rows;
   Stream along = stream;
   for (int i = 0; i < shape_.layers; ++i) {
-    const LayerWeights& w = weights_.layer(i);
-    const LayerProducts& p = products_[i];
     int none = 0;
-    EMBERT_TRY(p.qkv->run(x, {}, rows, qkv, nullptr, none, along.turned()));
-    // After the last attention, where pooling reads one row of each sequence, only these go on; by way of QKV's room.
+    EMBERT_TRY(products_[i].qkv->run(x, {}, rows, qkv, nullptr, none, along.turned()));
     const bool gathers_here = gathers && i == shape_.layers - 1;
     if (gathers_here) work.queries = shape_.pooling == Pooling::kCls ? Queries::kFirst : Queries::kLast;
     EMBERT_TRY(
         attention(dtype, qkv, rows, work, shape_.heads, shape_.head_size(), context, maps_.get(), along.turned()));
-    Rows attended{context}, residual = x;
-    int count = rows;
-    if (gathers_here) {
-      const size_t room = size_t(row_capacity_) * hidden * bytes_of(dtype);
-      auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * room) : nullptr;
-      EMBERT_TRY(gather(dtype, context, x, offsets.cu_seqlens, shape_.pooling, plan.sequences, hidden, qkv, qkv + room,
-                        sums, stream));
-      attended = {qkv}, residual = {qkv + room, sums, x.parts}, count = plan.sequences;
-    }
-    if (folds_) {
-      EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, at_.sum_sums, sum.parts, along.turned()));
-      EMBERT_TRY(look_at(sum, count, stream));
-      EMBERT_TRY(p.inner->run(sum, {}, count, inner, nullptr, none, along.turned()));
-      EMBERT_TRY(p.out->run({inner}, sum, count, at_.x, at_.x_sums, x.parts, along.turned()));
-      EMBERT_TRY(look_at(x, count, stream));
+    if (!gathers_here) {
+      EMBERT_TRY(after_attention(i, {context}, x, rows, x, sum, along));
       continue;
     }
-    EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, nullptr, none, along.turned()));
-    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.attention_gamma, w.attention_beta, count, hidden,
-                         shape_.epsilon, at_.x, stream));
-    EMBERT_TRY(p.inner->run(x, {}, count, inner, nullptr, none, along.turned()));
-    EMBERT_TRY(p.out->run({inner}, x, count, at_.sum, nullptr, none, along.turned()));
-    EMBERT_TRY(layernorm(dtype, at_.sum, nullptr, nullptr, w.out_gamma, w.out_beta, count, hidden, shape_.epsilon,
-                         at_.x, stream));
+    // Where pooling reads one row of each sequence, no other goes on. They come together in QKV's room.
+    const size_t room = size_t(row_capacity_) * hidden * bytes_of(dtype);
+    auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * room) : nullptr;
+    EMBERT_TRY(gather(dtype, context, x, offsets.cu_seqlens, shape_.pooling, plan.sequences, hidden, qkv, qkv + room,
+                      sums, stream));
+    EMBERT_TRY(after_attention(i, {qkv}, {qkv + room, sums, x.parts}, plan.sequences, x, sum, along));
   }
   const LayerWeights& last = weights_.layer(shape_.layers - 1);
   if (plan.vectors == nullptr) {
@@ -307,6 +288,30 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const Norm norm = folds_ ? Norm{last.out_gamma, last.out_beta} : Norm{};
   return pool(dtype, shape_.pooling, x, gathers, norm, shape_.epsilon, offsets.cu_seqlens, offsets.cuts, plan.sequences,
               hidden, plan.vectors, stream);
+}
+
+Status Encoder::after_attention(int layer, const Rows& attended, const Rows& residual, int count, Rows& x, Rows& sum,
+                                Stream& along) {
+  const LayerWeights& w = weights_.layer(layer);
+  const LayerProducts& p = products_[layer];
+  uint8_t* const inner = at_.wide;
+  int none = 0;
+  if (folds_) {
+    EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, at_.sum_sums, sum.parts, along.turned()));
+    EMBERT_TRY(look_at(sum, count, along));
+    EMBERT_TRY(p.inner->run(sum, {}, count, inner, nullptr, none, along.turned()));
+    EMBERT_TRY(p.out->run({inner}, sum, count, at_.x, at_.x_sums, x.parts, along.turned()));
+    return look_at(x, count, along);
+  }
+  const auto normalise = [&](const void* gamma, const void* beta) {
+    return layernorm(shape_.dtype, at_.sum, nullptr, nullptr, gamma, beta, count, shape_.hidden, shape_.epsilon, at_.x,
+                     along);
+  };
+  EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, nullptr, none, along.turned()));
+  EMBERT_TRY(normalise(w.attention_gamma, w.attention_beta));
+  EMBERT_TRY(p.inner->run(x, {}, count, inner, nullptr, none, along.turned()));
+  EMBERT_TRY(p.out->run({inner}, x, count, at_.sum, nullptr, none, along.turned()));
+  return normalise(w.out_gamma, w.out_beta);
 }
 
 bool Encoder::bucket_of(const BatchView& batch, std::pair<int, int>& bucket) {

@@ -83,6 +83,9 @@ class Encoder {
   Status init();
   Status make_gemm(bool is_hopper);
   Status forward(const Plan& plan, const Stream& stream);
+  // The rest of a layer, for `count` rows: x is its output. `attended` and `residual` may lie in at_.wide.
+  Status after_attention(int layer, const Rows& attended, const Rows& residual, int count, Rows& x, Rows& sum,
+                         Stream& along);
   Status look_at(const Rows& rows, int count, const Stream& stream);
   Status submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket);
   Status submit_large(Slot& slot, const BatchView& batch, Task task);

@@ -12,14 +12,13 @@ namespace embert {
 struct ModelShape {
   int hidden = 0, layers = 0, heads = 0, inner = 0;
   int vocabulary = 0, positions = 0, types = 0;  // rows of the embedding tables; types 0: the model has none
-  int position_offset = 0;                       // of the first token
   float epsilon = 1e-12f;
   Activation activation = Activation::kGeluErf;
   Pooling pooling = Pooling::kMean;
   DType dtype = DType::kFloat16;  // of weights and activations
 
   int head_size() const { return hidden / heads; }
-  int max_length() const { return positions - position_offset; }
+  int max_length() const { return positions; }
   Status check() const;
 };
 

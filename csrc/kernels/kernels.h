@@ -21,7 +21,7 @@ struct OffsetsInput {
 struct OffsetsOutput {
   int* ids;               // [token_capacity], 0 past T
   int* types;             // [token_capacity], 0 past T
-  int* positions;         // [token_capacity], counted from each sequence's start, + position_offset; 0 past T
+  int* positions;         // [token_capacity], counted from each sequence's start; 0 past T
   uint32_t* cuts;         // [sequence_capacity]
   int* cu_seqlens;        // [sequence_capacity + 1], T past B
   AttentionTile* tiles;   // [tile_capacity], of sequences longer than kAttentionShort; empty past their number
@@ -31,7 +31,7 @@ struct OffsetsCapacity {
   int tokens, sequences, tiles, shorts;
 };
 Status compute_offsets(const OffsetsInput& in, const OffsetsOutput& out, const OffsetsCapacity& capacity,
-                       int position_offset, const Stream& stream);
+                       const Stream& stream);
 
 // --- embedding.cu: y[T, H] = LayerNorm(word[ids] + position[positions] + type[types]) ------------------------------
 // With `sums` (norm.h: one part a group) y is not normalised.

@@ -36,7 +36,7 @@ __device__ Counts shuffle_up(const Counts& c, int step) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    offsets_kernel(OffsetsInput in, OffsetsOutput out, OffsetsCapacity capacity, int position_offset) {
+    offsets_kernel(OffsetsInput in, OffsetsOutput out, OffsetsCapacity capacity) {
   __shared__ Counts partial[kThreads / 32];
   __shared__ Counts base[kSequences];  // everything before each of this block's sequences
   __shared__ int length_of[kSequences];
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       out.ids[row] = ids[a];
       out.types[row] = types[a];
-      out.positions[row] = row - base[of].tokens + position_offset;
+      out.positions[row] = row - base[of].tokens;
     }
   }
   if (warp < count) {
@@ -140,9 +140,9 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 Status compute_offsets(const OffsetsInput& in, const OffsetsOutput& out, const OffsetsCapacity& capacity,
-                       int position_offset, const Stream& stream) {
+                       const Stream& stream) {
   const int blocks = capacity.sequences == 0 ? 1 : (capacity.sequences + kSequences - 1) / kSequences;
-  return launch("offsets", offsets_kernel, blocks, kThreads, 0, stream, in, out, capacity, position_offset);
+  return launch("offsets", offsets_kernel, blocks, kThreads, 0, stream, in, out, capacity);
 }
 
 }  // namespace embert

@@ -123,7 +123,6 @@ class CudaEncoder:
                 vocabulary=config.vocab_size,
                 positions=config.max_positions,
                 types=config.type_vocab_size,
-                position_offset=0,
                 epsilon=config.layer_norm_eps,
                 activation=config.activation,
                 pooling=model.pooling,

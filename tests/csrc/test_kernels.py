@@ -56,10 +56,10 @@ def test_offsets(device: Device, random: np.random.Generator, lengths: list[int]
     device.launch.offsets(
         *[device.put(array) for array in inputs],
         *[address for address, _ in out.values()],
-        rows, slots, len(long) + spare, len(short) + spare, 2,
+        rows, slots, len(long) + spare, len(short) + spare,
     )  # fmt: skip
     got = {name: device.get(address, (count,), np.int32) for name, (address, count) in out.items()}
-    positions = np.concatenate([np.arange(n) + 2 for n in lengths] + [np.zeros(spare)])
+    positions = np.concatenate([np.arange(n) for n in lengths] + [np.zeros(spare)])
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths), np.full(spare, tokens)])
     assert (got["ids"] == np.pad(ids, (0, spare))).all()
     assert (got["types"] == np.pad(types, (0, spare))).all()
