@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="MODEL:WORKLOAD for which torch.compile is a rival too; it takes minutes",
     )
     parser.add_argument("--sustained", nargs="*", default=["passage"], help="workloads to time under lasting load too")
+    parser.add_argument("--pooling", choices=("mean", "cls"), default="mean")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(argv)
     peak = gemm_peak()
@@ -90,33 +91,36 @@ def main(argv: Sequence[str] | None = None) -> None:
         "rounds": options.rounds,
         "rows": [],
     }
+    suffix = "" if options.pooling == "mean" else f"-{options.pooling}"
     for name in options.models:
         with tempfile.TemporaryDirectory() as scratch:
             folder = model_folder(name, Path(scratch))
             for row in run_model(name.partition("=")[0], folder, options, peak):
                 figures["rows"].append(row)
-                path = record.write("encoder-gpu", figures)  # each time: a run that is cut short leaves what it has
+                path = record.write(
+                    f"encoder-gpu{suffix}", figures
+                )  # each time: a run that is cut short leaves what it has
     ratios = [row["ratio"] for row in figures["rows"]]
     print(f"\ngeometric mean of the ratios to the best rival: {statistics.geometric_mean(ratios):.2f}\nwritten: {path}")
 
 
 def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float) -> Iterator[dict[str, Any]]:
     """All workloads of one model: compare, time, print, and yield each one's figures."""
-    ours = Embert(folder)
+    ours = Embert(folder, options.pooling)
     ready, (weights, _, total) = ours.started
     print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
     model = transformers.BertModel.from_pretrained(
         folder, add_pooling_layer=False, dtype=torch.float16, attn_implementation="sdpa"
     )
     model = model.cuda().eval()  # type: ignore[call-arg]
-    packed = PackedBert(model)
+    packed = PackedBert(model, options.pooling)
     for workload in options.workloads:
         lengths = lengths_of(workload)
         batch = random_batch(lengths)
         with torch.inference_mode():
             runners: dict[str, Callable[[], object]] = {
-                "transformers": padded_runner(model, batch, len(lengths)),
-                "sorted by 32": padded_runner(model, batch, 32),
+                "transformers": padded_runner(model, batch, len(lengths), options.pooling),
+                "sorted by 32": padded_runner(model, batch, 32, options.pooling),
             }
             graph, vectors = packed.graph(batch, compiled=False)
             runners["packed"] = graph
@@ -124,7 +128,7 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
             if f"{name}:{workload}" in options.compile:
                 torch._dynamo.reset()
                 compiled = torch.compile(model, dynamic=False)
-                runners["transformers compiled"] = padded_runner(compiled, batch, len(lengths))
+                runners["transformers compiled"] = padded_runner(compiled, batch, len(lengths), options.pooling)
                 runners["packed compiled"], _ = packed.graph(batch, compiled=True)
             times: dict[str, list[float]] = {who: [] for who in ["embert", *runners]}
             for _ in range(options.rounds):
@@ -195,10 +199,10 @@ def random_batch(lengths: npt.NDArray[np.int64]) -> PackedBatch:
 class Embert:
     """The CUDA encoder in a process of its own, without torch."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pooling: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(str(folder), theirs), daemon=True)
+        self._process = context.Process(target=serve, args=(str(folder), pooling, theirs), daemon=True)
         self._process.start()
         self.started: tuple[float, tuple[int, int, int]] = self._pipe.recv()
 
@@ -213,10 +217,10 @@ class Embert:
         self._process.join()
 
 
-def serve(folder: str, pipe: Connection) -> None:
+def serve(folder: str, pooling: str, pipe: Connection) -> None:
     """Load the encoder, tell how long that took and the memory it uses, then answer until None is asked."""
     start = time.perf_counter()
-    ours = CudaEncoder(engine.load_model(folder), max_batch_tokens=MAX_TOKENS)
+    ours = CudaEncoder(engine.load_model(folder, pooling=pooling), max_batch_tokens=MAX_TOKENS)
     pipe.send((time.perf_counter() - start, ours.memory))
     while (asked := pipe.recv()) is not None:
         what, batch = asked
@@ -289,8 +293,8 @@ def device_ms(run: Callable[[], object], times: int) -> float:
     return float(start.elapsed_time(end)) / times
 
 
-def padded_runner(model: Any, batch: PackedBatch, size: int) -> Callable[[], object]:
-    """The transformers model on padded batches of `size` sequences of like length, with mean pooling."""
+def padded_runner(model: Any, batch: PackedBatch, size: int, pooling: str) -> Callable[[], object]:
+    """The transformers model on padded batches of `size` sequences of like length."""
     lengths = np.diff(batch.cu_seqlens)
     order = np.argsort(-lengths, kind="stable")
     padded = []
@@ -306,7 +310,8 @@ def padded_runner(model: Any, batch: PackedBatch, size: int) -> Callable[[], obj
         vectors = []
         for ids, mask in padded:
             states = model(input_ids=ids, attention_mask=mask).last_hidden_state
-            vectors.append((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+            mean = pooling == "mean"
+            vectors.append((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) if mean else states[:, 0])
         return torch.cat(vectors)
 
     run()
@@ -321,7 +326,7 @@ def compare(ours: Embert, batch: PackedBatch, theirs: npt.NDArray[np.float32]) -
 
 
 def useful_flops(config: Any, lengths: npt.NDArray[np.int64]) -> float:
-    """FLOPs of real tokens: the four matrix products of a layer and attention."""
+    """FLOPs of real tokens: the four matrix products of a layer and attention, whether pooling reads them or not."""
     hidden, inner = config.hidden_size, config.intermediate_size
     products = 2 * (4 * hidden * hidden + 2 * hidden * inner) * int(lengths.sum())
     return float(config.num_hidden_layers * (products + 4 * hidden * int((lengths**2).sum())))

@@ -16,10 +16,12 @@ __all__ = ["PackedBert"]
 
 
 class PackedBert:
-    """A transformers BertModel's weights, run without padding; mean pooling, vectors of length 1."""
+    """A transformers BertModel's weights, run without padding; vectors of length 1."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, pooling: str = "mean") -> None:
+        """`pooling` is "mean" or "cls"."""
         self._model = model
+        self._pooling = pooling
         self._layers = []
         for layer in model.encoder.layer:
             attention = layer.attention.self
@@ -88,5 +90,7 @@ class PackedBert:
             context = torch.ops.aten._flash_attention_forward(q, k, v, cu, cu, longest, longest, 0.0, False, False)[0]
             x = attention_out.LayerNorm(attention_out.dense(context.reshape(tokens, hidden)) + x)
             x = out.LayerNorm(out.dense(functional.gelu(inner(x))) + x)
+        if self._pooling == "cls":
+            return functional.normalize(x[cu[:-1]].float(), dim=1)
         sums = torch.zeros(len(counts), hidden, device=x.device).index_add_(0, owners, x.float())
         return functional.normalize(sums / counts[:, None], dim=1)

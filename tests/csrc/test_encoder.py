@@ -18,6 +18,7 @@ import engine
 from engine.encoders.base import PackedBatch, Task
 from engine.encoders.cuda import CudaEncoder
 from engine.errors import EncoderError
+from tests.engine import test_architectures
 
 pytestmark = pytest.mark.gpu
 
@@ -178,6 +179,18 @@ def test_a_text_has_the_same_bits_in_any_company(encoder: CudaEncoder, random: n
         assert (encoder.encode(part(batch, rows)) == together[rows]).all()
     for row in everyone:
         assert (encoder.encode(part(batch, everyone[row : row + 1])) == together[row]).all()
+
+
+@pytest.mark.parametrize("architecture", ["xlm-roberta", "distilbert"])
+def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str) -> None:
+    folder = test_architectures.build(tmp_path, architecture, vocab_size=30522)
+    (folder / "tokenizer.json").write_text("{}")
+    model = engine.load_model(str(folder))
+    ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS)
+    batch = packed(random, np.array([1, 17, 64, 65, 128]))
+    wanted = engine.load_encoder(model, device="cpu").encode(batch)
+    assert cosines(ours.encode(batch), wanted).min() >= 0.9999
+    ours.close()
 
 
 @pytest.mark.parametrize("pooling", ["cls", "last-token", "max"])
