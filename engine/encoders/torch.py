@@ -50,6 +50,9 @@ MIN_RUN_TOKENS = 48
 
 # Kernels for more rows than this are made when they are needed: their caches hold no more (limit_kernel_caches).
 MAX_PREPARED_ROWS = 1024
+# Attention's kernels for longer texts likewise: there is one for every 16 tokens, and trying each takes the square of
+# its length. 8 192 tokens would take minutes.
+MAX_PREPARED_LENGTH = 512
 
 Ints = npt.NDArray[np.int64]
 
@@ -110,6 +113,7 @@ class TorchEncoder:
 
     def _prepare(self, longest: int) -> None:
         """Make every kernel that runs can need: memory does not grow later, and no client waits for it."""
+        longest = min(longest, MAX_PREPARED_LENGTH)
         most = min(self.max_batch_tokens, MAX_RUN_TOKENS + longest, MAX_PREPARED_ROWS)
         for _ in self._pool.map(self._bert.prepare, row_counts(most)):
             pass

@@ -25,6 +25,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("Roberta", ROBERTA_LIKE),
     "roberta, padded with 5": ("Roberta", {**ROBERTA_LIKE, "pad_token_id": 5, "max_position_embeddings": 134}),
     "xlm-roberta": ("XLMRoberta", ROBERTA_LIKE),
+    "xlm-roberta, long": ("XLMRoberta", {**ROBERTA_LIKE, "max_position_embeddings": 8194}),
     "camembert": ("Camembert", ROBERTA_LIKE),
     "distilbert": ("DistilBert", DISTILBERT),
     "distilbert, relu": ("DistilBert", {**DISTILBERT, "activation": "relu"}),
@@ -72,7 +73,7 @@ def unigram(vocab_size: int) -> Backend:
     return tokenizer
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if "long" not in name])
 @pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
 def test_hidden_states_equal_hugging_face(tmp_path: Path, architecture: str, head: str) -> None:
     folder = build(tmp_path, architecture, head=head)
@@ -83,6 +84,20 @@ def test_hidden_states_equal_hugging_face(tmp_path: Path, architecture: str, hea
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
     np.testing.assert_allclose(hidden, expected, atol=2e-4)
+
+
+@pytest.mark.timeout(60)  # kernels are not made beforehand for every length up to 8 192
+@pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.999)])
+def test_a_model_for_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
+    folder = build(tmp_path, "xlm-roberta, long")
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder))
+    assert model.max_input_length == 8192
+    encoder = engine.load_encoder(model, device="cpu", dtype=dtype)
+    assert encoder.max_batch_tokens == 8192
+    sequences = [ids % 50 + 10 for ids in random_sequences([2000, 30, 513], 64)]
+    expected = unit(np.stack([HuggingFace(folder).hidden(ids).mean(0) for ids in sequences]))
+    assert (encoder.encode(engine.pack(sequences)) * expected).sum(1).min() >= cosine
 
 
 @pytest.mark.parametrize("kind", [byte_level, unigram])
