@@ -1,0 +1,324 @@
+// The encoder's host side before a device that only writes down what it is asked to do: CUDA's runtime and the kernels'
+// launchers, each a line. Arguments: pooling (0 cls, 1 mean, 2 max, 3 last), gemm, graphs (0, 1), task (0 embed, 1
+// tokens), then the lengths of a batch, or of several with a "/" between them, which are then in flight two at a time.
+//
+// A line is a name and key=value pairs; addresses are offsets into one pool, -1 is null.
+
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "encoder/encoder.h"
+
+namespace {
+
+constexpr size_t kPoolBytes = size_t(1) << 31;
+uint8_t* const pool_memory = static_cast<uint8_t*>(std::aligned_alloc(4096, kPoolBytes));
+size_t pool_used = 0;
+bool telling = false;
+
+long at(const void* address) {
+  return address == nullptr ? -1 : static_cast<const uint8_t*>(address) - pool_memory;
+}
+
+template <typename... Values>
+void tell(const char* format, Values... values) {
+  if (telling) std::printf(format, values...);
+}
+
+}  // namespace
+
+extern "C" {
+cudaError_t cudaMalloc(void** address, size_t bytes) {
+  tell("allocate bytes=%zu\n", bytes);
+  *address = pool_memory + pool_used;
+  pool_used += (bytes + 4095) / 4096 * 4096;
+  return pool_used <= kPoolBytes ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaMallocHost(void** address, size_t bytes) {
+  return cudaMalloc(address, bytes);
+}
+cudaError_t cudaFree(void*) {
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void*) {
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) {
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* left, size_t* total) {
+  *left = *total = kPoolBytes;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  std::memset(properties, 0, sizeof *properties);
+  properties->major = 9;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = reinterpret_cast<cudaStream_t>(1);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  tell("synchronize\n");
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(1);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+  tell("copy to=%ld from=%ld bytes=%zu kind=%d\n", at(to), at(from), bytes, int(kind));
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void*, size_t bytes, cudaMemcpyKind) {
+  std::memset(to, 0, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  *graph = reinterpret_cast<cudaGraph_t>(1);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* graph, cudaGraph_t, unsigned long long) {
+  *graph = reinterpret_cast<cudaGraphExec_t>(1);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
+  tell("graph\n");
+  return cudaSuccess;
+}
+const char* cudaGetErrorName(cudaError_t) {
+  return "error";
+}
+const char* cudaGetErrorString(cudaError_t) {
+  return "of the recording device";
+}
+}
+
+namespace embert {
+
+Status compute_offsets(const OffsetsInput&, const OffsetsOutput&, const OffsetsCapacity& capacity, const Stream&) {
+  tell("offsets tokens=%d sequences=%d tiles=%d shorts=%d\n", capacity.tokens, capacity.sequences, capacity.tiles,
+       capacity.shorts);
+  return {};
+}
+Status embed(DType, const EmbeddingTables&, const int*, const int*, const int*, int rows, int, float, void* y,
+             float2* sums, const Stream& stream) {
+  tell("embedding rows=%d y=%ld y_sums=%ld backwards=%d\n", rows, at(y), at(sums), stream.backwards);
+  return {};
+}
+Status layernorm(DType, const void* x, const void*, const void*, const void*, const void*, int rows, int, float,
+                 void* y, const Stream&) {
+  tell("layernorm x=%ld rows=%d y=%ld\n", at(x), rows, at(y));
+  return {};
+}
+bool layernorm_takes(DType, int) {
+  return true;
+}
+bool attention_takes(DType, int) {
+  return true;
+}
+Status attention(DType, const void* qkv, int rows, const AttentionWork& work, int, int, void* context, TensorMaps*,
+                 const Stream& stream) {
+  tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d y=%ld backwards=%d\n", at(qkv), rows, work.tile_count,
+       work.short_count, int(work.queries), at(context), stream.backwards);
+  return {};
+}
+Status gather(DType, const void* context, const Rows& x, const int*, Pooling pooling, int sequences, int,
+              void* context_to, void* x_to, float2* sums_to, const Stream&) {
+  tell("gather x=%ld residual=%ld sums=%ld pooling=%d rows=%d y=%ld y_residual=%ld y_sums=%ld\n", at(context),
+       at(x.data), at(x.sums), int(pooling), sequences, at(context_to), at(x_to), at(sums_to));
+  return {};
+}
+Status pool(DType, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float, const int*,
+            const uint32_t*, int sequences, int, float* vectors, const Stream&) {
+  tell("pool pooling=%d x=%ld sums=%ld gathered=%d normed=%d rows=%d y=%ld\n", int(pooling), at(rows.data),
+       at(rows.sums), gathered, norm.gamma != nullptr, sequences, at(vectors));
+  return {};
+}
+Status row_offsets(const Rows&, int count, int, float, float*, const Stream&) {
+  tell("row_offsets rows=%d\n", count);
+  return {};
+}
+Status convert(DType, const void*, DType, void*, size_t count, const Stream&) {
+  tell("convert count=%zu\n", count);
+  return {};
+}
+Status TensorMaps::open() {
+  return {};
+}
+
+namespace {
+
+class RecordingLinear final : public Linear {
+ public:
+  explicit RecordingLinear(const LinearWeights& weights) : weights_(weights) {}
+  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+             const Stream& stream) override {
+    tell("linear in=%d out=%d rows=%d x=%ld sums=%ld parts=%d residual=%ld residual_sums=%ld y=%ld y_sums=%ld ",
+         weights_.in, weights_.out, rows, at(x.data), at(x.sums), x.sums == nullptr ? 0 : x.parts, at(residual.data),
+         at(residual.sums), at(y), at(y_sums));
+    tell("backwards=%d\n", stream.backwards);
+    y_parts = rows <= 100 ? 4 : 1;
+    return {};
+  }
+
+ private:
+  LinearWeights weights_;
+};
+
+class RecordingGemm final : public GemmProvider {
+ public:
+  explicit RecordingGemm(bool folds) : folds_(folds) {}
+  const char* name() const override { return folds_ ? "hopper" : "cublaslt"; }
+  Status prepare(const LinearWeights& weights, const Stream&, std::unique_ptr<Linear>& linear) override {
+    linear = std::make_unique<RecordingLinear>(weights);
+    return {};
+  }
+  size_t workspace_bytes() const override { return 0; }
+  bool dependent_launch() const override { return folds_; }
+  bool folds() const override { return folds_; }
+
+ private:
+  bool folds_;
+};
+
+}  // namespace
+
+Status make_hopper(DType, std::unique_ptr<GemmProvider>& provider) {
+  provider = std::make_unique<RecordingGemm>(true);
+  return {};
+}
+Status make_cublaslt(DType, const std::string&, std::unique_ptr<GemmProvider>& provider) {
+  provider = std::make_unique<RecordingGemm>(false);
+  return {};
+}
+
+}  // namespace embert
+
+using namespace embert;
+
+namespace {
+
+constexpr int kHidden = 256, kInner = 1024, kLayers = 3, kVocabulary = 1000, kPositions = 512;
+
+void check(const Status& status) {
+  if (status.ok()) return;
+  std::printf("refused %s\n", status.message().c_str());
+  std::exit(0);
+}
+
+void load(Encoder& encoder) {
+  const std::vector<uint16_t> zeros(std::max(kVocabulary, kInner) * kHidden);
+  const auto put = [&](const std::string& name, int layer, size_t count) {
+    check(encoder.load(name, layer, zeros.data(), count, DType::kFloat16));
+  };
+  put("word", -1, kVocabulary * kHidden);
+  put("position", -1, kPositions * kHidden);
+  put("type", -1, kHidden);
+  put("gamma", -1, kHidden);
+  put("beta", -1, kHidden);
+  for (int layer = 0; layer < kLayers; ++layer) {
+    for (const std::string name : {"query", "key", "value", "attention"}) {
+      put(name + ".weight", layer, kHidden * kHidden);
+      put(name + ".bias", layer, kHidden);
+    }
+    put("inner.weight", layer, kInner * kHidden);
+    put("inner.bias", layer, kInner);
+    put("out.weight", layer, kInner * kHidden);
+    put("out.bias", layer, kHidden);
+    for (const std::string name : {"attention.gamma", "attention.beta", "out.gamma", "out.beta"})
+      put(name, layer, kHidden);
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 5) return 2;
+  ModelShape shape;
+  shape.hidden = kHidden;
+  shape.layers = kLayers;
+  shape.heads = 4;
+  shape.inner = kInner;
+  shape.vocabulary = kVocabulary;
+  shape.positions = kPositions;
+  shape.types = 1;
+  shape.pooling = Pooling(std::atoi(arguments[1]));
+  EncoderOptions options;
+  options.max_tokens = 4096;
+  options.gemm = arguments[2];
+  options.graphs = std::atoi(arguments[3]) != 0;
+  const Task task = Task(std::atoi(arguments[4]));
+  std::vector<std::vector<int32_t>> batches(1, {0});  // of cu_seqlens
+  for (int i = 5; i < count; ++i) {
+    if (std::strcmp(arguments[i], "/") == 0)
+      batches.push_back({0});
+    else
+      batches.back().push_back(batches.back().back() + std::atoi(arguments[i]));
+  }
+
+  std::unique_ptr<Encoder> encoder;
+  check(Encoder::create(shape, options, encoder));
+  load(*encoder);
+  std::string refusal;
+  check(encoder->start(refusal));
+  telling = true;
+  tell("started graphs=%d\n", encoder->graph_count());
+  std::vector<int> tickets;
+  const auto wait = [&] {
+    const int ticket = tickets.front();
+    tickets.erase(tickets.begin());
+    std::vector<float> out(size_t(encoder->rows_of(ticket)) * kHidden);
+    check(encoder->wait(ticket, out.data()));
+    tell("answered rows=%d\n", encoder->rows_of(ticket));
+  };
+  for (const auto& cu_seqlens : batches) {
+    const std::vector<int32_t> ids(std::max(1, cu_seqlens.back()), 5);
+    BatchView batch;
+    batch.tokens = cu_seqlens.back();
+    batch.sequences = int(cu_seqlens.size()) - 1;
+    batch.ids = ids.data();
+    batch.cu_seqlens = cu_seqlens.data();
+    if (tickets.size() == 2) wait();
+    int ticket = 0;
+    check(encoder->submit(batch, task, ticket));
+    tell("submitted slot=%d\n", ticket);
+    tickets.push_back(ticket);
+  }
+  while (!tickets.empty()) wait();
+  telling = false;
+}

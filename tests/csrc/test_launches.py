@@ -1,0 +1,177 @@
+"""What the encoder asks of the device, without one: recording_device.cpp stands in for CUDA and writes it down."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CLS, MEAN, MAX, LAST = range(4)
+LAYERS, HIDDEN, INNER = 3, 256, 1024
+HOPPER, PORTABLE = "hopper", "cublaslt"
+TOKENS = 1
+
+Launch = tuple[str, dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    nvcc = shutil.which("nvcc")
+    toolkits = [Path("/usr/local/cuda"), *([Path(nvcc).resolve().parents[1]] if nvcc else [])]
+    headers = next(
+        (folder / "include" for folder in toolkits if (folder / "include" / "cuda_runtime.h").is_file()), None
+    )
+    if headers is None or compiler is None:
+        pytest.skip("needs CUDA's headers and a C++ compiler")
+    built = tmp_path_factory.mktemp("launches") / "launches"
+    sources = [ROOT / "csrc" / "encoder" / name for name in ("encoder.cpp", "weights.cpp", "batch.cpp")]
+    command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-isystem", headers, "-I", ROOT / "csrc"]
+    found = subprocess.run(
+        [
+            *map(str, command),
+            str(Path(__file__).with_name("recording_device.cpp")),
+            *map(str, sources),
+            "-o",
+            str(built),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert not found.stderr
+    return built
+
+
+def launches(
+    program: Path, pooling: int, gemm: str, *batches: list[int], graphs: bool = False, task: int = 0
+) -> list[Launch]:
+    """What one encoder is asked after its start."""
+    lengths = " / ".join(" ".join(map(str, batch)) for batch in batches).split()
+    command = [str(program), str(pooling), gemm, str(int(graphs)), str(task), *lengths]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = []
+    for line in told.splitlines():
+        name, _, rest = line.partition(" ")
+        assert name != "refused", line
+        found.append((name, {key: int(value) for key, _, value in (pair.partition("=") for pair in rest.split())}))
+    return found
+
+
+def names(found: list[Launch]) -> list[str]:
+    return [name for name, _ in found]
+
+
+def only(found: list[Launch], name: str) -> list[dict[str, int]]:
+    return [values for each, values in found if each == name]
+
+
+LONG = [500, 400, 300, 20, 33]
+
+
+def test_five_kernels_a_layer(program: Path) -> None:
+    layer = ["linear", "attention", "linear", "linear", "linear"]
+    assert names(launches(program, MEAN, HOPPER, LONG)) == [
+        "started", "copy", "offsets", "embedding", *layer * LAYERS, "pool", "submitted", "answered",
+    ]  # fmt: skip
+
+
+def test_seven_kernels_where_layernorms_are_separate(program: Path) -> None:
+    layer = ["linear", "attention", "linear", "layernorm", "linear", "linear", "layernorm"]
+    found = launches(program, MEAN, PORTABLE, LONG)
+    assert names(found)[4:-3] == layer * LAYERS
+    assert all(each["sums"] == each["y_sums"] == each["residual_sums"] == -1 for each in only(found, "linear"))
+
+
+def test_the_only_copies_are_the_batch_and_large_answers(program: Path) -> None:
+    assert names(launches(program, MEAN, HOPPER, LONG)).count("copy") == 1
+    assert (
+        names(launches(program, MEAN, HOPPER, [1] * 100)).count("copy") == 2
+    )  # too many answers to be written in place
+    found = launches(program, MEAN, HOPPER, LONG, [300], LONG)
+    assert not {"allocate", "synchronize"} & set(names(found)[1:])
+
+
+def test_kernels_of_many_rows_take_turns_in_direction(program: Path) -> None:
+    found = launches(program, MEAN, HOPPER, LONG)
+    ways = [values["backwards"] for name, values in found if name in ("linear", "attention")]
+    assert ways == [1 - i % 2 for i in range(5 * LAYERS)]
+    assert only(found, "embedding")[0]["backwards"] == 0
+
+
+@pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
+@pytest.mark.parametrize(("pooling", "queries"), [(CLS, 1), (LAST, 2)])
+def test_after_the_last_attention_only_pooled_rows_go_on(program: Path, gemm: str, pooling: int, queries: int) -> None:
+    found = launches(program, pooling, gemm, LONG)
+    tokens, texts = sum(LONG), len(LONG)
+    assert [each["queries"] for each in only(found, "attention")] == [0, 0, queries]
+    (gather,) = only(found, "gather")
+    assert (gather["pooling"], gather["rows"]) == (pooling, texts)
+    products = only(found, "linear")
+    assert [each["rows"] for each in products] == [tokens] * (4 * LAYERS - 3) + [texts] * 3
+    assert (products[-3]["x"], products[-3]["residual"]) == (gather["y"], gather["y_residual"])
+    assert products[-3]["residual_sums"] == gather["y_sums"]
+    assert only(found, "pool")[0]["gathered"] == 1
+    # What is brought together lies where QKV was, apart from what it comes from and from each other.
+    row = HIDDEN * 2
+    places = sorted([gather["y"], gather["y_residual"]] + ([gather["y_sums"]] if gemm == HOPPER else []))
+    assert all(b - a >= texts * row for a, b in itertools.pairwise(places))
+    assert places[-1] + texts * row <= gather["x"]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "batch", "task"),
+    [(MEAN, LONG, 0), (MAX, LONG, 0), (CLS, [100, 27], 0), (CLS, [1] * 200, 0), (CLS, LONG, TOKENS)],
+    ids=["mean", "max", "few rows", "short texts", "token vectors"],
+)
+def test_else_all_rows_go_on(program: Path, pooling: int, batch: list[int], task: int) -> None:
+    found = launches(program, pooling, HOPPER, batch, task=task)
+    assert not only(found, "gather")
+    assert {each["rows"] for each in only(found, "linear")} == {sum(batch)}
+    assert {each["queries"] for each in only(found, "attention")} == {0}
+    assert all(each["gathered"] == 0 for each in only(found, "pool"))
+
+
+@pytest.mark.parametrize("pooling", [CLS, MEAN])
+@pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
+def test_every_kernel_reads_what_the_one_before_it_left(program: Path, pooling: int, gemm: str) -> None:
+    found = launches(program, pooling, gemm, LONG)
+    kernels = [each for each in found if each[0] in ("embedding", "linear", "attention", "layernorm", "gather", "pool")]
+    for (earlier, before), (name, after) in itertools.pairwise(kernels):
+        assert after["x"] == before["y"], name
+        if "y_sums" in before and "sums" in after and "gather" not in (earlier, name):
+            assert after["sums"] == before["y_sums"], name
+        assert after["y"] != after["x"] or name == "layernorm"
+    for each in only(found, "linear"):
+        assert each["residual"] == -1 or each["out"] == HIDDEN
+        assert each["y"] != each["x"]
+
+
+def test_small_batches_are_one_graph(program: Path) -> None:
+    found = launches(program, MEAN, HOPPER, [20], [100, 27], [512], [500, 508, 500], [1] * 65, graphs=True)
+    assert found[0] == ("started", {"graphs": 120})
+    per_batch = " ".join(names(found)[1:]).split("submitted")
+    assert [part.split().count("graph") for part in per_batch] == [1, 1, 1, 0, 0, 0]
+    assert [part.split().count("pool") for part in per_batch] == [0, 0, 0, 1, 1, 0]
+
+
+def test_two_batches_are_in_flight_in_slots_of_their_own(program: Path) -> None:
+    found = launches(program, MEAN, HOPPER, LONG, [300], LONG, [40, 400])
+    slots = [each["slot"] for each in only(found, "submitted")]
+    assert slots[0] != slots[1]
+    assert slots[2:] == slots[:2]
+    answers = [each["y"] for each in only(found, "pool")]
+    assert answers[0] != answers[1]
+    assert answers[2:] == answers[:2]
+
+
+def test_attention_is_given_its_tiles(program: Path) -> None:
+    (first, *_) = only(launches(program, MEAN, HOPPER, [64, 65, 33, 32, 1]), "attention")
+    assert (first["tiles"], first["shorts"]) == (1 + 2 + 1, 2)
+    assert names(launches(program, MEAN, HOPPER, []))[1:] == ["submitted", "answered"]
