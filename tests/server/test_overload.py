@@ -51,15 +51,17 @@ class Clients:
         return answer, time.perf_counter() - began
 
     def fill(self, *requests: list[list[int]], **headers: str) -> list[Future[tuple[httpx.Response, float]]]:
-        """Send these, and wait until all of their tokens are admitted or answered."""
-        sent = [self.send(inputs, **headers) for inputs in requests]
+        """Send these, the first one ahead of the others, and wait until all tokens are admitted or answered."""
+        sent: list[Future[tuple[httpx.Response, float]]] = []
         tokens = [sum(map(len, inputs)) for inputs in requests]
 
         def all_were_admitted() -> bool:
-            answered = sum(count for count, future in zip(tokens, sent, strict=True) if future.done())
-            return answered + self.server.metrics()["embert_admitted_tokens"] >= sum(tokens)
+            answered = sum(count for count, future in zip(tokens, sent, strict=False) if future.done())
+            return answered + self.server.metrics()["embert_admitted_tokens"] >= sum(tokens[: len(sent)])
 
-        until(all_were_admitted, what="their admission")
+        for some in (requests[:1], requests[1:]):
+            sent += [self.send(inputs, **headers) for inputs in some]
+            until(all_were_admitted, what="their admission")
         return sent
 
 
