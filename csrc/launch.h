@@ -16,7 +16,10 @@ struct Stream {
   // Kernels of many rows begin with the last ones: with what the one before has just written, which is still in the L2
   // cache. So each goes the other way than the one before it.
   bool backwards = false;
-  const Stream& turned() { return backwards = !backwards, *this; }
+  const Stream& turned() {
+    backwards = !backwards;
+    return *this;
+  }
 };
 
 template <typename... Parameters, typename... Arguments>

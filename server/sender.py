@@ -17,7 +17,7 @@ __all__ = ["Sender"]
 
 STATUS_INTERVAL_S = 1.0
 LINGER_MS = 2000  # how long unsent answers may hold up the end of the process
-END_S = 5.0  # ... and anything else
+END_S = 5.0  # ... and whatever else keeps ZeroMQ from ending
 
 
 class Sender:

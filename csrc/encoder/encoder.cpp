@@ -21,7 +21,7 @@ static_assert(kSequenceBuckets[std::size(kSequenceBuckets) - 1] <= kDirectSequen
 constexpr float kMostOffset = 30.0f;
 
 // From so many rows on, the last layer's products run on the rows that pooling reads where it reads one a sequence.
-// Below, a launch is what they cost, however few rows there are.
+// Below, the launch that gathers them would cost what it spares: by count, not timed.
 constexpr int kGatherRows = 128;
 
 template <size_t n>
@@ -259,7 +259,9 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden,
                    shape_.epsilon, at_.x, folds_ ? at_.x_sums : nullptr, stream));
   EMBERT_TRY(look_at(x, rows, stream));
-  const bool gathers = plan.vectors != nullptr && pools_one_row() && rows >= kGatherRows && 2 * plan.sequences <= rows;
+  // Not while rows are looked at: token vectors will want all of the last layer's, too.
+  const bool gathers = plan.vectors != nullptr && pools_one_row() && rows >= kGatherRows &&
+                       2 * plan.sequences <= rows && largest_offset_.bytes() == 0;
   Stream along = stream;
   for (int i = 0; i < shape_.layers; ++i) {
     int none = 0;

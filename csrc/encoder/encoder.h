@@ -83,7 +83,8 @@ class Encoder {
   Status init();
   Status make_gemm(bool is_hopper);
   Status forward(const Plan& plan, const Stream& stream);
-  // The rest of a layer, for `count` rows: x is its output. `attended` and `residual` may lie in at_.wide.
+  // The rest of a layer, for `count` rows: x is its output. `attended` and `residual` may lie where
+  // at_.wide's inner activations go: they have been read when these are written.
   Status after_attention(int layer, const Rows& attended, const Rows& residual, int count, Rows& x, Rows& sum,
                          Stream& along);
   Status look_at(const Rows& rows, int count, const Stream& stream);

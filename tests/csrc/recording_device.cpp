@@ -295,8 +295,8 @@ int main(int count, char** arguments) {
   check(Encoder::create(shape, options, encoder));
   load(*encoder);
   std::string refusal;
-  check(encoder->start(refusal));
   telling = true;
+  check(encoder->start(refusal));
   tell("started graphs=%d\n", encoder->graph_count());
   std::vector<int> tickets;
   const auto wait = [&] {

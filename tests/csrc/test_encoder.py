@@ -18,7 +18,7 @@ import engine
 from engine.encoders.base import PackedBatch, Task
 from engine.encoders.cuda import CudaEncoder
 from engine.errors import EncoderError
-from tests.engine import test_architectures
+from tests.engine import architectures
 
 pytestmark = pytest.mark.gpu
 
@@ -183,7 +183,7 @@ def test_a_text_has_the_same_bits_in_any_company(encoder: CudaEncoder, random: n
 
 @pytest.mark.parametrize("architecture", ["xlm-roberta", "distilbert"])
 def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str) -> None:
-    folder = test_architectures.build(tmp_path, architecture, vocab_size=30522)
+    folder = architectures.build(tmp_path, architecture, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS)

@@ -52,7 +52,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launches(
     program: Path, pooling: int, gemm: str, *batches: list[int], graphs: bool = False, task: int = 0
 ) -> list[Launch]:
-    """What one encoder is asked after its start."""
+    """What one encoder is asked after its start, of which "started" tells."""
+    found = everything(program, pooling, gemm, *batches, graphs=graphs, task=task)
+    return found[names(found).index("started") :]
+
+
+def everything(
+    program: Path, pooling: int, gemm: str, *batches: list[int], graphs: bool = False, task: int = 0
+) -> list[Launch]:
+    """The same from the moment that the weights are there."""
     lengths = " / ".join(" ".join(map(str, batch)) for batch in batches).split()
     command = [str(program), str(pooling), gemm, str(int(graphs)), str(task), *lengths]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -151,6 +159,13 @@ def test_every_kernel_reads_what_the_one_before_it_left(program: Path, pooling: 
     for each in only(found, "linear"):
         assert each["residual"] == -1 or each["out"] == HIDDEN
         assert each["y"] != each["x"]
+
+
+def test_at_load_every_row_before_a_layernorm_is_looked_at_once(program: Path) -> None:
+    found = everything(program, CLS, HOPPER, [20])
+    start = found[: names(found).index("started")]
+    assert [each["rows"] for each in only(start, "row_offsets")] == [4096] * (1 + 2 * LAYERS)
+    assert len(only(start, "gather")) == 1  # in the second batch, so that its kernel is loaded
 
 
 def test_small_batches_are_one_graph(program: Path) -> None:

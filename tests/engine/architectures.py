@@ -1,0 +1,69 @@
+"""Small models of other architectures than BERT, with random weights, and their kinds of tokenizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from tests.engine.conftest import write_modules
+
+__all__ = ["ARCHITECTURES", "build", "byte_level", "unigram"]
+
+BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
+DISTILBERT = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 128}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "roberta": ("Roberta", ROBERTA_LIKE),
+    "roberta, padded with 5": ("Roberta", {**ROBERTA_LIKE, "pad_token_id": 5, "max_position_embeddings": 134}),
+    "xlm-roberta": ("XLMRoberta", ROBERTA_LIKE),
+    "xlm-roberta, long": ("XLMRoberta", {**ROBERTA_LIKE, "max_position_embeddings": 8194}),
+    "camembert": ("Camembert", ROBERTA_LIKE),
+    "distilbert": ("DistilBert", DISTILBERT),
+    "distilbert, relu": ("DistilBert", {**DISTILBERT, "activation": "relu"}),
+}
+
+
+def build(folder: Path, architecture: str, *, vocab_size: int = 64, head: str = "Model") -> Path:
+    """A model folder with random weights; `head` "ForMaskedLM" stores the encoder under a prefix."""
+    family, config = ARCHITECTURES[architecture]
+    torch.manual_seed(0)
+    made: torch.nn.Module = getattr(transformers, family + head)(
+        getattr(transformers, family + "Config")(vocab_size=vocab_size, initializer_range=0.3, **config)
+    )
+    for name, parameter in made.named_parameters():
+        # HuggingFace starts biases at 0 and LayerNorm at 1: an encoder that forgets them would pass.
+        if "norm" in name.lower() or name.endswith("bias"):
+            parameter.data += torch.randn_like(parameter) * 0.2
+    made.save_pretrained(folder)  # type: ignore[operator]
+    write_modules(folder)
+    return folder
+
+
+def byte_level(vocab_size: int) -> Backend:
+    """RoBERTa's kind of tokenizer, trained on this file."""
+    tokenizer = Backend(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train([__file__], trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
+
+
+def unigram(vocab_size: int) -> Backend:
+    """XLM-RoBERTa's."""
+    tokenizer = Backend(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=vocab_size, special_tokens=special, unk_token="<unk>")
+    tokenizer.train([__file__], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 2)])
+    return tokenizer
