@@ -1,12 +1,15 @@
-// The Hopper provider: tensor maps, tile shapes and launches of the kernels in hopper_kernel.cuh and hopper_few.cuh.
+// The Hopper provider: tensor maps, tile shapes and launches of the kernels in hopper_few.cuh, hopper_pingpong.cuh and
+// hopper_residual.cuh.
 
 #include <algorithm>
 #include <set>
+#include <type_traits>
 
 #include "../encoder/memory.h"
 #include "fold.cuh"
 #include "hopper_few.cuh"
-#include "hopper_kernel.cuh"
+#include "hopper_pingpong.cuh"
+#include "hopper_residual.cuh"
 #include "tensor_maps.h"
 
 namespace embert {
@@ -14,18 +17,18 @@ namespace {
 
 using hopper::FewShape;
 using hopper::GemmArguments;
-using hopper::TileShape;
+using hopper::PingPongShape;
+using hopper::ResidualShape;
 
-// All tuned numbers. Wide: for many rows; as many stages as fit. The others: more and smaller tiles for fewer rows.
-using Wide256 = TileShape<256, 4>;
-using Wide128 = TileShape<128, 6>;
+// All tuned numbers. Few rows: more and smaller tiles.
 using Middle = FewShape<64>;
 using Narrow = FewShape<32>;
 
-template <typename Shape>
-constexpr bool kIsFew = Shape::kColumns <= 64;
+// Many rows: as many stages as fit.
+using Wide256 = ResidualShape<256, 4>;
+using Wide128 = ResidualShape<128, 6>;
 
-// Cycles of a launch for many rows, to choose a tile by: so many for each round of blocks and 64 of K, which is the
+// Cycles of a launch with a residual, to choose a tile by: so many for each round of blocks and 64 of K, which is the
 // matrix unit at 85 %, and so many for everything else.
 struct WideCost {
   int step, rest;
@@ -34,7 +37,7 @@ template <typename Shape>
 constexpr WideCost kWideCost = Shape::kColumns == 256 ? WideCost{1150, 6500} : WideCost{620, 4000};
 
 // Tiles of 64 × 64 up to which the kernel for few rows is the faster one: of products that widen, of those that do not.
-constexpr int kFewTiles[2] = {256, 160};
+constexpr int kFewTiles[2] = {240, 160};
 constexpr int kMostFewRows = 4096;  // whose sums, up to four parts a group, fit where they go (norm.h)
 struct FewTile {
   int rows, columns;
@@ -98,13 +101,19 @@ class HopperLinear final : public Linear {
   template <typename T>
   Status run_type(const Call& call);
   template <typename T, typename Shape>
-  Status run_shape(const Call& call);
+  Status run_few(const Call& call);
   template <typename T, typename Shape, Activation kActivation, bool kResidual>
-  Status run_kernel(const Call& call);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual>
-  Status run_wide(const Call& call, const GemmArguments& arguments);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual>
-  Status run_few(const Call& call, const GemmArguments& arguments);
+  Status launch_few(const Call& call);
+  template <typename T, Activation kActivation, bool kTurns>
+  Status run_pingpong(const Call& call);
+  template <typename T, typename Shape>
+  Status run_residual(const Call& call);
+  GemmArguments arguments_of(const Call& call) const;
+  Status map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
+                      const CUtensorMap*& w_map);
+  cudaLaunchConfig_t configure(const Call& call, int shared_bytes, cudaLaunchAttribute (&attributes)[2]) const;
+  template <typename Shape>
+  cudaLaunchConfig_t configure_many(const Call& call, cudaLaunchAttribute (&attributes)[2]) const;
   Status said(cudaError_t code, int rows) const;
 
   float2* plain_columns() const { return columns_.as<float2>(); }
@@ -196,12 +205,12 @@ Status HopperLinear::init(const Stream& stream) {
   return owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream);
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual>
-Status HopperLinear::run_kernel(const Call& call) {
-  const Rows& normed = kResidual ? call.residual : call.x;
-  const int width = kResidual ? weights_.out : weights_.in;
-  const GemmArguments arguments{
-      reinterpret_cast<const float4*>(kResidual ? residual_columns() : plain_columns()),
+GemmArguments HopperLinear::arguments_of(const Call& call) const {
+  const bool adds = call.residual.data != nullptr;
+  const Rows& normed = adds ? call.residual : call.x;
+  const int width = adds ? weights_.out : weights_.in;
+  return {
+      reinterpret_cast<const float4*>(adds ? residual_columns() : plain_columns()),
       call.residual.data,
       call.y,
       normed.sums,
@@ -218,42 +227,68 @@ Status HopperLinear::run_kernel(const Call& call) {
       call.rows <= kAheadRows ? int(weights_.ahead_bytes / 128) : 0,
       call.stream.backwards,
   };
-  call.y_parts = Shape::kColumns < kSumColumns ? kSumColumns / Shape::kColumns : 1;
-  if constexpr (kIsFew<Shape>)
-    return run_few<T, Shape, kActivation, kResidual>(call, arguments);
-  else
-    return run_wide<T, Shape, kActivation, kResidual>(call, arguments);
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual>
-Status HopperLinear::run_wide(const Call& call, const GemmArguments& arguments) {
-  const auto kernel = hopper::gemm_kernel<T, Shape, kActivation, kResidual>;
-  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
-  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
-  EMBERT_TRY(owner_.map({call.x.data, call.rows, weights_.in, Shape::kRows, 64}, x_map));
-  EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare, 64}, w_map));
-  EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
-  residual_map = y_map;
-  if (kResidual) EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, Shape::kRows, 64}, residual_map));
+Status HopperLinear::map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
+                                  const CUtensorMap*& w_map) {
+  EMBERT_TRY(owner_.map({call.x.data, call.rows, weights_.in, x_rows, 64, boxes}, x_map));
+  return owner_.map({weights_.weight, weights_.out, weights_.in, w_rows, 64, boxes}, w_map);
+}
 
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {Shape::kCluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+cudaLaunchConfig_t HopperLinear::configure(const Call& call, int shared_bytes,
+                                           cudaLaunchAttribute (&attributes)[2]) const {
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = call.stream.dependent_launch ? 1 : 0;
   cudaLaunchConfig_t config{};
-  config.blockDim = dim3(hopper::kGemmThreads);
-  config.dynamicSmemBytes = Shape::kSharedBytes;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = call.stream.handle;
   config.attrs = attributes;
-  config.numAttrs = call.stream.dependent_launch ? 2 : 1;
-  const int tiles = tiles_of(call.rows, Shape::kRows * Shape::kCluster) * tiles_of(weights_.out, Shape::kColumns);
-  config.gridDim = dim3(std::min(tiles, owner_.processors() / Shape::kCluster) * Shape::kCluster);
-  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *residual_map, *y_map, arguments), call.rows);
+  config.numAttrs = 1;
+  return config;
+}
+
+// A block for each multiprocessor, in clusters, or as many as there are tiles.
+template <typename Shape>
+cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, cudaLaunchAttribute (&attributes)[2]) const {
+  cudaLaunchConfig_t config = configure(call, Shape::kSharedBytes, attributes);
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {hopper::kCluster, 1, 1};
+  config.numAttrs = 2;
+  const int tiles = tiles_of(call.rows, Shape::kRows * hopper::kCluster) * tiles_of(weights_.out, Shape::kColumns);
+  config.gridDim = dim3(std::min(tiles, owner_.processors() / hopper::kCluster) * hopper::kCluster);
+  config.blockDim = dim3(hopper::kManyRowsThreads);
+  return config;
+}
+
+template <typename T, Activation kActivation, bool kTurns>
+Status HopperLinear::run_pingpong(const Call& call) {
+  const auto kernel = hopper::pingpong_kernel<T, kActivation, kTurns>;
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), PingPongShape::kSharedBytes));
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
+  EMBERT_TRY(map_operands(call, PingPongShape::kRows, PingPongShape::kWShare, 0, x_map, w_map));
+  EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+  cudaLaunchAttribute attributes[2]{};
+  const cudaLaunchConfig_t config = configure_many<PingPongShape>(call, attributes);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *y_map, arguments_of(call)), call.rows);
+}
+
+template <typename T, typename Shape>
+Status HopperLinear::run_residual(const Call& call) {
+  const auto kernel = hopper::residual_kernel<T, Shape>;
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
+  EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, 0, x_map, w_map));
+  EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+  EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, Shape::kRows, 64}, residual_map));
+  call.y_parts = 1;
+  cudaLaunchAttribute attributes[2]{};
+  const cudaLaunchConfig_t config = configure_many<Shape>(call, attributes);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *residual_map, *y_map, arguments_of(call)),
+              call.rows);
 }
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
-Status HopperLinear::run_few(const Call& call, const GemmArguments& arguments) {
+Status HopperLinear::launch_few(const Call& call) {
   const auto kernel = hopper::few_rows_kernel<T, Shape, kActivation, kResidual>;
   const int x_rows = std::min(call.tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
   const int wanted = tiles_of(weights_.in, Shape::kDepth);
@@ -264,20 +299,13 @@ Status HopperLinear::run_few(const Call& call, const GemmArguments& arguments) {
   const int stages = std::min({wanted, Shape::kMaxStages, fitting});
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr;
-  EMBERT_TRY(owner_.map({call.x.data, call.rows, weights_.in, x_rows, 64, Shape::kBoxes}, x_map));
-  EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kColumns, 64, Shape::kBoxes}, w_map));
-
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.blockDim = dim3(hopper::kFewThreads);
-  config.dynamicSmemBytes = Shape::shared_bytes(stages, x_rows);
-  config.stream = call.stream.handle;
-  config.attrs = &attribute;
-  config.numAttrs = call.stream.dependent_launch ? 1 : 0;
+  EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, Shape::kBoxes, x_map, w_map));
+  call.y_parts = kSumColumns / Shape::kColumns;
+  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchConfig_t config = configure(call, Shape::shared_bytes(stages, x_rows), attributes);
   config.gridDim = grid;
-  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, arguments, x_rows, stages), call.rows);
+  config.blockDim = dim3(hopper::kFewThreads);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, arguments_of(call), x_rows, stages), call.rows);
 }
 
 Status HopperLinear::said(cudaError_t code, int rows) const {
@@ -287,27 +315,35 @@ Status HopperLinear::said(cudaError_t code, int rows) const {
                                 .c_str());
 }
 
-template <typename T, typename Shape>
-Status HopperLinear::run_shape(const Call& call) {
-  if (call.residual.data != nullptr) {
-    if (weights_.activation != Activation::kNone) return Status::refused("hopper gemm: a residual and an activation");
-    return run_kernel<T, Shape, Activation::kNone, true>(call);
-  }
-  if (call.y_sums != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
-  switch (weights_.activation) {
+// Calls `run` with the activation as a constant.
+template <typename Run>
+Status with_activation(Activation activation, Run run) {
+  switch (activation) {
     case Activation::kGeluErf:
-      return run_kernel<T, Shape, Activation::kGeluErf, false>(call);
+      return run(std::integral_constant<Activation, Activation::kGeluErf>());
     case Activation::kGeluTanh:
-      return run_kernel<T, Shape, Activation::kGeluTanh, false>(call);
+      return run(std::integral_constant<Activation, Activation::kGeluTanh>());
     case Activation::kRelu:
-      return run_kernel<T, Shape, Activation::kRelu, false>(call);
+      return run(std::integral_constant<Activation, Activation::kRelu>());
     default:
-      return run_kernel<T, Shape, Activation::kNone, false>(call);
+      return run(std::integral_constant<Activation, Activation::kNone>());
   }
+}
+
+template <typename T, typename Shape>
+Status HopperLinear::run_few(const Call& call) {
+  if (call.residual.data != nullptr) return launch_few<T, Shape, Activation::kNone, true>(call);
+  return with_activation(weights_.activation, [&](auto activation) {
+    return launch_few<T, Shape, decltype(activation)::value, false>(call);
+  });
 }
 
 template <typename T>
 Status HopperLinear::run_type(const Call& call) {
+  const bool adds = call.residual.data != nullptr;
+  if (adds && weights_.activation != Activation::kNone)
+    return Status::refused("hopper gemm: a residual and an activation");
+  if (!adds && call.y_sums != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
   // Tiles change no bits, so any rule is right.
   const int few_tiles = tiles_of(call.rows, 64) * tiles_of(weights_.out, 64);
   const bool is_few = few_tiles <= kFewTiles[weights_.out > weights_.in ? 0 : 1] && call.rows <= kMostFewRows;
@@ -315,15 +351,25 @@ Status HopperLinear::run_type(const Call& call) {
     const FewTile tile = few_tile(call.rows, weights_.out, weights_.in);
     Call tiled = call;
     tiled.tile_rows = tile.rows;
-    return tile.columns == 64 ? run_shape<T, Middle>(tiled) : run_shape<T, Narrow>(tiled);
+    return tile.columns == 64 ? run_few<T, Middle>(tiled) : run_few<T, Narrow>(tiled);
+  }
+  const auto blocks = [&](auto of) {
+    using Shape = decltype(of);
+    return tiles_of(call.rows, Shape::kRows) * tiles_of(weights_.out, Shape::kColumns);
+  };
+  if (!adds) {
+    const bool turns = blocks(PingPongShape{}) > owner_.processors();
+    return with_activation(weights_.activation, [&](auto activation) {
+      constexpr Activation kActivation = decltype(activation)::value;
+      return turns ? run_pingpong<T, kActivation, true>(call) : run_pingpong<T, kActivation, false>(call);
+    });
   }
   const auto cost = [&](auto of) {
     using Shape = decltype(of);
-    const int blocks = tiles_of(call.rows, Shape::kRows) * tiles_of(weights_.out, Shape::kColumns);
-    const int rounds = tiles_of(blocks, owner_.processors()), steps = tiles_of(weights_.in, 64);
+    const int rounds = tiles_of(blocks(of), owner_.processors()), steps = tiles_of(weights_.in, 64);
     return rounds * steps * kWideCost<Shape>.step + kWideCost<Shape>.rest;
   };
-  return cost(Wide128{}) < cost(Wide256{}) ? run_shape<T, Wide128>(call) : run_shape<T, Wide256>(call);
+  return cost(Wide128{}) < cost(Wide256{}) ? run_residual<T, Wide128>(call) : run_residual<T, Wide256>(call);
 }
 
 Status HopperLinear::run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,

@@ -12,7 +12,7 @@
 //   - A tile has fewer rows than wgmma's 64 where that leaves more multiprocessors to fetch x and W. The product reads
 //     64 all the same: what follows in shared memory, for rows that nobody stores.
 //   - Two blocks fit a multiprocessor, so that the next kernel's are there before this one's leave.
-// Accumulation, epilogue and sums are those of hopper_kernel.cuh, to the bit.
+// Accumulation, epilogue and sums are those of the kernels for many rows, to the bit.
 #pragma once
 
 #include "hopper_epilogue.cuh"

@@ -1,15 +1,15 @@
 // softmax(Q·Kᵀ/√d)·V within each sequence of a packed batch, for 16-bit storage; sm_80 and later.
 //
 // Two kernels, chosen by a sequence's own length alone, so that a text's bits never depend on its neighbours:
-//   short (≤ 32 tokens): two warps take a (sequence, head), a query tile of 16 rows each, all scores in registers.
+//   short (≤ 32 tokens): attention_short.cuh.
 //   long: a block of 4 warps takes 64 query rows of a (sequence, head) and walks the keys 64 at a time, two steps in
-//   flight. On Hopper attention_hopper.cu does it for the usual head sizes.
+//   flight. On Hopper attention_hopper.cu does it for the usual head sizes, and the short ones beside the long.
 // Floor for BERT-base, T = 26 692: qkv read and context written, 164 MB, 55 µs at 3 TB/s; 10.7 GFLOP at mean length
 // 104.
 
 #include <cmath>
 
-#include "attention_warp.cuh"
+#include "attention_short.cuh"
 #include "kernels.h"
 
 namespace embert {
@@ -87,43 +87,17 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
   }
 }
 
-constexpr int kShortHeads = kWarps / 2;  // of a block: two warps a head, a query tile each
-
-template <typename T, int kDim>
-constexpr size_t short_shared_bytes() {  // a head's Q, K and V
-  return size_t(kShortHeads) * 3 * kAttentionShort * (kDim + 8) * sizeof(T);
-}
-
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads) attention_short_kernel(const T* qkv, const AttentionTile* shorts, int heads,
                                                                    int dim, float scale_log2, T* context) {
-  using Warp = AttentionWarp<T, kDim, kAttentionShort>;
+  static_assert(kThreads == kShortPairs * 64, "a pair of warps a head");
   extern __shared__ __align__(16) uint8_t shared_bytes[];
-  const int pair = threadIdx.x / 64, thread = threadIdx.x % 64, lane = threadIdx.x % 32;
-  T* const queries = reinterpret_cast<T*>(shared_bytes) + pair * 3 * kAttentionShort * Warp::kPitch;
-  T* const keys = queries + kAttentionShort * Warp::kPitch;
-  T* const values = keys + kAttentionShort * Warp::kPitch;
+  const int pair = threadIdx.x / 64, head = blockIdx.x * kShortPairs + pair;
   const AttentionTile tile = early_tile(shorts + blockIdx.y);
   wait_for_earlier_kernels();
   dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
-
-  const int head = blockIdx.x * kShortHeads + pair;
   if (tile.length == 0 || head >= heads) return;
-  const size_t pitch = size_t(3) * heads * dim;
-  const T* const q_from = qkv + size_t(tile.first_row) * pitch + head * dim;
-  copy_head_rows<T, kDim, kAttentionShort, 64>(queries, q_from, pitch, tile.length, dim, thread);
-  copy_head_rows<T, kDim, kAttentionShort, 64>(keys, q_from + heads * dim, pitch, tile.length, dim, thread);
-  copy_head_rows<T, kDim, kAttentionShort, 64>(values, q_from + 2 * heads * dim, pitch, tile.length, dim, thread);
-  commit_copies();
-  wait_copies<0>();
-  asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");  // the head's two warps
-  const int query = thread / 32 * 16;
-  if (query >= tile.length) return;
-  Warp work;
-  work.start(queries + query * Warp::kPitch, lane);
-  work.step(keys, values, tile.length, scale_log2, lane);
-  const size_t row = size_t(tile.first_row) + query;
-  work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, min(16, tile.length - query), dim, lane);
+  attend_short<T, kDim>(qkv, tile, head, heads, dim, scale_log2, context, shared_bytes, pair, threadIdx.x % 64);
 }
 
 template <typename T, int kDim>
@@ -145,7 +119,7 @@ Status launch_attention(const void* qkv, const AttentionWork& work, int heads, i
     constexpr size_t kBytes = short_shared_bytes<T, kDim>();
     if (kBytes > 48 * 1024)
       EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    EMBERT_TRY(launch("attention_short", kernel, dim3((heads + kShortHeads - 1) / kShortHeads, work.short_count),
+    EMBERT_TRY(launch("attention_short", kernel, dim3((heads + kShortPairs - 1) / kShortPairs, work.short_count),
                       kThreads, kBytes, stream, in, work.shorts, heads, dim, scale_log2, out));
   }
   return {};
@@ -172,20 +146,17 @@ Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& wo
     return Status::refused("attention: head size " + std::to_string(head_size) +
                            " is not a multiple of 8 from 8 to 128");
   }
-  if (work.tile_count > 65535 || work.short_count > 65535)
+  if (work.tile_count + work.short_count / 2 > 65535 || work.short_count > 65535)  // gridDim.y
     return Status::refused("attention: over 65535 tiles in a batch");
-  AttentionWork left = work;
-  if (maps != nullptr && attention_hopper_takes(dtype, head_size)) {
-    EMBERT_TRY(attention_hopper(dtype, qkv, rows, work, heads, head_size, context, *maps, stream));
-    left.tile_count = 0;
-  }
+  if (maps != nullptr && attention_hopper_takes(dtype, head_size) && work.tile_count > 0)
+    return attention_hopper(dtype, qkv, rows, work, heads, head_size, context, *maps, stream);
   switch (dtype) {
     case DType::kFloat16:
-      return attention_of<half_t>(qkv, left, heads, head_size, context, stream);
+      return attention_of<half_t>(qkv, work, heads, head_size, context, stream);
     case DType::kBFloat16:
-      return attention_of<bfloat_t>(qkv, left, heads, head_size, context, stream);
+      return attention_of<bfloat_t>(qkv, work, heads, head_size, context, stream);
     default:
-      return attention_float(qkv, left, heads, head_size, context, stream);
+      return attention_float(qkv, work, heads, head_size, context, stream);
   }
 }
 

@@ -1,4 +1,4 @@
-// softmax(Q·Kᵀ/√d)·V for sequences of over 32 tokens on Hopper: head sizes 64 and 32, 16-bit types.
+// softmax(Q·Kᵀ/√d)·V on Hopper where there are sequences of over 32 tokens: head sizes 64 and 32, 16-bit types.
 //
 // A block, one warpgroup, takes 64 query rows of a (sequence, head) and walks the keys 64 at a time. The tensor copy
 // engine brings Q once, K and V into two stages; both products are wgmma: S = Q·Kᵀ from shared memory, P·V with P in
@@ -7,11 +7,15 @@
 // mostly waits for its copies: BERT-base's passages take 73 µs a layer where the bytes take 54 at 3 TB/s and, by count,
 // the steps 25; hence as many blocks on a multiprocessor as registers allow. Keys are counted from the sequence's own
 // start, whatever its neighbours: same text, same bits.
+//
+// Where there are sequences of up to 32 tokens as well, the last blocks take two of them each (attention_short.cuh): a
+// launch of their own took longer than their work.
 
 #include <cmath>
 
 #include "../gemm/hopper.cuh"
 #include "../gemm/tensor_maps.h"
+#include "attention_short.cuh"
 #include "kernels.h"
 
 namespace embert {
@@ -35,6 +39,7 @@ struct Layout {
   static constexpr int kQ = 0, kK = kTileBytes, kV = kK + kStages * kTileBytes;
   static constexpr int kBarriers = kV + kStages * kTileBytes;  // Q's and first step's, then a stage each
   static constexpr int kSharedBytes = kBarriers + kStages * 8;
+  static_assert(short_shared_bytes<half_t, kDim>() <= kSharedBytes, "short sequences have room enough");
 };
 
 template <int kDim>
@@ -49,8 +54,8 @@ __device__ __forceinline__ uint32_t place_of(int row, int chunk) {
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
-    attention_hopper_kernel(const __grid_constant__ CUtensorMap qkv_map, const AttentionTile* tiles, int heads,
-                            float scale_log2, T* context, Queries queries, bool backwards) {
+    attention_hopper_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
+                            int heads, float scale_log2, T* context, bool backwards) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using At = Layout<kDim>;
   extern __shared__ __align__(1024) uint8_t raw[];
@@ -62,12 +67,21 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
     prefetch_map(&qkv_map);
   }
   __syncthreads();
-  const int head =
-      blockIdx.x;  // heads of one tile run side by side: their rows share pages and cache lines' neighbours
-  const AttentionTile tile = early_tile(tiles + (backwards ? gridDim.y - 1 - blockIdx.y : blockIdx.y));
+  // Heads of one tile run side by side: their rows share pages and cache lines' neighbours.
+  const int head = blockIdx.x, index = blockIdx.y;
+  if (index >= work.tile_count) {
+    const int pair = warp / 2, at = (index - work.tile_count) * kShortPairs + pair;
+    const AttentionTile tile = at < work.short_count ? early_tile(work.shorts + at) : AttentionTile{};
+    wait_for_earlier_kernels();
+    dependents_may_launch();
+    if (tile.length > 0)
+      attend_short<T, kDim>(qkv, tile, head, heads, kDim, scale_log2, context, raw, pair, threadIdx.x % 64);
+    return;
+  }
+  const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));
   wait_for_earlier_kernels();
   dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
-  if (tile.length == 0 || !is_wanted(tile, queries, kRows)) return;
+  if (tile.length == 0 || !is_wanted(tile, work.queries, kRows)) return;
   const int steps = (tile.length + kRows - 1) / kRows;
   const auto fetch = [&](int step) {  // by one thread; Q comes with the first step
     const int stage = step % kStages, row = tile.first_row + step * kRows;
@@ -183,12 +197,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
 }
 
 template <typename T, int kDim>
-Status launch_hopper(const CUtensorMap& map, const AttentionWork& work, int heads, void* context,
+Status launch_hopper(const void* qkv, int rows, const AttentionWork& work, int heads, void* context, TensorMaps& maps,
                      const Stream& stream) {
+  const CUtensorMap* map = nullptr;
+  EMBERT_TRY(maps.get({qkv, rows, 3 * heads * kDim, kRows, kDim}, map));
   const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(kDim)));
-  return launch("attention_hopper", attention_hopper_kernel<T, kDim>, dim3(heads, work.tile_count), kThreads,
-                Layout<kDim>::kSharedBytes, stream, map, work.tiles, heads, scale_log2, static_cast<T*>(context),
-                work.queries, stream.backwards);
+  const dim3 grid(heads, work.tile_count + (work.short_count + kShortPairs - 1) / kShortPairs);
+  return launch("attention_hopper", attention_hopper_kernel<T, kDim>, grid, kThreads, Layout<kDim>::kSharedBytes,
+                stream, *map, static_cast<const T*>(qkv), work, heads, scale_log2, static_cast<T*>(context),
+                stream.backwards);
 }
 
 }  // namespace
@@ -199,13 +216,10 @@ bool attention_hopper_takes(DType dtype, int head_size) {
 
 Status attention_hopper(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
                         void* context, TensorMaps& maps, const Stream& stream) {
-  const CUtensorMap* map = nullptr;
-  EMBERT_TRY(maps.get({qkv, rows, 3 * heads * head_size, kRows, head_size}, map));
+  const auto run = [&](auto launch_typed) { return launch_typed(qkv, rows, work, heads, context, maps, stream); };
   if (dtype == DType::kFloat16)
-    return head_size == 64 ? launch_hopper<half_t, 64>(*map, work, heads, context, stream)
-                           : launch_hopper<half_t, 32>(*map, work, heads, context, stream);
-  return head_size == 64 ? launch_hopper<bfloat_t, 64>(*map, work, heads, context, stream)
-                         : launch_hopper<bfloat_t, 32>(*map, work, heads, context, stream);
+    return head_size == 64 ? run(launch_hopper<half_t, 64>) : run(launch_hopper<half_t, 32>);
+  return head_size == 64 ? run(launch_hopper<bfloat_t, 64>) : run(launch_hopper<bfloat_t, 32>);
 }
 
 }  // namespace embert

@@ -1,0 +1,177 @@
+// y[rows, out] = x[rows, in] · W[out, in]ᵀ + bias + residual[rows, out] on Hopper for many rows: attention out and FFN
+// out.
+//
+// Both consumers multiply 64 rows each of one tile of 128 rows and up to 256 columns, and finish them. The second is a
+// few steps behind the first: one finishes while the other still has, or has again, something to multiply. The wide
+// tile reads less shared memory a product than two narrow ones in turn (hopper_pingpong.cuh), which pays where K is
+// long.
+//
+// Accumulation walks K in order in one FP32 accumulator: a row's bits depend on nothing but the row and the weights.
+// The residual comes through the ring too, as one or two more steps after those of K.
+//
+// LayerNorms are folded in (../EPILOGUES.md): the epilogue turns the sums of the residual's rows into (1/σ, −μ/σ),
+// applies them to it, and leaves the sums of its own rows for the next product.
+#pragma once
+
+#include "hopper_tiles.cuh"
+
+namespace embert::hopper {
+
+template <int kColumnsValue, int kStagesValue>
+struct ResidualShape : StageShape<128, kColumnsValue> {
+  using Stage = StageShape<128, kColumnsValue>;
+  static constexpr int kStages = kStagesValue;
+  static constexpr int kBoxes = 2;                      // of staging memory, a consumer
+  static constexpr int kColumnBytes = kSumColumns * 8;  // a consumer's constants of 128 columns
+  static constexpr int kStaging = kStages * Stage::kStageBytes;
+  static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
+  static constexpr int kFull = kConstants + 2 * kColumnBytes;
+  static constexpr int kEmpty = kFull + 8 * kStages;
+  static constexpr int kBegun = kEmpty + 8 * kStages;
+  static constexpr int kSharedBytes = kBegun + 8;
+  // The residual's tile as steps of the ring: 64 columns take kRows · 128 bytes, a step takes what fits a stage.
+  static constexpr int kResidualColumns = Stage::kStageBytes / (Stage::kRows * 128) >= 2 ? 128 : 64;
+  static constexpr int kResidualSteps = kColumnsValue / kResidualColumns;
+
+  static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that hopper.cuh wraps");
+  static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
+};
+
+constexpr int kLag = 2;  // steps between the two consumers
+
+template <typename T, typename Shape>
+__global__ void __launch_bounds__(kManyRowsThreads, 1)
+    residual_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                    const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+                    const GemmArguments of) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  const uint32_t base = shared_address(raw);
+  const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
+  const uint32_t begun = base + Shape::kBegun;  // a barrier: the first consumer has its first steps under way
+  const int group = warp_of_block() / 4;
+
+  if (threadIdx.x == 0) {
+    ring.init(Shape::kStages, 8);
+    init_barrier(begun, 4);
+    fence_barrier_init();
+  }
+  dependents_may_launch();
+  cluster_sync();
+
+  const int rows = of.rows;
+  const int steps = (of.in + kDepth - 1) / kDepth;
+  const Tiles<Shape> tiles(of, int(block_in_cluster()));
+
+  if (group == 0) {
+    give_registers<40>();
+    if (threadIdx.x == 0) copy_tiles(ring, tiles, steps, x_map, w_map, residual_map);
+  } else {
+    take_registers<232>();
+    const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+    const int own_row = consumer * 64;  // in the block's tile
+    const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
+    float4* const columns = reinterpret_cast<float4*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
+    uint32_t stage = 0, phase = 0;
+    const auto advance = [&] {
+      if (++stage == Shape::kStages) stage = 0, phase ^= 1;
+    };
+    uint32_t boxes = 0;  // staged so far
+    for (int tile = tiles.first; tile < tiles.count(); tile += tiles.stride) {
+      const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
+
+      // What the epilogue will need is asked for now: the columns' constants (a thread two columns), the rows' sums.
+      float4 own_columns = {};
+      if (thread < Shape::kColumns / 2) own_columns = __ldg(of.columns + column / 2 + thread);
+      const int first_row = row + warp * 16 + lane / 4;
+      if (of.row_sums != nullptr && tile == tiles.first) wait_for_earlier_kernels();
+      ManyRowsSums row_sums;
+      if (of.row_sums != nullptr) row_sums.load(of, row + warp * 16, lane);
+
+      float c[Shape::kColumns / 2];
+      if (consumer == 1 && tile == tiles.first) wait_barrier(begun, 0);
+      uint32_t last_stage = stage;
+      for (int step = 0; step < steps; ++step) {
+        wait_barrier(ring.full + 8 * stage, phase);
+        const uint32_t x_from = base + stage * Shape::kStageBytes + own_row * 128;
+        const uint32_t w_from = base + stage * Shape::kStageBytes + Shape::kXBytes;
+        fence_registers();
+#pragma unroll
+        for (int k = 0; k < kDepth / 16; ++k) {
+          multiply<T>(c, further(operand(x_from), k * 32), further(operand(w_from), k * 32), step + k > 0);
+        }
+        commit_products();
+        if (step > 0) {
+          wait_products<1>();  // the stage before this one has been read
+          ring.has_read(last_stage, lane);
+        }
+        if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
+        last_stage = stage;
+        advance();
+      }
+      wait_products<0>();
+      ring.has_read(last_stage, lane);
+
+      // The epilogue, 64 rows and 16 columns at a time.
+      float2 scale[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+      if (of.row_sums != nullptr) row_sums.scales(of, 1.0f, lane, scale);
+      constexpr int kChunks = kSumColumns / 16;
+#pragma unroll
+      for (int part = 0; part < Shape::kColumns / kSumColumns; ++part) {
+        float2 sums[2][kChunks];
+#pragma unroll
+        for (int in_part = 0; in_part < kChunks; ++in_part) {
+          const int chunk = part * kChunks + in_part;
+          if (chunk % (Shape::kResidualColumns / 16) == 0) {
+            wait_barrier(ring.full + 8 * stage, phase);
+            last_stage = stage;
+            advance();
+          }
+          const uint32_t box_at = own_staging + boxes % Shape::kBoxes * kBoxBytes;
+          const int in_box = 2 * (chunk % 4) + lane / 16;  // 8 columns
+          if (in_part == 0) {
+            named_barrier_sync(1 + consumer, 128);  // everyone is done with the columns before
+            if (thread / 64 == part) columns[thread % 64] = own_columns;
+            named_barrier_sync(1 + consumer, 128);
+          }
+          if (chunk % 4 == 0) {  // an empty box: all but the warp's newest stores have read theirs
+            if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();
+            __syncwarp();
+          }
+          const float4 of_columns[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
+          uint32_t residuals[4];
+          const int residual_box = chunk % (Shape::kResidualColumns / 16) / 4;
+          load_matrices(residuals, base + last_stage * Shape::kStageBytes + residual_box * Shape::kRows * 128 +
+                                       swizzled(own_row + warp * 16 + lane % 16, in_box));
+          // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
+          uint32_t packed[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
+            packed[i] = finish<T, Activation::kNone, true>(c[at], c[at + 1], of_columns[i / 2], scale[i % 2],
+                                                           residuals[i], i < 2, sums[i % 2][in_part]);
+          }
+          store_matrices(box_at + swizzled(warp * 16 + lane % 16, in_box), packed);
+          if (chunk % 4 == 3) {
+            fence_for_copies();
+            __syncwarp();
+            if (lane == 0) {
+              store_box(&y_map, box_at + warp * 16 * 128, column + chunk / 4 * 64, row + warp * 16);
+              commit_stores();
+            }
+            ++boxes;
+          }
+          if ((chunk + 1) % (Shape::kResidualColumns / 16) == 0) ring.has_read(last_stage, lane);
+        }
+        if (of.y_sums != nullptr) leave_sums<kSumColumns>(of, sums, rows, first_row, column + part * kSumColumns, lane);
+      }
+    }
+    if (lane == 0) wait_stores_done();
+  }
+  // A block may leave only when its neighbours have multicast and arrived into it for the last time.
+  __syncwarp();
+  cluster_sync();
+#endif
+}
+
+}  // namespace embert::hopper

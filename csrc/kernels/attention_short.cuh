@@ -1,0 +1,41 @@
+// Attention of sequences of at most 32 tokens: two warps take a (sequence, head), a query tile of 16 rows each, all
+// scores in registers. Part of two kernels (attention.cu, attention_hopper.cu), of the same bits in both.
+#pragma once
+
+#include "attention_warp.cuh"
+
+namespace embert {
+
+constexpr int kShortPairs = 2;  // pairs of warps of a block
+
+template <typename T, int kDim>
+constexpr size_t short_shared_bytes() {  // each pair's Q, K and V
+  return size_t(kShortPairs) * 3 * kAttentionShort * (kDim + 8) * sizeof(T);
+}
+
+// By the two warps of `pair`, `thread` 0 … 63 of them; `raw`: short_shared_bytes of the block.
+template <typename T, int kDim>
+__device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
+                                             float scale_log2, T* context, uint8_t* raw, int pair, int thread) {
+  using Warp = AttentionWarp<T, kDim, kAttentionShort>;
+  T* const queries = reinterpret_cast<T*>(raw) + pair * 3 * kAttentionShort * Warp::kPitch;
+  T* const keys = queries + kAttentionShort * Warp::kPitch;
+  T* const values = keys + kAttentionShort * Warp::kPitch;
+  const size_t pitch = size_t(3) * heads * dim;
+  const T* const q_from = qkv + size_t(tile.first_row) * pitch + head * dim;
+  copy_head_rows<T, kDim, kAttentionShort, 64>(queries, q_from, pitch, tile.length, dim, thread);
+  copy_head_rows<T, kDim, kAttentionShort, 64>(keys, q_from + heads * dim, pitch, tile.length, dim, thread);
+  copy_head_rows<T, kDim, kAttentionShort, 64>(values, q_from + 2 * heads * dim, pitch, tile.length, dim, thread);
+  commit_copies();
+  wait_copies<0>();
+  asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");  // the pair's two warps
+  const int query = thread / 32 * 16, lane = thread % 32;
+  if (query >= tile.length) return;
+  Warp work;
+  work.start(queries + query * Warp::kPitch, lane);
+  work.step(keys, values, tile.length, scale_log2, lane);
+  const size_t row = size_t(tile.first_row) + query;
+  work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, min(16, tile.length - query), dim, lane);
+}
+
+}  // namespace embert
