@@ -58,27 +58,30 @@ __device__ __forceinline__ float2 scale_of_pair(const GemmArguments& of, int row
   return row_scale(low + high, of.inverse_width, of.epsilon, factor);
 }
 
-// For many rows, whose producers leave one part a group; left in flight while the tile is multiplied: a lane reads
-// groups lane % 4 and lane % 4 + 4 of its own two rows. More parts (many rows of a narrow product's) are added at once.
+// For many rows, whose producers leave one part a group: a lane reads groups lane % 4 and lane % 4 + 4 of its own two
+// rows, and they may stay in flight while a tile is multiplied. More parts (many rows of a narrow product's) are added
+// at once.
 struct ManyRowsSums {
   float2 held[2][2];  // of the rows lane / 4 and lane / 4 + 8
 
+  // Rows past the end are read as the last one: nobody stores what becomes of them.
   __device__ __forceinline__ void load(const GemmArguments& of, int first_row, int lane) {
     const int groups = (of.width + kSumColumns - 1) / kSumColumns;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = first_row + lane / 4 + i / 2 * 8, group = lane % 4 + i % 2 * 4;
-      const bool exists = row < of.rows && group < groups;
+      const int row = min(first_row + lane / 4 + i / 2 * 8, of.rows - 1), group = min(lane % 4 + i % 2 * 4, groups - 1);
       const float2* const from = of.row_sums + (size_t(row) * groups + group) * of.parts;
-      held[i / 2][i % 2] = exists ? from[0] : float2{0.0f, 0.0f};
-      if (of.parts > 1 && exists) held[i / 2][i % 2] = group_sum(from, of.parts, of.width - group * kSumColumns);
+      held[i / 2][i % 2] = from[0];
+      if (of.parts > 1) held[i / 2][i % 2] = group_sum(from, of.parts, of.width - group * kSumColumns);
     }
   }
 
-  __device__ __forceinline__ void scales(const GemmArguments& of, float factor, int, float2 (&scales)[2]) const {
+  __device__ __forceinline__ void scales(const GemmArguments& of, float factor, int lane, float2 (&scales)[2]) const {
+    const float2 none = {0.0f, 0.0f};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float2 sum = held[half][0] + held[half][1];
+      float2 sum = (lane % 4 * kSumColumns < of.width ? held[half][0] : none) +
+                   ((lane % 4 + 4) * kSumColumns < of.width ? held[half][1] : none);
 #pragma unroll
       for (int step = 1; step < 4; step *= 2) {
         sum.x += __shfl_xor_sync(~0u, sum.x, step);

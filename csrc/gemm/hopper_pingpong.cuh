@@ -17,10 +17,8 @@
 
 namespace embert::hopper {
 
-struct PingPongShape : StageShape<128, 128> {
-  static constexpr int kStages = 6;         // what fits
-  static constexpr int kResidualSteps = 0;  // for copy_tiles
-  static constexpr int kResidualColumns = 1;
+struct PingPongShape : StageShape<128> {
+  static constexpr int kStages = 6;                  // what fits
   static constexpr int kBoxes = 2;                   // of staging memory, a consumer
   static constexpr int kColumnBytes = kColumns * 8;  // a consumer's constants
   static constexpr int kStaging = kStages * kStageBytes;
@@ -33,7 +31,7 @@ struct PingPongShape : StageShape<128, 128> {
   static_assert(kColumns == kSumColumns, "a thread's constants are two columns'");
 };
 
-// kTurns: the consumers take tiles in turn; otherwise both work on one.
+// kTurns: the consumers take tiles in turn; otherwise both work on each.
 template <typename T, Activation kActivation, bool kTurns>
 __global__ void __launch_bounds__(kManyRowsThreads, 1)
     pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
@@ -57,11 +55,14 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
   cluster_sync();
 
   const int steps = (of.in + kDepth - 1) / kDepth;
-  const Tiles<Shape> tiles(of, int(block_in_cluster()));
+  const Tiles<Shape> tiles(of);
 
   if (group == 0) {
     give_registers<40>();
-    if (threadIdx.x == 0) copy_tiles(ring, tiles, steps, x_map, w_map, x_map);
+    if (threadIdx.x == 0) {
+      Copier<Shape> copier(ring, tiles, steps, x_map, w_map);
+      for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) copier.copy(tile);
+    }
   } else {
     take_registers<232>();
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -83,13 +84,12 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
     };
     int ordinal = kTurns ? consumer : 0;  // of the tile among the block's
     int tile = tiles.first + ordinal * tiles.stride;
-    if (tile < tiles.count()) {
+    if (tile < tiles.end) {
       ask_columns(tile);
       if (of.row_sums != nullptr) wait_for_earlier_kernels();
       ask_sums(tile);
     }
-    for (constexpr int kEvery = kTurns ? 2 : 1; tile < tiles.count();
-         tile += kEvery * tiles.stride, ordinal += kEvery) {
+    for (constexpr int kEvery = kTurns ? 2 : 1; tile < tiles.end; tile += kEvery * tiles.stride, ordinal += kEvery) {
       const int row = tiles.row_of(tile) + own_row + warp * 16, column = tiles.column_of(tile);
       named_barrier_sync(1 + consumer, 128);  // everyone is done with the columns before
       if (thread < Shape::kColumns / 2) columns[thread] = own_columns;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       }
       if (kTurns && lane == 0) arrive(turn + 8 * (consumer ^ 1));  // its products follow while these are under way
       wait_products<0>();
-      ring.has_read(last_stage, lane);
+      ring.has_read(last_stage, lane);  // before anything else: the other consumer waits for what comes there
 
       float2 scale[kHalves][2];
 #pragma unroll
@@ -133,39 +133,37 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
         if (of.row_sums != nullptr) row_sums[half].scales(of, activation_factor(kActivation), lane, scale[half]);
       }
       const int next = tile + kEvery * tiles.stride;
-      if (next < tiles.count()) {
+      if (next < tiles.end) {
         ask_columns(next);
         ask_sums(next);
       }
-      // The epilogue, 16 rows a warp and 16 columns at a time.
+      // The epilogue, 16 rows a warp and 64 columns at a time: one warp on a scheduler waits for every result it needs,
+      // so a box's worth of independent work stands between one and the next.
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
+      for (int box = 0; box < Shape::kColumns / 64; ++box) {
+        float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
 #pragma unroll
-        for (int chunk = 0; chunk < Shape::kColumns / 16; ++chunk) {
-          const uint32_t box_at = own_staging + (half * Shape::kColumns / 64 + chunk / 4) % Shape::kBoxes * kBoxBytes;
-          const uint32_t place = box_at + swizzled(lane % 16, 2 * (chunk % 4) + lane / 16);
-          if (chunk % 4 == 0) {  // an empty box: all but the warp's newest stores have read theirs
-            if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();
-            __syncwarp();
-          }
-          const float4 of_columns[2] = {columns[chunk * 8 + lane % 4], columns[chunk * 8 + lane % 4 + 4]};
-          // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
-          uint32_t packed[4];
+        for (int i = 0; i < 8; ++i) of_columns[i] = columns[box * 32 + i * 4 + lane % 4];
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          const uint32_t box_at = own_staging + (box * kHalves + half) % Shape::kBoxes * kBoxBytes;
+          uint32_t packed[4][4];  // 16 columns each, as two m16n8 accumulators: rows 0-7 and 8-15 of either
           float2 none;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
-            packed[i] = finish<T, kActivation, false>(c[half][at], c[half][at + 1], of_columns[i / 2],
-                                                      scale[half][i % 2], 0, i < 2, none);
+          for (int i = 0; i < 16; ++i) {
+            const int at = 32 * box + 2 * i;
+            packed[i / 4][i % 4] = finish<T, kActivation, false>(c[half][at], c[half][at + 1], of_columns[i / 2],
+                                                                 scale[half][i % 2], 0, true, none);
           }
-          store_matrices(place, packed);
-          if (chunk % 4 == 3) {
-            fence_for_copies();
-            __syncwarp();
-            if (lane == 0) {
-              store_box(&y_map, box_at, column + chunk / 4 * 64, row + half * 64);
-              commit_stores();
-            }
+          if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();  // all but the warp's newest: this box is empty
+          __syncwarp();
+#pragma unroll
+          for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane % 16, 2 * i + lane / 16), packed[i]);
+          fence_for_copies();
+          __syncwarp();
+          if (lane == 0) {
+            store_box(&y_map, box_at, column + box * 64, row + half * 64);
+            commit_stores();
           }
         }
       }

@@ -18,8 +18,8 @@
 namespace embert::hopper {
 
 template <int kColumnsValue, int kStagesValue>
-struct ResidualShape : StageShape<128, kColumnsValue> {
-  using Stage = StageShape<128, kColumnsValue>;
+struct ResidualShape : StageShape<kColumnsValue> {
+  using Stage = StageShape<kColumnsValue>;
   static constexpr int kStages = kStagesValue;
   static constexpr int kBoxes = 2;                      // of staging memory, a consumer
   static constexpr int kColumnBytes = kSumColumns * 8;  // a consumer's constants of 128 columns
@@ -61,11 +61,20 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
 
   const int rows = of.rows;
   const int steps = (of.in + kDepth - 1) / kDepth;
-  const Tiles<Shape> tiles(of, int(block_in_cluster()));
+  const Tiles<Shape> tiles(of);
 
   if (group == 0) {
     give_registers<40>();
-    if (threadIdx.x == 0) copy_tiles(ring, tiles, steps, x_map, w_map, residual_map);
+    if (threadIdx.x == 0) {
+      Copier<Shape> copier(ring, tiles, steps, x_map, w_map);
+      for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
+        copier.copy(tile);
+        for (int step = 0; step < Shape::kResidualSteps; ++step) {
+          copier.copy_boxes(residual_map, Shape::kResidualColumns / 64, tiles.row_of(tile),
+                            tiles.column_of(tile) + step * Shape::kResidualColumns);
+        }
+      }
+    }
   } else {
     take_registers<232>();
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -77,7 +86,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       if (++stage == Shape::kStages) stage = 0, phase ^= 1;
     };
     uint32_t boxes = 0;  // staged so far
-    for (int tile = tiles.first; tile < tiles.count(); tile += tiles.stride) {
+    for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
       const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
 
       // What the epilogue will need is asked for now: the columns' constants (a thread two columns), the rows' sums.

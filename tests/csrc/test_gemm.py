@@ -87,9 +87,12 @@ def test_a_row_has_the_same_bits_in_any_company(
     device: Device, random: np.random.Generator, provider: str, out: int, width: int
 ) -> None:
     weights = Weights(device, random, provider, ref.FLOAT16, out, width, ref.NONE)
-    x = ref.stored(random.standard_normal((5000, width)), ref.FLOAT16)
+    x = ref.stored(random.standard_normal((20_000, width)), ref.FLOAT16)  # many tiles a multiprocessor
     all_rows = weights.run(x, None).view(np.uint16)
-    for rows in (1, 2, 8, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256, 500, 1000, 2500):
+    for first in range(0, len(x), 700):
+        some = weights.run(x[first : first + 700], None).view(np.uint16)
+        assert (some == all_rows[first : first + 700]).all(), first
+    for rows in (1, 2, 8, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256, 500, 1000, 2500, 10_000):
         first = int(random.integers(0, len(x) - rows + 1))
         some = weights.run(x[first : first + rows], None).view(np.uint16)
         assert (some == all_rows[first : first + rows]).all(), rows
@@ -172,9 +175,9 @@ def test_folded_rows_have_the_same_bits_in_any_company(
     device: Device, random: np.random.Generator, hidden: int, inner: int
 ) -> None:
     folded = Folded(device, random, ref.FLOAT16, hidden, inner)
-    context, residual = (ref.stored(random.standard_normal((4000, hidden)), ref.FLOAT16) for _ in range(2))
+    context, residual = (ref.stored(random.standard_normal((20_000, hidden)), ref.FLOAT16) for _ in range(2))
     together = [rows.view(np.uint16) for rows in folded.run(context, residual)]
-    for rows in (1, 16, 33, 64, 100, 129, 256, 500, 1000, 2500):
+    for rows in (1, 16, 33, 64, 100, 129, 256, 500, 1000, 2500, 10_000):
         first = int(random.integers(0, len(context) - rows + 1))
         part = slice(first, first + rows)
         for some, everyone in zip(folded.run(context[part], residual[part]), together, strict=True):
