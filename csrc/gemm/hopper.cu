@@ -1,5 +1,5 @@
 // The Hopper provider: tensor maps, tile shapes and launches of the kernels in hopper_few.cuh, hopper_pingpong.cuh and
-// hopper_residual.cuh.
+// hopper_wide.cuh.
 
 #include <algorithm>
 #include <set>
@@ -9,7 +9,7 @@
 #include "fold.cuh"
 #include "hopper_few.cuh"
 #include "hopper_pingpong.cuh"
-#include "hopper_residual.cuh"
+#include "hopper_wide.cuh"
 #include "tensor_maps.h"
 
 namespace embert {
@@ -18,18 +18,20 @@ namespace {
 using hopper::FewShape;
 using hopper::GemmArguments;
 using hopper::PingPongShape;
-using hopper::ResidualShape;
+using hopper::WideShape;
 
 // All tuned numbers. Few rows: more and smaller tiles.
 using Middle = FewShape<64>;
 using Narrow = FewShape<32>;
 
-// Many rows: as many stages as fit.
-using Wide256 = ResidualShape<256, 4>;
-using Wide128 = ResidualShape<128, 6>;
+// Many rows: as many stages as fit. Without a residual and up to this K, tiles of 128 × 128 in turn are the faster ones
+// (26 368 rows, 1 024 to 4 096: 321 µs against 352; 3 072 to 768: 210 against 187).
+constexpr int kMostPingPongIn = 1536;
+using Wide256 = WideShape<256, 4>;
+using Wide128 = WideShape<128, 6>;
 
-// Cycles of a launch with a residual, to choose a tile by: so many for each round of blocks and 64 of K, which is the
-// matrix unit at 85 %, and so many for everything else.
+// Cycles of a launch of the wide kernel, to choose a tile by: so many for each round of blocks and 64 of K, which is
+// the matrix unit at 85 %, and so many for everything else.
 struct WideCost {
   int step, rest;
 };
@@ -102,12 +104,16 @@ class HopperLinear final : public Linear {
   Status run_type(const Call& call);
   template <typename T, typename Shape>
   Status run_few(const Call& call);
+  template <typename T>
+  Status run_plain(const Call& call);
+  template <typename T>
+  Status run_residual(const Call& call);
   template <typename T, typename Shape, Activation kActivation, bool kResidual>
   Status launch_few(const Call& call);
   template <typename T, Activation kActivation, bool kTurns>
   Status run_pingpong(const Call& call);
-  template <typename T, typename Shape>
-  Status run_residual(const Call& call);
+  template <typename T, typename Shape, Activation kActivation, bool kResidual>
+  Status run_wide(const Call& call);
   GemmArguments arguments_of(const Call& call) const;
   Status map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
                       const CUtensorMap*& w_map);
@@ -272,14 +278,15 @@ Status HopperLinear::run_pingpong(const Call& call) {
   return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *y_map, arguments_of(call)), call.rows);
 }
 
-template <typename T, typename Shape>
-Status HopperLinear::run_residual(const Call& call) {
-  const auto kernel = hopper::residual_kernel<T, Shape>;
+template <typename T, typename Shape, Activation kActivation, bool kResidual>
+Status HopperLinear::run_wide(const Call& call) {
+  const auto kernel = hopper::wide_kernel<T, Shape, kActivation, kResidual>;
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
   EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, 0, x_map, w_map));
   EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
-  EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, Shape::kRows, 64}, residual_map));
+  residual_map = y_map;
+  if (kResidual) EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, Shape::kRows, 64}, residual_map));
   call.y_parts = 1;
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = configure_many<Shape>(call, attributes);
@@ -315,7 +322,7 @@ Status HopperLinear::said(cudaError_t code, int rows) const {
                                 .c_str());
 }
 
-// Calls `run` with the activation as a constant.
+// Calls `run` with an activation as a constant.
 template <typename Run>
 Status with_activation(Activation activation, Run run) {
   switch (activation) {
@@ -339,6 +346,29 @@ Status HopperLinear::run_few(const Call& call) {
 }
 
 template <typename T>
+Status HopperLinear::run_plain(const Call& call) {
+  const int tiles = tiles_of(call.rows, PingPongShape::kRows) * tiles_of(weights_.out, PingPongShape::kColumns);
+  return with_activation(weights_.activation, [&](auto activation) {
+    constexpr Activation kActivation = decltype(activation)::value;
+    if (tiles <= owner_.processors()) return run_pingpong<T, kActivation, false>(call);
+    if (weights_.in <= kMostPingPongIn) return run_pingpong<T, kActivation, true>(call);
+    return run_wide<T, Wide256, kActivation, false>(call);
+  });
+}
+
+template <typename T>
+Status HopperLinear::run_residual(const Call& call) {
+  const auto cost = [&](auto of) {
+    using Shape = decltype(of);
+    const int blocks = tiles_of(call.rows, Shape::kRows) * tiles_of(weights_.out, Shape::kColumns);
+    const int rounds = tiles_of(blocks, owner_.processors()), steps = tiles_of(weights_.in, 64);
+    return rounds * steps * kWideCost<Shape>.step + kWideCost<Shape>.rest;
+  };
+  return cost(Wide128{}) < cost(Wide256{}) ? run_wide<T, Wide128, Activation::kNone, true>(call)
+                                           : run_wide<T, Wide256, Activation::kNone, true>(call);
+}
+
+template <typename T>
 Status HopperLinear::run_type(const Call& call) {
   const bool adds = call.residual.data != nullptr;
   if (adds && weights_.activation != Activation::kNone)
@@ -353,23 +383,7 @@ Status HopperLinear::run_type(const Call& call) {
     tiled.tile_rows = tile.rows;
     return tile.columns == 64 ? run_few<T, Middle>(tiled) : run_few<T, Narrow>(tiled);
   }
-  const auto blocks = [&](auto of) {
-    using Shape = decltype(of);
-    return tiles_of(call.rows, Shape::kRows) * tiles_of(weights_.out, Shape::kColumns);
-  };
-  if (!adds) {
-    const bool turns = blocks(PingPongShape{}) > owner_.processors();
-    return with_activation(weights_.activation, [&](auto activation) {
-      constexpr Activation kActivation = decltype(activation)::value;
-      return turns ? run_pingpong<T, kActivation, true>(call) : run_pingpong<T, kActivation, false>(call);
-    });
-  }
-  const auto cost = [&](auto of) {
-    using Shape = decltype(of);
-    const int rounds = tiles_of(blocks(of), owner_.processors()), steps = tiles_of(weights_.in, 64);
-    return rounds * steps * kWideCost<Shape>.step + kWideCost<Shape>.rest;
-  };
-  return cost(Wide128{}) < cost(Wide256{}) ? run_residual<T, Wide128>(call) : run_residual<T, Wide256>(call);
+  return adds ? run_residual<T>(call) : run_plain<T>(call);
 }
 
 Status HopperLinear::run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,

@@ -1,7 +1,7 @@
 // y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias) on Hopper for many rows: QKV and FFN in.
 //
 // The two consumers take the block's tiles of 128 × 128 in turn: one multiplies while the other finishes the tile
-// before, so that the matrix unit waits for no epilogue. That is worth more than the wider tile of hopper_residual.cuh,
+// before, so that the matrix unit waits for no epilogue. That is worth more than the wider tile of hopper_wide.cuh,
 // which reads less shared memory, as long as K is short: 26 368 rows take 198 µs instead of 212 (768 to 3 072, GELU),
 // 136 instead of 151 (768 to 2 304), 45 instead of 50 (384 to 1 152); at K = 3 072 the wider tile is the faster one
 // (187, 210).

@@ -25,7 +25,11 @@ long at(const void* address) {
 
 template <typename... Values>
 void tell(const char* format, Values... values) {
-  if (telling) std::printf(format, values...);
+  if (!telling) return;
+  if constexpr (sizeof...(values) == 0)
+    std::fputs(format, stdout);
+  else
+    std::printf(format, values...);
 }
 
 }  // namespace

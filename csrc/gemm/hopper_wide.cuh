@@ -1,16 +1,15 @@
-// y[rows, out] = x[rows, in] · W[out, in]ᵀ + bias + residual[rows, out] on Hopper for many rows: attention out and FFN
-// out.
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper for many rows where there is a
+// residual (attention out, FFN out) or K is long.
 //
 // Both consumers multiply 64 rows each of one tile of 128 rows and up to 256 columns, and finish them. The second is a
 // few steps behind the first: one finishes while the other still has, or has again, something to multiply. The wide
-// tile reads less shared memory a product than two narrow ones in turn (hopper_pingpong.cuh), which pays where K is
-// long.
+// tile reads less a product than two narrow ones in turn (hopper_pingpong.cuh), which pays where K is long.
 //
 // Accumulation walks K in order in one FP32 accumulator: a row's bits depend on nothing but the row and the weights.
 // The residual comes through the ring too, as one or two more steps after those of K.
 //
-// LayerNorms are folded in (../EPILOGUES.md): the epilogue turns the sums of the residual's rows into (1/σ, −μ/σ),
-// applies them to it, and leaves the sums of its own rows for the next product.
+// LayerNorms are folded in (../EPILOGUES.md): the epilogue turns the sums of its rows into (1/σ, −μ/σ), applies them to
+// the product (its input's LayerNorm) or to the residual, and leaves the sums of its own rows for the next product.
 #pragma once
 
 #include "hopper_tiles.cuh"
@@ -18,7 +17,7 @@
 namespace embert::hopper {
 
 template <int kColumnsValue, int kStagesValue>
-struct ResidualShape : StageShape<kColumnsValue> {
+struct WideShape : StageShape<kColumnsValue> {
   using Stage = StageShape<kColumnsValue>;
   static constexpr int kStages = kStagesValue;
   static constexpr int kBoxes = 2;                      // of staging memory, a consumer
@@ -39,12 +38,13 @@ struct ResidualShape : StageShape<kColumnsValue> {
 
 constexpr int kLag = 2;  // steps between the two consumers
 
-template <typename T, typename Shape>
+template <typename T, typename Shape, Activation kActivation, bool kResidual>
 __global__ void __launch_bounds__(kManyRowsThreads, 1)
-    residual_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                    const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
-                    const GemmArguments of) {
+    wide_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+                const GemmArguments of) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kResidualSteps = kResidual ? Shape::kResidualSteps : 0;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   const uint32_t base = shared_address(raw);
   const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       Copier<Shape> copier(ring, tiles, steps, x_map, w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
         copier.copy(tile);
-        for (int step = 0; step < Shape::kResidualSteps; ++step) {
+        for (int step = 0; step < kResidualSteps; ++step) {
           copier.copy_boxes(residual_map, Shape::kResidualColumns / 64, tiles.row_of(tile),
                             tiles.column_of(tile) + step * Shape::kResidualColumns);
         }
@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       ring.has_read(last_stage, lane);
 
       // The epilogue, 64 rows and 16 columns at a time.
-      float2 scale[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
-      if (of.row_sums != nullptr) row_sums.scales(of, 1.0f, lane, scale);
+      float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
+      if (of.row_sums != nullptr) row_sums.scales(of, activation_factor(kActivation), lane, scale);
       constexpr int kChunks = kSumColumns / 16;
 #pragma unroll
       for (int part = 0; part < Shape::kColumns / kSumColumns; ++part) {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
 #pragma unroll
         for (int in_part = 0; in_part < kChunks; ++in_part) {
           const int chunk = part * kChunks + in_part;
-          if (chunk % (Shape::kResidualColumns / 16) == 0) {
+          if (kResidual && chunk % (Shape::kResidualColumns / 16) == 0) {
             wait_barrier(ring.full + 8 * stage, phase);
             last_stage = stage;
             advance();
@@ -148,17 +148,19 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
             __syncwarp();
           }
           const float4 of_columns[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
-          uint32_t residuals[4];
-          const int residual_box = chunk % (Shape::kResidualColumns / 16) / 4;
-          load_matrices(residuals, base + last_stage * Shape::kStageBytes + residual_box * Shape::kRows * 128 +
-                                       swizzled(own_row + warp * 16 + lane % 16, in_box));
+          uint32_t residuals[4] = {};
+          if constexpr (kResidual) {
+            const int residual_box = chunk % (Shape::kResidualColumns / 16) / 4;
+            load_matrices(residuals, base + last_stage * Shape::kStageBytes + residual_box * Shape::kRows * 128 +
+                                         swizzled(own_row + warp * 16 + lane % 16, in_box));
+          }
           // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
           uint32_t packed[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
-            packed[i] = finish<T, Activation::kNone, true>(c[at], c[at + 1], of_columns[i / 2], scale[i % 2],
-                                                           residuals[i], i < 2, sums[i % 2][in_part]);
+            packed[i] = finish<T, kActivation, kResidual>(c[at], c[at + 1], of_columns[i / 2], scale[i % 2],
+                                                          residuals[i], i < 2, sums[i % 2][in_part]);
           }
           store_matrices(box_at + swizzled(warp * 16 + lane % 16, in_box), packed);
           if (chunk % 4 == 3) {
@@ -170,9 +172,10 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
             }
             ++boxes;
           }
-          if ((chunk + 1) % (Shape::kResidualColumns / 16) == 0) ring.has_read(last_stage, lane);
+          if (kResidual && (chunk + 1) % (Shape::kResidualColumns / 16) == 0) ring.has_read(last_stage, lane);
         }
-        if (of.y_sums != nullptr) leave_sums<kSumColumns>(of, sums, rows, first_row, column + part * kSumColumns, lane);
+        if (kResidual && of.y_sums != nullptr)
+          leave_sums<kSumColumns>(of, sums, rows, first_row, column + part * kSumColumns, lane);
       }
     }
     if (lane == 0) wait_stores_done();
