@@ -25,7 +25,7 @@ using Middle = FewShape<64>;
 using Narrow = FewShape<32>;
 
 // Many rows: as many stages as fit. Without a residual and up to this K, tiles of 128 × 128 in turn are the faster ones
-// (26 368 rows, 1 024 to 4 096: 321 µs against 352; 3 072 to 768: 210 against 187).
+// (16 384 rows, 1 536 to 4 608: 308 µs against 326; 2 048 to 6 144: 594 against 586).
 constexpr int kMostPingPongIn = 1536;
 using Wide256 = WideShape<256, 4>;
 using Wide128 = WideShape<128, 6>;
