@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine.config import EncoderConfig
+from engine.config import UNTYPED, EncoderConfig
 from engine.errors import BrokenModel
 from engine.json_files import read_object
 from engine.model import Model
@@ -19,10 +19,11 @@ __all__ = ["Checkpoint", "encoder_tensors"]
 # Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 # What a checkpoint of a whole model, its head included, puts before the encoder's names.
-PREFIXES = {"bert": "bert.", "distilbert": "distilbert."}  # the others: "roberta."
+PREFIXES = {"bert": "bert.", "distilbert": "distilbert.", "mpnet": "mpnet."}  # the others: "roberta."
 POSITIONS = "embeddings.position_embeddings.weight"
 TYPES = "embeddings.token_type_embeddings.weight"
-# DistilBERT's words for BERT's.
+RELATIVE = "encoder.relative_attention_bias.weight"
+# Others' words for BERT's.
 DISTILBERT = {
     "encoder.layer.": "transformer.layer.",
     "attention.self.query": "attention.q_lin",
@@ -34,6 +35,14 @@ DISTILBERT = {
     "output.dense": "ffn.lin2",
     "output.LayerNorm": "output_layer_norm",
 }
+MPNET = {
+    "attention.self.query": "attention.attn.q",
+    "attention.self.key": "attention.attn.k",
+    "attention.self.value": "attention.attn.v",
+    "attention.output.dense": "attention.attn.o",
+    "attention.output.LayerNorm": "attention.LayerNorm",
+}
+WORDS = {"distilbert": DISTILBERT, "mpnet": MPNET}
 
 
 def encoder_tensors(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
@@ -57,6 +66,8 @@ def encoder_tensors(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
         "intermediate.dense": (inner, hidden),
         "output.dense": (hidden, inner),
     }
+    if config.relative_buckets:
+        shapes[RELATIVE] = (config.relative_buckets, config.heads)
     for layer in range(config.layers):
         prefix = f"encoder.layer.{layer}."
         for name, shape in linear.items():
@@ -81,7 +92,7 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         config = model.config
         for name, wanted in encoder_tensors(config).items():
-            if name == TYPES and config.architecture == "distilbert":  # it has none, which is to add nothing
+            if name == TYPES and config.architecture in UNTYPED:  # which is to add nothing
                 tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
                 continue
             skipped = config.first_position if name == POSITIONS else 0
@@ -111,10 +122,10 @@ class Checkpoint:
 
 def _spellings(name: str, architecture: str) -> list[str]:
     """The names under which checkpoints store a tensor: as it is, with TensorFlow's LayerNorm, with a prefix."""
-    if architecture == "distilbert":
-        # The longest word first: that of a part of another comes after it.
-        for ours in sorted(DISTILBERT, key=len, reverse=True):
-            name = name.replace(ours, DISTILBERT[ours])
+    words = WORDS.get(architecture, {})
+    for ours in sorted(words, key=len, reverse=True):  # a part of another comes after it
+        if ours in name:
+            name = name.replace(ours, words[ours])
     names = [name, *(name.replace(new, old) for new, old in OLD_NAMES.items() if name.endswith(new))]
     prefix = PREFIXES.get(architecture, "roberta.")
     return [*names, *(prefix + n for n in names)]

@@ -13,8 +13,11 @@ __all__ = ["EncoderConfig"]
 
 # HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
+ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
+UNTYPED = ("distilbert", "mpnet")  # without token types
 ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+MPNET_FIRST_POSITION = 2  # whatever its config.json says of padding
+MPNET_BUCKETS = 32  # the number that HuggingFace's code computes with, whatever config.json says
 # What DistilBERT's config.json calls BERT's fields.
 DISTILBERT = {
     "hidden_size": "dim",
@@ -42,6 +45,7 @@ class EncoderConfig:
     type_vocab_size: int
     layer_norm_eps: float
     first_position: int = 0  # the row of the stored position table that a text's first token takes
+    relative_buckets: int = 0  # of distances between tokens, each with a score of its own; 0: none
 
     @property
     def head_size(self) -> int:
@@ -65,9 +69,10 @@ class EncoderConfig:
             raise BrokenModel(f"{path} has no model_type")
         if architecture not in ARCHITECTURES:
             raise _unsupported(path, "model_type", architecture, ARCHITECTURES)
-        if architecture == "distilbert":
-            # No token types, and an epsilon that is not in its config.json.
-            fields = {**fields, "type_vocab_size": 1, "layer_norm_eps": 1e-12}
+        if architecture in UNTYPED:
+            fields = {**fields, "type_vocab_size": 1}
+        if architecture == "distilbert":  # whose config.json does not tell
+            fields = {**fields, "layer_norm_eps": 1e-12}
         kind = fields.get("position_embedding_type", "absolute")
         if kind != "absolute":
             raise _unsupported(path, "position_embedding_type", kind, ("absolute",))
@@ -82,7 +87,10 @@ class EncoderConfig:
         activation = fields.get(name("hidden_act"), "gelu")
         if activation not in ACTIVATIONS:
             raise _unsupported(path, name("hidden_act"), activation, tuple(ACTIVATIONS))
-        first_position = _first_position(fields, path) if architecture in ROBERTAS else 0
+        first_position = _first_position(architecture, fields, path)
+        buckets = fields.get("relative_attention_num_buckets", MPNET_BUCKETS) if architecture == "mpnet" else 0
+        if buckets not in (0, MPNET_BUCKETS):
+            raise _unsupported(path, "relative_attention_num_buckets", buckets, (MPNET_BUCKETS,))
         positions = _positive(fields, "max_position_embeddings", int, path)
         if positions <= first_position:
             raise BrokenModel(
@@ -101,6 +109,7 @@ class EncoderConfig:
             type_vocab_size=_positive(fields, "type_vocab_size", int, path),
             layer_norm_eps=_positive(fields, "layer_norm_eps", float, path),
             first_position=first_position,
+            relative_buckets=buckets,
         )
         if config.hidden_size % config.heads:
             raise UnsupportedModel(
@@ -110,8 +119,12 @@ class EncoderConfig:
         return config
 
 
-def _first_position(fields: dict[str, Any], path: Path) -> int:
+def _first_position(architecture: str, fields: dict[str, Any], path: Path) -> int:
     """RoBERTa counts positions from the one after its padding token's id."""
+    if architecture == "mpnet":
+        return MPNET_FIRST_POSITION
+    if architecture not in ROBERTAS:
+        return 0
     padding = fields.get("pad_token_id", 1)
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise BrokenModel(f"{path}: pad_token_id must be an int of at least 0, found {padding!r}")

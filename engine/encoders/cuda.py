@@ -105,6 +105,10 @@ class CudaEncoder:
         self._cuda = _extension()
         index = _device_index(device, self._cuda.device_count())
         config = model.config
+        if config.relative_buckets:
+            raise UnsupportedModel(
+                f"{model.model_id}: relative positions, which {config.architecture} has, run on the CPU only"
+            )
         self.device = f"cuda:{index}"
         self.device_name, self.compute_capability, _ = self._cuda.device_info(index)
         self.dtype = "float16" if dtype == "auto" else dtype

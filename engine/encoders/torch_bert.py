@@ -16,9 +16,10 @@ from typing import cast
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from engine.checkpoint import Checkpoint
+from engine.checkpoint import RELATIVE, Checkpoint
 from engine.config import EncoderConfig
 from engine.encoders.torch_linear import Activation, Linear, kernel_rows, make_linear, packed_works
+from engine.encoders.torch_positions import RelativePositions
 
 __all__ = ["Bert", "Group"]
 
@@ -45,10 +46,17 @@ class Bert:
         # Nearly every batch has token type 0 throughout, so that row is added beforehand; other types by difference.
         self._positions = positions + self._types[0]
         self._norm = _norm(checkpoint, "embeddings.LayerNorm", torch.float32)
+        self._relative: RelativePositions | None = None
+        if config.relative_buckets:
+            longest = -(-config.max_positions // LENGTH_STEP) * LENGTH_STEP
+            self._relative = RelativePositions(_tensor(checkpoint, RELATIVE), longest, dtype)
         weight = _tensor(checkpoint, "encoder.layer.0.intermediate.dense.weight").to(dtype)
         bias = _tensor(checkpoint, "encoder.layer.0.intermediate.dense.bias").to(dtype)
         self.packed = packed_works(weight, bias, cast("Activation", config.activation))
-        self._layers = [_Layer(config, checkpoint, layer, dtype, packed=self.packed) for layer in range(config.layers)]
+        self._layers = [
+            _Layer(config, checkpoint, layer, dtype, self._relative, packed=self.packed)
+            for layer in range(config.layers)
+        ]
 
     def __call__(
         self,
@@ -89,14 +97,21 @@ class Bert:
         """Have attention's kernels for sequences of up to so many tokens made; in float32 it has none of its own."""
         if self._dtype == torch.float32:
             return
-        for length in range(SHORT_LENGTH + 1, longest + LENGTH_STEP, LENGTH_STEP):
+        for length in range(SHORT_LENGTH + 1, longest + 1, LENGTH_STEP):
             qkv = torch.zeros(length, 3 * self._config.hidden_size, dtype=self._dtype)
-            _attention(qkv, [(0, 1, length)], self._config.heads)
+            _attention(qkv, [(0, 1, length)], self._config.heads, self._relative)
 
 
 class _Layer:
     def __init__(
-        self, config: EncoderConfig, checkpoint: Checkpoint, layer: int, dtype: torch.dtype, *, packed: bool
+        self,
+        config: EncoderConfig,
+        checkpoint: Checkpoint,
+        layer: int,
+        dtype: torch.dtype,
+        relative: RelativePositions | None,
+        *,
+        packed: bool,
     ) -> None:
         prefix = f"encoder.layer.{layer}."
 
@@ -114,6 +129,7 @@ class _Layer:
             )
 
         self._config = config
+        self._relative = relative
         self._qkv = linear(QKV)
         self._projection = linear(("attention.output.dense",))
         self._inner = linear(("intermediate.dense",), config.activation)
@@ -123,7 +139,7 @@ class _Layer:
     def __call__(self, x: torch.Tensor, groups: Sequence[Group], rows: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] → [T, hidden], or [n, hidden] with `rows` [n]: after attention no row needs another."""
         eps = self._config.layer_norm_eps
-        context = _attention(self._qkv(x), groups, self._config.heads)
+        context = _attention(self._qkv(x), groups, self._config.heads, self._relative)
         if rows is not None:
             context, x = context[rows], x[rows]
         x = F.layer_norm(self._projection(context, x), x.shape[1:], *self._norms[0], eps)
@@ -133,7 +149,9 @@ class _Layer:
 QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
 
 
-def _attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int) -> torch.Tensor:
+def _attention(
+    qkv: torch.Tensor, groups: Sequence[Group], heads: int, relative: RelativePositions | None = None
+) -> torch.Tensor:
     """[T, 3 · hidden] → [T, hidden]; queries are scaled already. Rows after the last group become 0.
 
     Batched products and a softmax: at BERT's lengths torch's scaled_dot_product_attention is up to 2.5 times slower on
@@ -157,20 +175,27 @@ def _attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int) -> torch.
         split[:, :, :, length:] = 0
         q, k, v = split.view(3, n * heads, rows, size)
         at_once = max(1, MAX_SCORE_BYTES // (rows * rows * split.element_size()))
-        if made:
-            at_once = max(part for part in range(1, heads + 1) if heads % part == 0 and part <= at_once)
+        if made or relative is not None:
+            # A part of a sequence's heads, or some sequences' whole.
+            whole = 1 if made else max(1, at_once // heads)
+            at_once = max(part for part in range(1, heads + 1) if heads % part == 0 and part <= at_once) * whole
         mixed = torch.empty_like(q)
         for first in range(0, n * heads, at_once):
             part = slice(first, first + at_once)
-            torch.bmm(_weights(q[part], k[part], length), v[part], out=mixed[part])
+            nearness = None
+            if relative is not None:
+                nearness = relative.of(rows, q.dtype)[first % heads :][:at_once]
+            torch.bmm(_weights(q[part], k[part], length, nearness), v[part], out=mixed[part])
         mixed = mixed.view(n, heads, rows, size)[:, :, :length]
         context[start:stop].view(n, length, heads, size).copy_(mixed.transpose(1, 2))
     context[stop:] = 0
     return context
 
 
-def _weights(q: torch.Tensor, k: torch.Tensor, keys: int) -> torch.Tensor:
+def _weights(q: torch.Tensor, k: torch.Tensor, keys: int, nearness: torch.Tensor | None) -> torch.Tensor:
     scores = torch.bmm(q, k.transpose(1, 2))
+    if nearness is not None:
+        scores.view(-1, *nearness.shape).add_(nearness)
     scores[:, :, keys:] = -torch.inf
     return scores.softmax(-1)
 

@@ -24,6 +24,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta, long": ("XLMRoberta", {**ROBERTA_LIKE, "max_position_embeddings": 8194}),
     "camembert": ("Camembert", ROBERTA_LIKE),
     "distilbert": ("DistilBert", DISTILBERT),
+    "mpnet": ("MPNet", {**BERT_LIKE, "max_position_embeddings": 130}),
+    "mpnet, long": ("MPNet", {**BERT_LIKE, "num_attention_heads": 8, "max_position_embeddings": 514}),
     "distilbert, relu": ("DistilBert", {**DISTILBERT, "activation": "relu"}),
 }
 

@@ -1,8 +1,9 @@
-"""RoBERTa, XLM-RoBERTa, CamemBERT and DistilBERT beside HuggingFace in float32: other names, places and tokenizers."""
+"""RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and MPNet beside HuggingFace: other names, places and tokenizers."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 import engine
-from engine.encoders import Task
+from engine.encoders import Task, cuda
 from engine.errors import BrokenModel, UnsupportedModel
 from tests.engine.architectures import ARCHITECTURES, build, byte_level, unigram
 from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit
@@ -28,6 +29,34 @@ def test_hidden_states_equal_hugging_face(tmp_path: Path, architecture: str, hea
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
     np.testing.assert_allclose(hidden, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.999)])
+def test_relative_positions_of_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
+    folder = build(tmp_path, "mpnet, long")
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu", dtype=dtype)
+    # Several of a length, and scores that are computed a part of a sequence's heads at a time.
+    sequences = [ids % 50 + 10 for ids in random_sequences([512, 3, 512, 129, 40, 40, 40, 200, 500], 64)]
+    expected = unit(np.stack([HuggingFace(folder).hidden(ids).mean(0) for ids in sequences]))
+    vectors = encoder.encode(engine.pack(sequences))
+    assert (vectors * expected).sum(1).min() >= cosine
+    alone = [encoder.encode(engine.pack([ids]))[0] for ids in sequences]
+    np.testing.assert_allclose(vectors, alone, atol=1e-5 if dtype == "float32" else 0.02)
+
+
+def test_relative_positions_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build(tmp_path, "mpnet")
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder))
+    gpu = SimpleNamespace(device_count=lambda: 1, device_info=lambda _: ("a GPU", 90, 0))
+    monkeypatch.setattr(cuda, "unavailable_reason", lambda: None)
+    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    encoder = engine.load_encoder(model)
+    assert encoder.device == "cpu"
+    assert "the GPU is not used" in encoder.choice
+    with pytest.raises(UnsupportedModel, match="relative positions, which mpnet has, run on the CPU only"):
+        engine.load_encoder(model, device="cuda")
 
 
 @pytest.mark.timeout(60)  # kernels are not made beforehand for every length up to 8 192
@@ -72,6 +101,8 @@ def test_texts_to_vectors(tmp_path: Path, kind: Any) -> None:
         ("roberta", {"pad_token_id": True}, BrokenModel, "pad_token_id must be an int of at least 0, found True"),
         ("roberta", {"max_position_embeddings": 2}, BrokenModel, "max_position_embeddings must be above 2, which is"),
         ("roberta", {"max_position_embeddings": 514}, BrokenModel, r"has shape \[130, 64\], config.json implies \[514"),
+        ("mpnet", {"relative_attention_num_buckets": 64}, UnsupportedModel, "num_buckets 64 is not supported"),
+        ("mpnet", {"num_attention_heads": 8}, BrokenModel, r"relative_attention_bias\.weight has shape \[32, 4\]"),
         ("distilbert", {"n_layers": 0}, BrokenModel, "n_layers must be a positive int, found 0"),
         ("distilbert", {"n_heads": 5}, UnsupportedModel, "dim 64 is not a multiple of n_heads 5"),
         ("distilbert", {"activation": "silu"}, UnsupportedModel, "activation 'silu' is not supported"),
