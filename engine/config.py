@@ -88,8 +88,8 @@ class EncoderConfig:
         if activation not in ACTIVATIONS:
             raise _unsupported(path, name("hidden_act"), activation, tuple(ACTIVATIONS))
         first_position = _first_position(architecture, fields, path)
-        buckets = fields.get("relative_attention_num_buckets", MPNET_BUCKETS) if architecture == "mpnet" else 0
-        if buckets not in (0, MPNET_BUCKETS):
+        buckets = fields.get("relative_attention_num_buckets", MPNET_BUCKETS)
+        if architecture == "mpnet" and buckets != MPNET_BUCKETS:
             raise _unsupported(path, "relative_attention_num_buckets", buckets, (MPNET_BUCKETS,))
         positions = _positive(fields, "max_position_embeddings", int, path)
         if positions <= first_position:
@@ -109,7 +109,7 @@ class EncoderConfig:
             type_vocab_size=_positive(fields, "type_vocab_size", int, path),
             layer_norm_eps=_positive(fields, "layer_norm_eps", float, path),
             first_position=first_position,
-            relative_buckets=buckets,
+            relative_buckets=MPNET_BUCKETS if architecture == "mpnet" else 0,
         )
         if config.hidden_size % config.heads:
             raise UnsupportedModel(

@@ -101,6 +101,7 @@ def test_texts_to_vectors(tmp_path: Path, kind: Any) -> None:
         ("roberta", {"pad_token_id": True}, BrokenModel, "pad_token_id must be an int of at least 0, found True"),
         ("roberta", {"max_position_embeddings": 2}, BrokenModel, "max_position_embeddings must be above 2, which is"),
         ("roberta", {"max_position_embeddings": 514}, BrokenModel, r"has shape \[130, 64\], config.json implies \[514"),
+        ("mpnet", {"relative_attention_num_buckets": 0}, UnsupportedModel, "num_buckets 0 is not supported"),
         ("mpnet", {"relative_attention_num_buckets": 64}, UnsupportedModel, "num_buckets 64 is not supported"),
         ("mpnet", {"num_attention_heads": 8}, BrokenModel, r"relative_attention_bias\.weight has shape \[32, 4\]"),
         ("distilbert", {"n_layers": 0}, BrokenModel, "n_layers must be a positive int, found 0"),
