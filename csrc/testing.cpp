@@ -123,6 +123,13 @@ struct Product {
   int parts = 1;  // of the sums that the last run left
 };
 
+// Both products of a feed-forward layer.
+struct BothProducts {
+  std::unique_ptr<GemmProvider> provider;
+  std::unique_ptr<FeedForward> joined;
+  int parts = 1;  // of the sums that the last run left
+};
+
 }  // namespace
 
 void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
@@ -140,6 +147,20 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
           "`sums` (with `parts` a group): of the residual's rows if there is one, else of x's.")
       .def_ro("parts", &Product::parts)
       .def("check_folds", [raise](const Product& self) { raise(self.provider->check_folds()); });
+
+  nb::class_<BothProducts>(m, "BothProducts")
+      .def(
+          "run",
+          [](BothProducts& self, Bench& bench, Address x, int rows, Address inner, Address y, Address sums, int parts,
+             Address y_sums, bool backwards) {
+            Stream along = bench.stream();
+            along.backwards = !backwards;
+            bench.check(self.joined->run({at(x), at<float2>(sums), parts}, rows, at(inner), at(y), at<float2>(y_sums),
+                                         self.parts, along));
+          },
+          "bench"_a, "x"_a, "rows"_a, "inner"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_sums"_a = 0,
+          "backwards"_a = false)
+      .def_ro("parts", &BothProducts::parts);
 
   nb::class_<Bench>(m, "Bench")
       .def("__init__", [raise](Bench* self) { new (self) Bench(raise); })
@@ -175,6 +196,25 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,
           "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f,
           "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place.")
+      .def(
+          "feed_forward",
+          [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,
+             int hidden, int inner, int activation, Address gamma, Address beta, float epsilon) {
+            auto made = std::make_unique<BothProducts>();
+            bench.check(make_hopper(dtype(type), made->provider));
+            const Norm norm{at(gamma), at(beta)};
+            const LinearWeights in{at(in_weight),          at(in_bias), inner, hidden,
+                                   Activation(activation), norm,        {},    epsilon};
+            const LinearWeights out{at(out_weight), at(out_bias), hidden, inner, Activation::kNone, {}, norm, epsilon};
+            std::unique_ptr<Linear> first, second;
+            bench.check(made->provider->prepare(in, bench.stream(), first));
+            bench.check(made->provider->prepare(out, bench.stream(), second));
+            bench.check(made->provider->join(std::move(first), std::move(second), made->joined));
+            return made;
+          },
+          "dtype"_a, "in_weight"_a, "in_bias"_a, "out_weight"_a, "out_bias"_a, "hidden"_a, "inner"_a, "activation"_a,
+          "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f,
+          "The Norm (gamma, beta) is of x; the first product's weights are rewritten in place.")
       .def("offsets",
            [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
               Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles, Address shorts,

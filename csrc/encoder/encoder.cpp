@@ -178,8 +178,10 @@ Status Encoder::start(std::string& fold_refusal) {
     out.ahead = after.attention_weight, out.ahead_bytes = size_t(hidden) * hidden * element;
     EMBERT_TRY(gemm_->prepare(qkv, stream_, p.qkv));
     EMBERT_TRY(gemm_->prepare(attention_out, stream_, p.attention_out));
-    EMBERT_TRY(gemm_->prepare(wide, stream_, p.inner));
-    EMBERT_TRY(gemm_->prepare(out, stream_, p.out));
+    std::unique_ptr<Linear> first, second;
+    EMBERT_TRY(gemm_->prepare(wide, stream_, first));
+    EMBERT_TRY(gemm_->prepare(out, stream_, second));
+    EMBERT_TRY(gemm_->join(std::move(first), std::move(second), p.feed_forward));
   }
   EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
   if (folds_) {
@@ -301,8 +303,7 @@ Status Encoder::after_attention(int layer, const Rows& attended, const Rows& res
   if (folds_) {
     EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, at_.sum_sums, sum.parts, along.turned()));
     EMBERT_TRY(look_at(sum, count, along));
-    EMBERT_TRY(p.inner->run(sum, {}, count, inner, nullptr, none, along.turned()));
-    EMBERT_TRY(p.out->run({inner}, sum, count, at_.x, at_.x_sums, x.parts, along.turned()));
+    EMBERT_TRY(p.feed_forward->run(sum, count, inner, at_.x, at_.x_sums, x.parts, along));
     return look_at(x, count, along);
   }
   const auto normalise = [&](const void* gamma, const void* beta) {
@@ -311,8 +312,7 @@ Status Encoder::after_attention(int layer, const Rows& attended, const Rows& res
   };
   EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, nullptr, none, along.turned()));
   EMBERT_TRY(normalise(w.attention_gamma, w.attention_beta));
-  EMBERT_TRY(p.inner->run(x, {}, count, inner, nullptr, none, along.turned()));
-  EMBERT_TRY(p.out->run({inner}, x, count, at_.sum, nullptr, none, along.turned()));
+  EMBERT_TRY(p.feed_forward->run(x, count, inner, at_.sum, nullptr, none, along));
   return normalise(w.out_gamma, w.out_beta);
 }
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "../kernels/norm.h"
 #include "../kernels/shapes.h"
@@ -36,11 +37,22 @@ class Linear {
                      const Stream& stream) = 0;
 };
 
+// The feed-forward part of a layer: y = out(activation(in(x))), with x as the residual.
+class FeedForward {
+ public:
+  virtual ~FeedForward() = default;
+  // inner: room for the activations between the two, [rows, inner]; y may not be x. Each kernel goes the other way than
+  // the one before it on `along`.
+  virtual Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) = 0;
+};
+
 class GemmProvider {
  public:
   virtual ~GemmProvider() = default;
   virtual const char* name() const = 0;
   virtual Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) = 0;
+  // Of two products made by `prepare`, the first with the activation, the second with a residual.
+  virtual Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined);
   virtual size_t workspace_bytes() const = 0;
   // Whether the kernels before and after may be chained by programmatic dependent launch.
   virtual bool dependent_launch() const = 0;
@@ -49,6 +61,26 @@ class GemmProvider {
   // After all `prepare`: refused when a Norm cannot be folded into its weights without loss.
   virtual Status check_folds() const { return {}; }
 };
+
+// One product after the other.
+class TwoProducts final : public FeedForward {
+ public:
+  TwoProducts(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out) : in_(std::move(in)), out_(std::move(out)) {}
+  Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
+    int none = 0;
+    EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, along.turned()));
+    return out_->run({inner}, x, rows, y, y_sums, y_parts, along.turned());
+  }
+
+ private:
+  std::unique_ptr<Linear> in_, out_;
+};
+
+inline Status GemmProvider::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out,
+                                 std::unique_ptr<FeedForward>& joined) {
+  joined = std::make_unique<TwoProducts>(std::move(in), std::move(out));
+  return {};
+}
 
 // cuBLASLt, loaded when first asked for: `library` is a file name or path, empty for the one beside the toolkit.
 Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider);

@@ -61,6 +61,17 @@ __device__ __forceinline__ bool test_barrier(uint32_t barrier, uint32_t phase) {
   return done != 0;
 }
 
+// --- flags in memory, between blocks of a launch
+// ------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void set_flag(int* flag) {
+  asm volatile("fence.acq_rel.gpu;\nst.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+}
+__device__ __forceinline__ void wait_flag(const int* flag) {
+  int set = 0;
+  while (set == 0) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(set) : "l"(flag) : "memory");
+}
+
 // --- warps
 // ---------------------------------------------------------------------------------------------------------------
 
@@ -69,6 +80,13 @@ __device__ __forceinline__ bool test_barrier(uint32_t barrier, uint32_t phase) {
 // from one kind of register to the other (R2UR) stand before every wgmma.
 __device__ __forceinline__ int warp_of_block() {
   return __shfl_sync(~0u, threadIdx.x / 32, 0);
+}
+
+// The lane, as it is read here: the compiler keeps nothing that it makes of it from before.
+__device__ __forceinline__ int lane_of_warp() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
 }
 
 // True in one lane of a whole warp. The compiler then knows that one thread goes on, and spares the loop that it
@@ -123,6 +141,12 @@ __device__ __forceinline__ void load_boxes(const CUtensorMap* map, uint32_t to, 
       "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(chunk)
       : "memory");
 }
+// Bytes of memory in their order, a multiple of 16.
+__device__ __forceinline__ void load_bytes(const void* from, uint32_t to, int bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int column, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
                "r"(column), "r"(row)
@@ -153,6 +177,15 @@ __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
+// A read that stays where it is written: the compiler would put it off until its value is needed, which saves it
+// registers.
+__device__ __forceinline__ float4 load_now(uint32_t address) {
+  float4 four;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(address));
+  return four;
+}
 __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
@@ -310,8 +343,35 @@ __device__ __forceinline__ void multiply_rows(float (&c)[16], const uint32_t (&a
   }
 }
 
+// c[64 × 192] (+)= a[64 × 16] · b[192 × 16]ᵀ, a likewise in registers, b of rows of K as for `multiply`.
+#define EMBERT_WGMMA_RS_192(type)                                                                              \
+  asm volatile(                                                                                                \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %101, 0;\n"                                                        \
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type                                             \
+      " "                                                                                                      \
+      "{"                                                                                                      \
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                 \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                       \
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                       \
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                                       \
+      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                                       \
+      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                                        \
+      "}, {%96,%97,%98,%99}, %100, add, 1, 1, 0;\n}"                                                           \
+      : EMBERT_F8(0), EMBERT_F8(8), EMBERT_F8(16), EMBERT_F8(24), EMBERT_F8(32), EMBERT_F8(40), EMBERT_F8(48), \
+        EMBERT_F8(56), EMBERT_F8(64), EMBERT_F8(72), EMBERT_F8(80), EMBERT_F8(88)                              \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
+template <typename T>
+__device__ __forceinline__ void multiply_held(float (&c)[96], const uint32_t (&a)[4], uint64_t b, bool add) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    EMBERT_WGMMA_RS_192("f16");
+  } else {
+    EMBERT_WGMMA_RS_192("bf16");
+  }
+}
+
 #undef EMBERT_F8
 #undef EMBERT_WGMMA_RS_64
+#undef EMBERT_WGMMA_RS_192
 #undef EMBERT_WGMMA_RS_32
 #undef EMBERT_WGMMA_256
 #undef EMBERT_WGMMA_128

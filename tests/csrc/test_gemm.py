@@ -184,6 +184,63 @@ def test_folded_rows_have_the_same_bits_in_any_company(
             assert (some.view(np.uint16) == everyone[part]).all(), rows
 
 
+# Rows of which one kernel does the whole layer: as many tiles as clusters of blocks and fewer, tiles that several
+# clusters share, a last tile with few rows.
+@pytest.mark.parametrize("rows", [12_801, 16_896, 16_897, 26_368, 40_000])
+@pytest.mark.parametrize(
+    ("dtype", "kind", "inner", "folds"),
+    [
+        (ref.FLOAT16, ref.GELU, 1536, True),
+        (ref.FLOAT16, ref.GELU, 1536, False),
+        (ref.BFLOAT16, ref.GELU_TANH, 1536, True),
+        (ref.FLOAT16, ref.RELU, 64, True),
+        (ref.FLOAT16, ref.NONE, 960, True),
+        (ref.FLOAT16, ref.GELU, 128, True),
+    ],
+    ids=["GELU", "unfolded", "bfloat16", "one_chunk", "no_activation", "two_chunks"],
+)
+def test_both_products_in_one_kernel_have_the_bits_of_two(
+    device: Device, random: np.random.Generator, rows: int, dtype: int, kind: int, inner: int, folds: bool
+) -> None:
+    hidden = 384
+    in_weight = ref.stored(random.standard_normal((inner, hidden)) / np.sqrt(hidden), dtype)
+    out_weight = ref.stored(random.standard_normal((hidden, inner)) / np.sqrt(inner), dtype)
+    in_bias, out_bias = (ref.stored(random.standard_normal(n), dtype) for n in (inner, hidden))
+    gamma = ref.stored(random.uniform(0.2, 1.6, hidden), dtype)
+    beta = ref.stored(random.standard_normal(hidden) / 4, dtype)
+    norm = {"gamma": device.put(gamma), "beta": device.put(beta), "epsilon": EPSILON} if folds else {}
+    both = device.launch.feed_forward(
+        dtype, device.put(in_weight), device.put(in_bias), device.put(out_weight), device.put(out_bias), hidden, inner,
+        kind, **norm,
+    )  # fmt: skip
+    stored = ref.stored(random.standard_normal((rows, hidden)) + random.standard_normal((rows, 1)), dtype)
+    groups = ref.exact(stored).reshape(rows, 3, 128)
+    sums = np.stack([groups.sum(axis=2), (groups * groups).sum(axis=2)], axis=2).astype(np.float32)
+    x, x_sums = device.put(stored), device.put(sums)
+    room, y, y_sums = device.new(rows * inner * 2), device.new(rows * hidden * 2), device.new(rows * 3 * 8 * 8)
+
+    def run(first: int, count: int, backwards: bool) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        of_x = x_sums + first * 24 if folds else 0
+        both.run(device.launch, x + first * hidden * 2, count, room, y, of_x, 1, y_sums, backwards)
+        parts = device.get(y_sums, (count, 3, both.parts, 2), np.float32)
+        while parts.shape[2] > 1:  # a balanced tree
+            parts = parts[:, :, ::2] + parts[:, :, 1::2]
+        return device.get(y, (count, hidden), numpy_type(dtype)).view(np.uint16), parts[:, :, 0]
+
+    together, together_sums = run(0, rows, False)
+    again, again_sums = run(0, rows, True)  # the other way, and with what the first run left between blocks
+    assert (again == together).all()
+    assert (again_sums == together_sums).all()
+    for first in range(0, rows, 5_000):
+        count = min(5_000, rows - first)
+        some, some_sums = run(first, count, False)
+        assert (some == together[first : first + count]).all(), first
+        assert (some_sums == together_sums[first : first + count]).all(), first
+    few, few_sums = run(0, 100, False)
+    assert (few == together[:100]).all()
+    assert (few_sums == together_sums[:100]).all()
+
+
 def test_what_cannot_be_folded_is_told(device: Device, random: np.random.Generator) -> None:
     def product(gamma: float) -> Any:
         weight = ref.stored(random.standard_normal((64, 64)), ref.FLOAT16)
