@@ -420,7 +420,7 @@ class HopperFeedForward final : public FeedForward {
       : in_(std::move(in)), out_(std::move(out)) {}
   static bool takes(const HopperLinear& in, const HopperLinear& out) {
     return in.weights_.in == FeedForwardShape::kHidden && out.weights_.out == FeedForwardShape::kHidden &&
-           in.weights_.out % FeedForwardShape::kChunk == 0;
+           in.weights_.out % FeedForwardShape::kChunk == 0 && in.weights_.out <= FeedForwardShape::kMostInner;
   }
 
   Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {

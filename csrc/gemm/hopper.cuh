@@ -141,12 +141,6 @@ __device__ __forceinline__ void load_boxes(const CUtensorMap* map, uint32_t to, 
       "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(chunk)
       : "memory");
 }
-// Bytes of memory in their order, a multiple of 16.
-__device__ __forceinline__ void load_bytes(const void* from, uint32_t to, int bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
 __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int column, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
                "r"(column), "r"(row)

@@ -33,11 +33,11 @@ struct FeedForwardShape {
   // A stage of the ring: a chunk's rows of W_in and half of K, or its columns of W_out and half of the rows.
   static constexpr int kHalf = kHidden / 2;
   static constexpr int kStageBytes = kHalf * kChunk * 2;
-  static constexpr int kStages = 4;                // a chunk's, each always in the same place: that spares registers
-  static constexpr int kColumnBytes = kChunk * 8;  // a chunk's constants; two chunks' are there
+  static constexpr int kStages = 4;        // a chunk's, each always in the same place: that spares registers
+  static constexpr int kMostInner = 3072;  // columns whose constants are there all along
   static constexpr int kRing = 2 * kXBytes;
   static constexpr int kInColumns = kRing + kStages * kStageBytes;
-  static constexpr int kOutColumns = kInColumns + 2 * kColumnBytes;
+  static constexpr int kOutColumns = kInColumns + kMostInner * 8;
   static constexpr int kScales = kOutColumns + kHidden * 8;  // of the rows, a float2 each
   static constexpr int kFull = kScales + kRows * 8;
   static constexpr int kEmpty = kFull + 8 * kStages;
@@ -108,6 +108,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     fence_barrier_init();
   }
   if (threadIdx.x < Shape::kHidden / 2) out_columns[threadIdx.x] = __ldg(of.columns + threadIdx.x);
+  for (int i = threadIdx.x; i < work.chunks * Shape::kChunk / 2; i += Shape::kThreads)
+    reinterpret_cast<float4*>(raw + Shape::kInColumns)[i] = __ldg(work.columns + i);
   dependents_may_launch();
   cluster_sync();
 
@@ -123,13 +125,10 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
 
   // Copies, each by one thread. Of W a block fetches a half for both.
   constexpr uint16_t kBoth = (1 << kCluster) - 1;
-  const auto load_in = [&](int half, int chunk, int place) {
+  const auto load_in = [&](int half, int chunk) {
     constexpr int kShare = Shape::kChunk / kCluster;
     const uint32_t full = ring.full + 8 * half;
-    arrive_expecting(full, Shape::kStageBytes + (half == 0 ? Shape::kColumnBytes : 0));
-    if (half == 0)
-      load_bytes(work.columns + chunk * Shape::kChunk / 2, base + Shape::kInColumns + place * Shape::kColumnBytes,
-                 Shape::kColumnBytes, full);
+    arrive_expecting(full, Shape::kStageBytes);
 #pragma unroll
     for (int box = 0; box < Shape::kHalf / 64; ++box)
       load_box_for(kBoth, &in_map, ring.base + half * Shape::kStageBytes + box * kBoxBytes + rank * kShare * 128, full,
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     prefetch_map(&in_map);
     prefetch_map(&out_map);
     prefetch_map(&x_map);
-    for (int half = 0; half < 2; ++half) load_in(half, range.run(0).from, 0);
+    for (int half = 0; half < 2; ++half) load_in(half, range.run(0).from);
     for (int half = 0; half < 2; ++half) load_out(half, range.run(0).from);
   }
   wait_for_earlier_kernels();
@@ -238,7 +237,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       // Constants are asked for long before they are needed, half a chunk's at a time: shared memory is busy with the
       // other consumer's operands, and a read takes hundreds of cycles. `after` keeps the compiler from reading the
       // second half one by one before anything else.
-      const uint32_t columns = base + Shape::kInColumns + phase * Shape::kColumnBytes + lane % 4 * 16;
+      const uint32_t columns = base + Shape::kInColumns + chunk * (Shape::kChunk * 8) + lane % 4 * 16;
       float4 of_columns[2][2];
       const auto ask_columns = [&](int piece, uint32_t after) {
         of_columns[piece % 2][0] = load_now(columns + piece * 128 + (after & work.zero));
@@ -278,7 +277,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         if (following >= 0 && elect_lane()) {
           for (int half = 0; half < 2; ++half) {
             wait_barrier(ring.empty + 8 * half, phase);
-            load_in(half, following, phase ^ 1);
+            load_in(half, following);
           }
         }
         __syncwarp();
