@@ -60,7 +60,12 @@ async def embeddings(service: Service, call: _Call) -> tuple[bytes, bytes]:
     service.check_model(request.model)
     dimensions = service.check_dimensions(request.dimensions)
     encoded = await service.tokenize(
-        request.input, call.timing, param="input", truncate=request.truncate, prompt_name=request.prompt_name
+        request.input,
+        call.timing,
+        call.terms,
+        param="input",
+        truncate=request.truncate,
+        prompt_name=request.prompt_name,
     )
     answer = await service.encode(
         encoded, call.receive, call.terms, call.timing, dimensions=dimensions, normalize=request.normalize
@@ -78,6 +83,7 @@ async def embed(service: Service, call: _Call) -> tuple[bytes, bytes]:
     encoded = await service.tokenize(
         request.inputs,
         call.timing,
+        call.terms,
         param="inputs",
         truncate=request.truncate,
         direction=request.truncation_direction,
@@ -97,6 +103,7 @@ async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
     encoded = await service.tokenize(
         request.inputs,
         call.timing,
+        call.terms,
         param="inputs",
         truncate=request.truncate,
         direction=request.truncation_direction,
@@ -124,6 +131,7 @@ async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
     encoded = await service.tokenize(
         [request.inputs.source_sentence, *request.inputs.sentences],
         call.timing,
+        call.terms,
         param="inputs",
         truncate=parameters.truncate,
         direction=parameters.truncation_direction,

@@ -149,6 +149,18 @@ class EngineClient:
         if not self.ready:
             raise Unavailable(self.unready_reason(), retry_after_s=2, reason="loading")
 
+    def check_room(self, least: Callable[[], int], most: int, terms: Terms) -> None:
+        """Raise Overloaded for what cannot be admitted, before it is tokenised.
+
+        It has `least()` tokens or more, and hardly more than `most`: `least` is asked where `most` would not fit.
+        """
+        admitted, limit = self._board.admitted, self._limit(terms)
+        if not admitted or admitted + most <= limit:
+            return
+        tokens = least()
+        if admitted + tokens > limit:
+            raise self._overloaded(admitted, str(tokens) if tokens == most else f"at least {tokens}", limit)
+
     async def encode(
         self,
         encoded: Encoded,
@@ -167,9 +179,9 @@ class EngineClient:
         self.check_ready()
         cost = encoded.tokens
         admitted = self._board.admitted
-        limit = int(BULK_SHARE * self.max_queue_tokens) if terms.bulk else self.max_queue_tokens
+        limit = self._limit(terms)
         if admitted and admitted + cost > limit:
-            raise self._overloaded(admitted, cost, limit)
+            raise self._overloaded(admitted, str(cost), limit)
         now = time.monotonic()
         if now > terms.deadline:  # tokenising took that long
             raise self._too_late(terms)
@@ -201,6 +213,9 @@ class EngineClient:
                 pending.watcher.cancel()
                 # Its CancelledError holds its frame, and that this request: with its vectors, if we held it too.
                 pending.watcher = None
+
+    def _limit(self, terms: Terms) -> int:
+        return int(BULK_SHARE * self.max_queue_tokens) if terms.bulk else self.max_queue_tokens
 
     def _admit(self, tokens: int) -> None:
         self.admitted_tokens += tokens
@@ -385,7 +400,7 @@ class EngineClient:
         message = f"the request {could} {terms.timeout_s:g} s ({terms.set_by})"
         return Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")
 
-    def _overloaded(self, admitted: int, tokens: int, limit: int) -> Overloaded:
+    def _overloaded(self, admitted: int, tokens: str, limit: int) -> Overloaded:
         of_bulk = "" if limit == self.max_queue_tokens else f", of which bulk requests may fill {BULK_SHARE:.0%}"
         return Overloaded(
             f"the queue holds {admitted} tokens and this request has {tokens}; the limit is {self.max_queue_tokens} "

@@ -158,13 +158,17 @@ class Service:
         self,
         given: TextOrIds,
         timing: Timing,
+        terms: Terms,
         *,
         param: str,
         truncate: bool | None,
         direction: Any = "right",
         prompt_name: str | None,
     ) -> Encoded:
-        """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them."""
+        """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them.
+
+        Raises Overloaded where the queue has no room for as many tokens as there are words: a flood is not tokenised.
+        """
         sequences, is_text = self.sequences(given, param)
         self.check_count(len(sequences), param)
         cut = self.config.auto_truncate if truncate is None else truncate
@@ -172,6 +176,7 @@ class Service:
         if is_text:
             prompt = self.prompt(prompt_name)
             timing.characters = sum(map(len, sequences))
+            most = timing.characters + 2 * len(sequences)
             how: dict[str, Any] = {"truncate": cut, "direction": direction, "prompt": prompt, "param": param}
             work = partial(self.tokenizer.encode, sequences, **how)
             at_once: Callable[[], Encoded | None] | None = work
@@ -182,7 +187,9 @@ class Service:
             if prompt_name is not None:
                 raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
             work = partial(self.tokenizer.from_ids, sequences, truncate=cut, direction=direction, param=param)
-            at_once = work if sum(map(len, sequences)) <= _INLINE_IDS else None
+            most = sum(map(len, sequences))
+            at_once = work if most <= _INLINE_IDS else None
+        self.client.check_room(partial(_least_tokens, sequences, self.model.max_input_length), most, terms)
         with _input_errors():
             encoded = at_once() if at_once is not None else None
             if encoded is None:
@@ -238,6 +245,11 @@ class Service:
     def close(self) -> None:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _least_tokens(sequences: Sequence[Any], longest: int) -> int:
+    """Of texts or lists of ids, cut to `longest`: no tokenizer joins what a space divides."""
+    return sum(min(len(each.split() if isinstance(each, str) else each), longest) for each in sequences)
 
 
 @contextmanager

@@ -94,6 +94,35 @@ def test_the_budget_is_that_of_all_http_processes_together() -> None:
         assert post_on(second, {"inputs": [[7] * 200] * 5})[0] == 200  # alone, more than the budget
 
 
+def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenising() -> None:
+    options = ("--max-queue-tokens", "600", "--max-batch-tokens", "256")
+    with (
+        live(*STAND_IN, *options) as server,
+        ThreadPoolExecutor(1) as pool,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        filling = pool.submit(
+            httpx.post, f"{server.url}/embed", json={"inputs": [[101, SLEEP + 20, 102], *[[7] * 200] * 2]}, timeout=30
+        )
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 403, what="the request that fills the queue")
+        seen = server.metrics()["embert_tokenize_duration_seconds_count"]
+        for inputs, has in (
+            ("word " * 198, "at least 198"),
+            (["two words"] * 150, "at least 300"),
+            ([[7] * 50] * 4, "200"),
+        ):
+            answer = client.post("/embed", json={"inputs": inputs})
+            assert answer.status_code == 429
+            said = f"holds 403 tokens and this request has {has}; the limit is 600 (--max-queue-tokens)"
+            assert said in answer.json()["error"]
+            assert int(answer.headers["retry-after"]) >= 1
+        assert server.metrics()["embert_tokenize_duration_seconds_count"] == seen
+        # Spaces are no words: it is tokenised, and there is room.
+        assert client.post("/embed", json={"inputs": "a" + " " * 1000 + "b"}, timeout=30).status_code == 200
+        assert server.metrics()["embert_tokenize_duration_seconds_count"] == seen + 1
+        assert filling.result().status_code == 200
+
+
 def test_what_a_killed_http_process_had_admitted_is_free_again() -> None:
     options = ("--workers", "2", "--max-queue-tokens", "600", "--max-batch-tokens", "256")
     with live(*STAND_IN, *options) as server, one_to_each(server) as connections, ThreadPoolExecutor(1) as pool:
