@@ -19,6 +19,7 @@
 // is also the residual, and y replaces it there before it is stored.
 #pragma once
 
+#include "feed_forward_range.h"
 #include "hopper_tiles.cuh"
 
 namespace embert::hopper {
@@ -59,29 +60,6 @@ struct FeedForwardArguments {
   uint32_t zero;  // that the compiler does not know
 };
 
-// Chunks `from` to `to` of a tile, which may be begun or finished elsewhere.
-struct FeedForwardRun {
-  int tile, from, to;
-};
-
-// A cluster's part of the work: chunks, counted through all tiles; at least as many as a tile has, so that a run which
-// begins inside a tile ends with it.
-struct FeedForwardRange {
-  int chunks, begin, end;
-
-  // First the begin of the last tile, if that is not finished here; last the end of the first, if that was begun
-  // elsewhere.
-  __device__ __forceinline__ int runs() const {
-    return (begin % chunks != 0) + (end / chunks - (begin + chunks - 1) / chunks) + (end % chunks != 0);
-  }
-  __device__ __forceinline__ FeedForwardRun run(int i) const {
-    if (end % chunks != 0 && i-- == 0) return {end / chunks, 0, end % chunks};
-    const int tile = (begin + chunks - 1) / chunks + i;
-    if (tile < end / chunks) return {tile, 0, chunks};
-    return {begin / chunks, begin % chunks, chunks};
-  }
-};
-
 template <typename T, Activation kActivation>
 __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     feed_forward_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap in_map,
@@ -115,9 +93,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
 
   const int rank = int(block_in_cluster());
   const int tiles = (of.rows + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);  // a cluster's
-  const int cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
-  const FeedForwardRange range{work.chunks, int(int64_t(tiles) * work.chunks * cluster / clusters),
-                               int(int64_t(tiles) * work.chunks * (cluster + 1) / clusters)};
+  const FeedForwardRange range = FeedForwardRange::of(tiles, work.chunks, blockIdx.x / kCluster, gridDim.x / kCluster);
   const int runs = range.runs();
   const auto row_of = [&](int tile) {  // the consumer's first
     return ((of.backwards ? tiles - 1 - tile : tile) * kCluster + rank) * Shape::kRows + consumer * 64;

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.csrc.host_program import CSRC, build
+
 CLS, MEAN, MAX, LAST = range(4)
 LAYERS, HIDDEN, INNER = 3, 256, 1024
 HOPPER, PORTABLE = "hopper", "cublaslt"
@@ -21,32 +20,9 @@ Launch = tuple[str, dict[str, int]]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    nvcc = shutil.which("nvcc")
-    toolkits = [Path("/usr/local/cuda"), *([Path(nvcc).resolve().parents[1]] if nvcc else [])]
-    headers = next(
-        (folder / "include" for folder in toolkits if (folder / "include" / "cuda_runtime.h").is_file()), None
-    )
-    if headers is None or compiler is None:
-        pytest.skip("needs CUDA's headers and a C++ compiler")
-    built = tmp_path_factory.mktemp("launches") / "launches"
-    sources = [ROOT / "csrc" / "encoder" / name for name in ("encoder.cpp", "weights.cpp", "batch.cpp")]
-    command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-isystem", headers, "-I", ROOT / "csrc"]
-    found = subprocess.run(
-        [
-            *map(str, command),
-            str(Path(__file__).with_name("recording_device.cpp")),
-            *map(str, sources),
-            "-o",
-            str(built),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    assert not found.stderr
-    return built
+    sources = [CSRC / "encoder" / name for name in ("encoder.cpp", "weights.cpp", "batch.cpp")]
+    folder = tmp_path_factory.mktemp("launches")
+    return build(folder, Path(__file__).with_name("recording_device.cpp"), *sources)
 
 
 def launches(
