@@ -1,4 +1,4 @@
-"""How clusters share the feed-forward kernel's tiles: every chunk once, in order, nobody waiting for a later cluster."""
+"""How clusters share the feed-forward kernel's tiles: every chunk once, in order, nobody waits for a later cluster."""
 
 from __future__ import annotations
 
