@@ -472,16 +472,18 @@ class HopperFeedForward final : public FeedForward {
 };
 
 Status Hopper::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) {
-  const auto own = [](std::unique_ptr<Linear>& linear) { return static_cast<HopperLinear*>(linear.get()); };
-  if (!HopperFeedForward::takes(*own(in), *own(out))) return GemmProvider::join(std::move(in), std::move(out), joined);
+  const auto own = [](std::unique_ptr<Linear>& linear) {
+    return std::unique_ptr<HopperLinear>(static_cast<HopperLinear*>(linear.release()));
+  };
+  std::unique_ptr<HopperLinear> first = own(in), second = own(out);
+  if (!HopperFeedForward::takes(*first, *second))
+    return GemmProvider::join(std::move(first), std::move(second), joined);
   if (between_blocks_.bytes() == 0) {
     const size_t block = FeedForwardShape::kHeldFloats * sizeof(float) + FeedForwardShape::kFlags * sizeof(int);
     EMBERT_TRY(between_blocks_.allocate(processors_ * block));
     EMBERT_CUDA(cudaMemset(between_blocks_.as(), 0, between_blocks_.bytes()));
   }
-  joined =
-      std::make_unique<HopperFeedForward>(std::unique_ptr<HopperLinear>(static_cast<HopperLinear*>(in.release())),
-                                          std::unique_ptr<HopperLinear>(static_cast<HopperLinear*>(out.release())));
+  joined = std::make_unique<HopperFeedForward>(std::move(first), std::move(second));
   return {};
 }
 

@@ -57,7 +57,7 @@ struct FeedForwardArguments {
   int chunks;
   float* held;    // [blocks, kHeldFloats]
   int* flags;     // [blocks, kFlags]; 0 before and after
-  uint32_t zero;  // that the compiler does not know
+  uint32_t zero;  // 0, which the compiler does not know
 };
 
 template <typename T, Activation kActivation>
@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   wait_for_earlier_kernels();
   if (warp == 0 && elect_lane()) load_x(range.run(0).tile);
 
-  // Consumer 0 and consumer 1 have a chunk's first product in turn, then its second: the parity of a turn is known.
-  // Waits for stages are taken in turn, too.
+  // Consumer 0 and consumer 1 have a chunk's first product in turn, then its second. Waits for stages are taken in
+  // turn, too.
   uint32_t turn_phase = consumer ^ 1;
   const auto wait_turn = [&] {
     wait_barrier(turn + 8 * consumer, turn_phase);
