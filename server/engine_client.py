@@ -155,7 +155,7 @@ class EngineClient:
         It has `least()` tokens or more, and hardly more than `most`: `least` is asked where `most` would not fit.
         """
         admitted, limit = self._board.admitted, self._limit(terms)
-        if not admitted or admitted + most <= limit:
+        if not admitted or admitted + most <= limit or self.draining or not self.ready:  # of the last two, encode tells
             return
         tokens = least()
         if admitted + tokens > limit:

@@ -224,7 +224,7 @@ def _open_paths(pid: int) -> list[str]:
 
 
 def test_sigterm_lets_requests_in_flight_finish() -> None:
-    with live(*STAND_IN) as server:
+    with live(*STAND_IN, "--max-queue-tokens", "100") as server:
         folder_count = len(list(Path("/tmp").glob("embert-*")))
         answers: list[httpx.Response] = []
         thread = post(server, [[101, SLEEP + 15, 102]], answers)
@@ -233,9 +233,10 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
             client.get("/livez")
             server.signal(signal.SIGTERM)
             until(lambda: client.get("/readyz").json()["status"] == "draining", 2, what="readiness to flip")
-            refused = client.post("/embed", json={"inputs": "too late"})
-            assert refused.status_code == 503
-            assert refused.headers["retry-after"]
+            for text in ("too late", "too many words " * 50):  # 503 even where there is no room in the queue
+                refused = client.post("/embed", json={"inputs": text})
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"]
         thread.join(PATIENCE_S)
         assert [answer.status_code for answer in answers] == [200]
         assert server.wait() == 0
