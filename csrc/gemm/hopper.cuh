@@ -171,8 +171,8 @@ __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-// A read that stays where it is written: the compiler would put it off until its value is needed, which saves it
-// registers.
+// A read that the compiler is asked to leave where it is written: an ordinary one it puts off until its value is
+// needed, which saves it registers.
 __device__ __forceinline__ float4 load_now(uint32_t address) {
   float4 four;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

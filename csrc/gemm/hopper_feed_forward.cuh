@@ -2,8 +2,8 @@
 //
 //   y[rows, 384] = activation(x · W_inᵀ + b_in) · W_outᵀ + b_out + x,   W_in [inner, 384], W_out [384, inner]
 //
-// As two products it is bound by memory: of 464 MB that a layer of MiniLM moves for 26 368 rows, 162 are the inner
-// activations. Here they never leave a warp's registers. A consumer multiplies 64 rows of x, which stay in shared
+// As two products it moves the inner activations twice: 162 of 464 MB of a layer of MiniLM for 26 368 rows. Here they
+// never leave a warp's registers. A consumer multiplies 64 rows of x, which stay in shared
 // memory, with 64 rows of W_in, applies the activation, and what was an accumulator is wgmma's left operand for 64
 // columns of W_out: a chunk. The accumulators of y, [64, 384] a consumer, stay in registers over all chunks. They are
 // 192 of a thread's 255, which is why no wider model fits, why a block has two warpgroups and none that only copies,
