@@ -13,6 +13,16 @@ constexpr size_t short_shared_bytes() {  // each pair's Q, K and V
   return size_t(kShortPairs) * 3 * kAttentionShort * (kDim + 8) * sizeof(T);
 }
 
+// The two warps of a pair wait for each other. Each barrier by its own number: a number that the compiler does not know
+// counts as all 16, of which a multiprocessor has 64, and so kept it to four blocks.
+__device__ __forceinline__ void sync_pair(int pair) {
+  static_assert(kShortPairs == 2, "a barrier each");
+  if (pair == 0)
+    asm volatile("bar.sync 1, 64;" ::: "memory");
+  else
+    asm volatile("bar.sync 2, 64;" ::: "memory");
+}
+
 // By the two warps of `pair`, `thread` 0 … 63 of them; `raw`: short_shared_bytes of the block.
 template <typename T, int kDim>
 __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
@@ -28,7 +38,7 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
   copy_head_rows<T, kDim, kAttentionShort, 64>(values, q_from + 2 * heads * dim, pitch, tile.length, dim, thread);
   commit_copies();
   wait_copies<0>();
-  asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");  // the pair's two warps
+  sync_pair(pair);
   const int query = thread / 32 * 16, lane = thread % 32;
   if (query >= tile.length) return;
   Warp work;
