@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
   using At = Layout<kDim>;
   extern __shared__ __align__(1024) uint8_t raw[];
   const uint32_t base = shared_address(raw), barriers = base + At::kBarriers;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = warp_of_block(), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) init_barrier(barriers + 8 * stage, 1);
     fence_barrier_init();
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
   dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
   if (tile.length == 0 || !is_wanted(tile, work.queries, kRows)) return;
   const int steps = (tile.length + kRows - 1) / kRows;
-  const auto fetch = [&](int step) {  // by one thread; Q comes with the first step
+  const auto fetch = [&](int step) {  // by an elected lane (hopper.cuh); Q comes with the first step
     const int stage = step % kStages, row = tile.first_row + step * kRows;
     const uint32_t barrier = barriers + 8 * stage;
     arrive_expecting(barrier, (step == 0 ? 3 : 2) * At::kTileBytes);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
     load_box(&qkv_map, base + At::kK + stage * At::kTileBytes, barrier, (heads + head) * kDim, row);
     load_box(&qkv_map, base + At::kV + stage * At::kTileBytes, barrier, (2 * heads + head) * kDim, row);
   };
-  if (threadIdx.x == 0) {
+  if (warp == 0 && elect_lane()) {
     for (int step = 0; step < min(steps, kStages); ++step) fetch(step);
   }
 
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
     wait_products<0>();
     if (step + kStages < steps) {
       __syncthreads();  // everyone is done with this stage
-      if (threadIdx.x == 0) fetch(step + kStages);
+      if (warp == 0 && elect_lane()) fetch(step + kStages);
     }
   }
 
