@@ -128,7 +128,7 @@ class HopperLinear final : public Linear {
   Status run_pingpong(const Call& call);
   template <typename T, typename Shape, Activation kActivation, bool kResidual>
   Status run_wide(const Call& call);
-  GemmArguments arguments_of(const Call& call) const;
+  GemmArguments arguments_of(const Call& call, int tile_columns = 0) const;
   Status map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
                       const CUtensorMap*& w_map);
   cudaLaunchConfig_t configure(const Call& call, int shared_bytes, cudaLaunchAttribute (&attributes)[2]) const;
@@ -231,8 +231,9 @@ Status HopperLinear::init(const Stream& stream) {
   return owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream);
 }
 
-GemmArguments HopperLinear::arguments_of(const Call& call) const {
+GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) const {
   const bool adds = call.residual.data != nullptr;
+  const uint32_t tiles_across = tile_columns == 0 ? 1 : tiles_of(weights_.out, tile_columns);
   const Rows& normed = adds ? call.residual : call.x;
   const int width = adds ? weights_.out : weights_.in;
   return {
@@ -252,6 +253,7 @@ GemmArguments HopperLinear::arguments_of(const Call& call) const {
       static_cast<const uint8_t*>(weights_.ahead),
       call.rows <= kAheadRows ? int(weights_.ahead_bytes / 128) : 0,
       call.stream.backwards,
+      ((1u << 31) + tiles_across - 1) / tiles_across,
   };
 }
 
@@ -295,7 +297,8 @@ Status HopperLinear::run_pingpong(const Call& call) {
   EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = configure_many<PingPongShape>(call, attributes);
-  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *y_map, arguments_of(call)), call.rows);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *y_map, arguments_of(call, PingPongShape::kColumns)),
+              call.rows);
 }
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
@@ -310,8 +313,9 @@ Status HopperLinear::run_wide(const Call& call) {
   call.y_parts = 1;
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = configure_many<Shape>(call, attributes);
-  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *residual_map, *y_map, arguments_of(call)),
-              call.rows);
+  return said(
+      cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *residual_map, *y_map, arguments_of(call, Shape::kColumns)),
+      call.rows);
 }
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>

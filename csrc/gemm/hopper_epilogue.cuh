@@ -28,6 +28,9 @@ struct GemmArguments {
   const uint8_t* ahead;  // LinearWeights::ahead; few rows only
   int ahead_lines;       // of 128 bytes; 0: none
   bool backwards;        // the last rows first; many rows only
+  // 2³¹ over the number of tiles across y, rounded up: a tile's row without a division, exact for fewer than 2³¹ over
+  // that number of tiles; many rows only.
+  uint32_t columns_inverse;
 };
 
 // Both ways to read a row's sums add them up in the order of row_sums.cuh: its scale has the same bits in any tile.
@@ -67,12 +70,22 @@ struct ManyRowsSums {
   // Rows past the end are read as the last one: nobody stores what becomes of them.
   __device__ __forceinline__ void load(const GemmArguments& of, int first_row, int lane) {
     const int groups = (of.width + kSumColumns - 1) / kSumColumns;
+    const auto group_at = [&](int i) { return min(lane % 4 + i % 2 * 4, groups - 1); };
+    const auto parts_at = [&](int i) {
+      const int row = min(first_row + lane / 4 + i / 2 * 8, of.rows - 1);
+      return of.row_sums + size_t(row * groups + group_at(i)) * of.parts;
+    };
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = min(first_row + lane / 4 + i / 2 * 8, of.rows - 1), group = min(lane % 4 + i % 2 * 4, groups - 1);
-      const float2* const from = of.row_sums + (size_t(row) * groups + group) * of.parts;
-      held[i / 2][i % 2] = from[0];
-      if (of.parts > 1) held[i / 2][i % 2] = group_sum(from, of.parts, of.width - group * kSumColumns);
+    for (int i = 0; i < 4; ++i) held[i / 2][i % 2] = *parts_at(i);
+    if (of.parts > 1) {
+#pragma unroll 1  // rare: its code should stand in nobody's way
+      for (int i = 0; i < 4; ++i) {
+        const float2 sum = group_sum(parts_at(i), of.parts, of.width - group_at(i) * kSumColumns);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (i == k) held[k / 2][k % 2] = sum;
+        }
+      }
     }
   }
 
