@@ -2,16 +2,20 @@
 //
 // A block, one warpgroup, takes 64 query rows of a (sequence, head) and walks the keys 64 at a time. The tensor copy
 // engine brings Q once, K and V into two stages; both products are wgmma: S = Q·Kᵀ from shared memory, P·V with P in
-// the registers that the softmax left it in. So no thread computes an address or loads a matrix.
-// By count, a step's 4 096 exps at 16 a cycle take as long as its two products (256 cycles at d = 64), and a block
-// mostly waits for its copies: BERT-base's passages take 73 µs a layer where the bytes take 54 at 3 TB/s and, by count,
-// the steps 25; hence as many blocks on a multiprocessor as registers allow. Keys are counted from the sequence's own
-// start, whatever its neighbours: same text, same bits.
+// the registers that the softmax left it in. So no thread computes an address or loads a matrix. Where 32 keys or fewer
+// are left the last step is half as long: passages 45.6 → 43.6 µs a layer at d = 32, 67.9 → 66.9 at d = 64.
+//
+// By count, a step's 4 096 exps at 16 a cycle take as long as its two products (256 cycles at d = 64). BERT-base's
+// passages take 67 µs a layer where the bytes take 54 at 3 TB/s and, by count, the steps 25; what is busiest meanwhile,
+// 87 % of the time, is the link between the two halves of the L2 cache. A block mostly waits for its copies, hence as
+// many blocks on a multiprocessor as registers allow. Keys are counted from the sequence's own start, whatever its
+// neighbours: same text, same bits.
 //
 // Where there are sequences of up to 32 tokens as well, the last blocks take two of them each (attention_short.cuh). A
 // launch of their own stood for 11 µs a layer in a profile of BERT-base's passages, of which few are that short.
 
 #include <cmath>
+#include <type_traits>
 
 #include "../gemm/hopper.cuh"
 #include "../gemm/tensor_maps.h"
@@ -27,8 +31,8 @@ constexpr int kThreads = 128;
 constexpr int kRows = 64;  // of Q, and keys of a step
 constexpr int kStages = 2;
 static_assert(kRows == kAttentionRows, "a block is a tile of the work list");
-// Blocks of a multiprocessor, so registers of a thread: 96 and 80; one more and they would spill. Against four, a
-// forward of BERT-base takes 1 % less under lasting load (in bursts −3.5 to +0.8 % by workload), of MiniLM 1 %.
+// Blocks of a multiprocessor, so registers of a thread: 96 and 80; one more and they would spill. Against four:
+// passages 72.5 → 68.4 µs a layer at d = 64, 53.8 → 45.8 at d = 32.
 template <int kDim>
 constexpr int kBlocks = kDim == 64 ? 5 : 6;
 
@@ -100,41 +104,42 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) out[i] = 0.0f;
 
-  for (int step = 0; step < steps; ++step) {
+  const auto attend = [&](int step, auto keys) {
+    constexpr int kKeys = decltype(keys)::value;
     const int stage = step % kStages;
     const uint32_t k_from = base + At::kK + stage * At::kTileBytes, v_from = base + At::kV + stage * At::kTileBytes;
     const int valid = tile.length - step * kRows;
     wait_barrier(barriers + 8 * stage, step / kStages % 2);
-    float s[32];
+    float s[kKeys / 2];
     fence_registers();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
       multiply<T>(s, further(rows_operand<kDim>(base + At::kQ), k * 32), further(rows_operand<kDim>(k_from), k * 32),
                   k > 0);
     commit_products();
-    if (valid < kRows) {
+    if (valid < kKeys) {
       // The rows after the sequence's end are a neighbour's. Their weights are 0, but 0 · infinity would not be.
       constexpr int kChunks = At::kRowBytes / 16;
-      for (int i = valid * kChunks + threadIdx.x; i < kRows * kChunks; i += kThreads)
+      for (int i = valid * kChunks + threadIdx.x; i < kKeys * kChunks; i += kThreads)
         *reinterpret_cast<uint4*>(raw + (v_from - base) + place_of<kDim>(i / kChunks, i % kChunks)) = uint4{0, 0, 0, 0};
       fence_for_copies();
       __syncthreads();
     }
     wait_products<0>();
 
-    if (valid < kRows) {
+    if (valid < kKeys) {
       const int column = 2 * (lane % 4);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
+      for (int i = 0; i < kKeys / 2; ++i) {
         if (i / 4 * 8 + column + i % 2 >= valid) s[i] = -INFINITY;
       }
     }
-    uint32_t p[4][4];
+    uint32_t p[kKeys / 16][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float highest = maximum[half];
 #pragma unroll
-      for (int n = 0; n < 8; ++n) highest = fmaxf(highest, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+      for (int n = 0; n < kKeys / 8; ++n) highest = fmaxf(highest, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
       const float correction = exp2_approximate((maximum[half] - highest) * scale_log2);  // 0 at the first step
@@ -142,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
       const float shift = highest * scale_log2;
       float row_sum = 0.0f;
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
         for (int i = 4 * n + 2 * half; i < 4 * n + 2 * half + 2; ++i) {
           s[i] = exp2_approximate(fmaf(s[i], scale_log2, -shift));
@@ -150,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
         }
       sum[half] = fmaf(sum[half], correction, row_sum);
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < kKeys / 8; ++n)
         p[n / 2][2 * (n % 2) + half] = pack_two<T>(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]);
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n) {
@@ -160,14 +165,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
     }
     fence_registers();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) multiply_rows<T>(out, p[k], rows_operand<kDim>(v_from + k * 16 * At::kRowBytes), true);
+    for (int k = 0; k < kKeys / 16; ++k)
+      multiply_rows<T>(out, p[k], rows_operand<kDim>(v_from + k * 16 * At::kRowBytes), true);
     commit_products();
     wait_products<0>();
     if (step + kStages < steps) {
       __syncthreads();  // everyone is done with this stage
       if (warp == 0 && elect_lane()) fetch(step + kStages);
     }
-  }
+  };
+  const bool ends_short = tile.length - (steps - 1) * kRows <= kRows / 2;
+  const int whole = ends_short ? steps - 1 : steps;
+  for (int step = 0; step < whole; ++step) attend(step, std::integral_constant<int, kRows>());
+  if (ends_short) attend(whole, std::integral_constant<int, kRows / 2>());
 
   // Through Q's place, which all warps have read for the last time, to whole rows of 16-byte packs.
   __syncthreads();
