@@ -1,0 +1,112 @@
+"""What ptxas gives the Hopper kernels: spills, barriers, serialised products, which cost time and change no result.
+
+Needs nvcc, no GPU. Each rule stands for something that happened: a barrier's number in a register counted as all 16 and
+kept attention to four blocks a multiprocessor (passages 54 µs a layer instead of 46); 8 bytes spilled made FFN in 4 %
+longer; a product too many in flight for the registers makes the compiler wait for each (C7512).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.csrc.host_program import CSRC
+
+BARRIERS = 64  # of a multiprocessor
+# Bytes that may be spilled, and why that is known to be cheap or not worth more.
+SPILLS = {
+    "feed_forward_kernel": 64,  # 255 registers of 255; outside the loop over chunks
+    "few_rows_kernel": 40,  # one variant, bfloat16 with a residual
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str  # mangled
+    spilled: int  # bytes
+    registers: int
+    barriers: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    kernels: list[Kernel]
+    serialised: list[str]  # C75xx: ptxas says that it waits for each wgmma
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Compiled]:
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    known = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
+    if "compute_90" not in known:
+        pytest.skip(f"{nvcc} does not know sm_90")
+    options = [
+        "-O3",
+        "-std=c++17",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-Xptxas=-v",
+        f"-I{CSRC}",
+        "-o",
+        "/dev/null",
+    ]
+    running = {
+        source: subprocess.Popen(
+            [nvcc, *options, "-cubin", CSRC / source], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        for source in ("gemm/hopper.cu", "kernels/attention_hopper.cu", "kernels/attention.cu")
+    }
+    told = {source: process.communicate()[1] for source, process in running.items()}
+    for source, process in running.items():
+        assert process.returncode == 0, told[source]
+    return {Path(source).stem: parsed(said) for source, said in told.items()}
+
+
+def parsed(said: str) -> Compiled:
+    pattern = re.compile(
+        r"Compiling entry function '(?P<name>\w+)'.*?"
+        r"(?P<spilled>\d+) bytes spill stores.*?"
+        r"Used (?P<registers>\d+) registers(?:, used (?P<barriers>\d+) barriers)?",
+        re.DOTALL,
+    )
+    kernels = [
+        Kernel(found["name"], int(found["spilled"]), int(found["registers"]), int(found["barriers"] or 0))
+        for found in pattern.finditer(said)
+    ]
+    return Compiled(kernels, [line for line in said.splitlines() if re.search(r"\(C75\d\d\)", line)])
+
+
+def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
+    names = {source: " ".join(kernel.name for kernel in each.kernels) for source, each in compiled.items()}
+    for kernel in ("pingpong_kernel", "wide_kernel", "few_rows_kernel", "feed_forward_kernel"):
+        assert kernel in names["hopper"]
+    assert "attention_hopper_kernel" in names["attention_hopper"]
+    assert "attention_short_kernel" in names["attention"]
+
+
+def test_nothing_is_spilled_where_it_counts(compiled: dict[str, Compiled]) -> None:
+    for each in compiled.values():
+        for kernel in each.kernels:
+            allowed = max((spill for name, spill in SPILLS.items() if name in kernel.name), default=0)
+            assert kernel.spilled <= allowed, kernel
+
+
+def test_products_are_not_serialised(compiled: dict[str, Compiled]) -> None:
+    for source, each in compiled.items():
+        assert not each.serialised, source
+
+
+@pytest.mark.parametrize(("source", "kernel"), [("attention_hopper", "attention_hopper"), ("attention", "short")])
+def test_barriers_leave_room_for_blocks(compiled: dict[str, Compiled], source: str, kernel: str) -> None:
+    """As many blocks as the registers allow: 65 536 of a multiprocessor, 128 threads a block."""
+    chosen = [each for each in compiled[source].kernels if f"{kernel}_kernel" in each.name]
+    assert chosen
+    for each in chosen:
+        blocks = min(16, 65_536 // (128 * -(-each.registers // 8) * 8))
+        assert each.barriers * blocks <= BARRIERS, each
