@@ -1,26 +1,17 @@
-// The Hopper provider: tensor maps, tile shapes and launches of the kernels in hopper_few.cuh, hopper_pingpong.cuh,
-// hopper_wide.cuh and hopper_feed_forward.cuh.
+// Which kernel, which tile: the matrix products of hopper_few.cuh, hopper_pingpong.cuh and hopper_wide.cuh launched.
 
 #include <algorithm>
-#include <set>
 #include <type_traits>
 
-#include "../encoder/memory.h"
 #include "fold.cuh"
-#include "hopper_feed_forward.cuh"
 #include "hopper_few.cuh"
+#include "hopper_linear.cuh"
 #include "hopper_pingpong.cuh"
 #include "hopper_wide.cuh"
-#include "tensor_maps.h"
 
 namespace embert {
+namespace hopper {
 namespace {
-
-using hopper::FeedForwardShape;
-using hopper::FewShape;
-using hopper::GemmArguments;
-using hopper::PingPongShape;
-using hopper::WideShape;
 
 // All tuned numbers. Few rows: more and smaller tiles.
 using Middle = FewShape<64>;
@@ -63,10 +54,6 @@ FewTile few_tile(int rows, int out, int in) {
   return {64, rows <= 128 ? 32 : 64};
 }
 
-// From so many rows on the whole feed-forward layer (hidden size 384) is one kernel, whose blocks have 128 rows each. A
-// forward of MiniLM-L6 at 11 264 tokens takes 742 µs with it and 706 with two, at 16 384 912 and 980.
-constexpr int kJoinedRows = 12800;
-
 // What a block for few rows may take of a multiprocessor's 227 KB, so that the next kernel's fit beside it.
 constexpr int kFewBytes = 113 * 1024;
 // The same where a launch has no more blocks than there are multiprocessors, and over 64 rows: the ring must cover the
@@ -84,144 +71,47 @@ constexpr int kAheadRows = 64;
 constexpr float kFoldTolerance = 3.0f;
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
-int tiles_of(int size, int tile) {
-  return (size + tile - 1) / tile;
+}  // namespace
+
+Status Hopper::open() {
+  EMBERT_TRY(maps_.open());
+  int device = 0;
+  EMBERT_CUDA(cudaGetDevice(&device));
+  EMBERT_CUDA(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
+  EMBERT_TRY(fold_error_.allocate(sizeof(float)));
+  EMBERT_CUDA(cudaMemset(fold_error_.as(), 0, sizeof(float)));
+  return {};
 }
 
-class Hopper;
+Status Hopper::check_folds() const {
+  float worst = 0.0f;
+  EMBERT_CUDA(cudaMemcpy(&worst, fold_error_.as(), sizeof(worst), cudaMemcpyDeviceToHost));
+  const float usual = dtype_ == DType::kFloat16 ? 2.1e-4f : 1.7e-3f;
+  if (worst <= kFoldTolerance * usual) return {};
+  return Status::refused("LayerNorm's gamma cannot be folded into the weights: their relative error would be " +
+                         std::to_string(worst) + ", at most " + std::to_string(kFoldTolerance * usual) + " is taken");
+}
 
-class HopperFeedForward;
-
-class HopperLinear final : public Linear {
-  friend class HopperFeedForward;
-
- public:
-  HopperLinear(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
-  Status init(const Stream& stream);
-  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
-             const Stream& stream) override;
-
- private:
-  struct Call {
-    const Rows& x;
-    const Rows& residual;
-    int rows;
-    void* y;
-    float2* y_sums;
-    int& y_parts;
-    const Stream& stream;
-    int tile_rows = 0;  // for few rows
-  };
-  template <typename T>
-  Status fold(const Stream& stream);
-  template <typename T>
-  Status run_type(const Call& call);
-  template <typename T, typename Shape>
-  Status run_few(const Call& call);
-  template <typename T>
-  Status run_plain(const Call& call);
-  template <typename T>
-  Status run_residual(const Call& call);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual>
-  Status launch_few(const Call& call);
-  template <typename T, Activation kActivation, bool kTurns>
-  Status run_pingpong(const Call& call);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual>
-  Status run_wide(const Call& call);
-  GemmArguments arguments_of(const Call& call, int tile_columns = 0) const;
-  Status map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
-                      const CUtensorMap*& w_map);
-  cudaLaunchConfig_t configure(const Call& call, int shared_bytes, cudaLaunchAttribute (&attributes)[2]) const;
-  template <typename Shape>
-  cudaLaunchConfig_t configure_many(const Call& call, cudaLaunchAttribute (&attributes)[2]) const;
-  Status said(cudaError_t code, int rows) const;
-
-  float2* plain_columns() const { return columns_.as<float2>(); }
-  float2* residual_columns() const { return columns_.as<float2>() + padded_; }
-
-  Hopper& owner_;
-  LinearWeights weights_;
-  DeviceBuffer columns_;  // what the epilogue reads for each column of y: without a residual, then with one
-  int padded_ = 0;
-};
-
-class Hopper final : public GemmProvider {
- public:
-  explicit Hopper(DType dtype) : dtype_(dtype), maps_(dtype) {}
-
-  Status open() {
-    EMBERT_TRY(maps_.open());
-    int device = 0;
-    EMBERT_CUDA(cudaGetDevice(&device));
-    EMBERT_CUDA(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
-    EMBERT_TRY(fold_error_.allocate(sizeof(float)));
-    EMBERT_CUDA(cudaMemset(fold_error_.as(), 0, sizeof(float)));
-    return {};
-  }
-
-  const char* name() const override { return "hopper"; }
-  size_t workspace_bytes() const override { return between_blocks_.bytes(); }
-  bool dependent_launch() const override { return true; }
-  bool folds() const override { return true; }
-  Status check_folds() const override {
-    float worst = 0.0f;
-    EMBERT_CUDA(cudaMemcpy(&worst, fold_error_.as(), sizeof(worst), cudaMemcpyDeviceToHost));
-    const float usual = dtype_ == DType::kFloat16 ? 2.1e-4f : 1.7e-3f;
-    if (worst <= kFoldTolerance * usual) return {};
-    return Status::refused("LayerNorm's gamma cannot be folded into the weights: their relative error would be " +
-                           std::to_string(worst) + ", at most " + std::to_string(kFoldTolerance * usual) + " is taken");
-  }
-  Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override {
-    if (weights.in % 8 != 0 || weights.out % 8 != 0)
-      return Status::refused("hopper gemm: sizes must be multiples of 8");
-    if (weights.residual_norm.gamma != nullptr && weights.activation != Activation::kNone)
-      return Status::refused("hopper gemm: a residual and an activation");
-    auto made = std::make_unique<HopperLinear>(*this, weights);
-    EMBERT_TRY(made->init(stream));
-    linear = std::move(made);
-    return {};
-  }
-
-  Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) override;
-
-  Status map(const BoxedMatrix& matrix, const CUtensorMap*& found) { return maps_.get(matrix, found); }
-
-  // Lets a kernel have more shared memory than 48 KB, the first time it is seen.
-  Status allow_shared_memory(const void* kernel, int bytes) {
-    if (!allowed_.insert(kernel).second) return {};
-    EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    return {};
-  }
-
-  // What blocks of the feed-forward kernel leave each other, the same for all layers: accumulators, then flags.
-  float* held() const { return between_blocks_.as<float>(); }
-  int* flags() const { return reinterpret_cast<int*>(held() + size_t(processors_) * FeedForwardShape::kHeldFloats); }
-
-  // The largest relative error that folding a LayerNorm's gamma into a row of weights has made so far; on the device.
-  float* fold_error() const { return fold_error_.as<float>(); }
-  DType dtype() const { return dtype_; }
-  int processors() const { return processors_; }
-
- private:
-  DType dtype_;
-  int processors_ = 0;
-  TensorMaps maps_;
-  std::set<const void*> allowed_;
-  DeviceBuffer fold_error_, between_blocks_;
-};
+Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
+  if (weights.in % 8 != 0 || weights.out % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
+  if (weights.residual_norm.gamma != nullptr && weights.activation != Activation::kNone)
+    return Status::refused("hopper gemm: a residual and an activation");
+  auto made = std::make_unique<HopperLinear>(*this, weights);
+  EMBERT_TRY(made->init(stream));
+  linear = std::move(made);
+  return {};
+}
 
 template <typename T>
 Status HopperLinear::fold(const Stream& stream) {
   const auto as = [](const void* vector) { return static_cast<const T*>(vector); };
   const int out = weights_.out;
-  EMBERT_TRY(launch("fold_input", hopper::fold_input_kernel<T>, out, hopper::kFoldThreads, 0, stream,
-                    static_cast<T*>(weights_.weight), as(weights_.bias), as(weights_.input_norm.gamma),
-                    as(weights_.input_norm.beta), weights_.in, activation_factor(weights_.activation), plain_columns(),
-                    owner_.fold_error()));
-  const int blocks = (out + hopper::kFoldThreads - 1) / hopper::kFoldThreads;
-  return launch("fold_residual", hopper::fold_residual_kernel<T>, blocks, hopper::kFoldThreads, 0, stream,
-                as(weights_.bias), as(weights_.residual_norm.gamma), as(weights_.residual_norm.beta), out,
-                residual_columns());
+  EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, out, kFoldThreads, 0, stream, static_cast<T*>(weights_.weight),
+                    as(weights_.bias), as(weights_.input_norm.gamma), as(weights_.input_norm.beta), weights_.in,
+                    activation_factor(weights_.activation), plain_columns(), owner_.fold_error()));
+  const int blocks = (out + kFoldThreads - 1) / kFoldThreads;
+  return launch("fold_residual", fold_residual_kernel<T>, blocks, kFoldThreads, 0, stream, as(weights_.bias),
+                as(weights_.residual_norm.gamma), as(weights_.residual_norm.beta), out, residual_columns());
 }
 
 Status HopperLinear::init(const Stream& stream) {
@@ -280,17 +170,17 @@ template <typename Shape>
 cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, cudaLaunchAttribute (&attributes)[2]) const {
   cudaLaunchConfig_t config = configure(call, Shape::kSharedBytes, attributes);
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {hopper::kCluster, 1, 1};
+  attributes[1].val.clusterDim = {kCluster, 1, 1};
   config.numAttrs = 2;
-  const int tiles = tiles_of(call.rows, Shape::kRows * hopper::kCluster) * tiles_of(weights_.out, Shape::kColumns);
-  config.gridDim = dim3(std::min(tiles, owner_.processors() / hopper::kCluster) * hopper::kCluster);
-  config.blockDim = dim3(hopper::kManyRowsThreads);
+  const int tiles = tiles_of(call.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
+  config.gridDim = dim3(std::min(tiles, owner_.processors() / kCluster) * kCluster);
+  config.blockDim = dim3(kManyRowsThreads);
   return config;
 }
 
 template <typename T, Activation kActivation, bool kTurns>
 Status HopperLinear::run_pingpong(const Call& call) {
-  const auto kernel = hopper::pingpong_kernel<T, kActivation, kTurns>;
+  const auto kernel = pingpong_kernel<T, kActivation, kTurns>;
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), PingPongShape::kSharedBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
   EMBERT_TRY(map_operands(call, PingPongShape::kRows, PingPongShape::kWShare, 0, x_map, w_map));
@@ -303,7 +193,7 @@ Status HopperLinear::run_pingpong(const Call& call) {
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
 Status HopperLinear::run_wide(const Call& call) {
-  const auto kernel = hopper::wide_kernel<T, Shape, kActivation, kResidual>;
+  const auto kernel = wide_kernel<T, Shape, kActivation, kResidual>;
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
   EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, 0, x_map, w_map));
@@ -320,7 +210,7 @@ Status HopperLinear::run_wide(const Call& call) {
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
 Status HopperLinear::launch_few(const Call& call) {
-  const auto kernel = hopper::few_rows_kernel<T, Shape, kActivation, kResidual>;
+  const auto kernel = few_rows_kernel<T, Shape, kActivation, kResidual>;
   const int x_rows = std::min(call.tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
   const int wanted = tiles_of(weights_.in, Shape::kDepth);
   const dim3 grid(tiles_of(weights_.out, Shape::kColumns), tiles_of(call.rows, x_rows));
@@ -335,7 +225,7 @@ Status HopperLinear::launch_few(const Call& call) {
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config = configure(call, Shape::shared_bytes(stages, x_rows), attributes);
   config.gridDim = grid;
-  config.blockDim = dim3(hopper::kFewThreads);
+  config.blockDim = dim3(kFewThreads);
   return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, arguments_of(call), x_rows, stages), call.rows);
 }
 
@@ -344,21 +234,6 @@ Status HopperLinear::said(cudaError_t code, int rows) const {
   return Status::cuda(code, ("hopper gemm (" + std::to_string(rows) + " rows, " + std::to_string(weights_.in) + " to " +
                              std::to_string(weights_.out) + ")")
                                 .c_str());
-}
-
-// Calls `run` with an activation as a constant.
-template <typename Run>
-Status with_activation(Activation activation, Run run) {
-  switch (activation) {
-    case Activation::kGeluErf:
-      return run(std::integral_constant<Activation, Activation::kGeluErf>());
-    case Activation::kGeluTanh:
-      return run(std::integral_constant<Activation, Activation::kGeluTanh>());
-    case Activation::kRelu:
-      return run(std::integral_constant<Activation, Activation::kRelu>());
-    default:
-      return run(std::integral_constant<Activation, Activation::kNone>());
-  }
 }
 
 template <typename T, typename Shape>
@@ -417,85 +292,11 @@ Status HopperLinear::run(const Rows& x, const Rows& residual, int rows, void* y,
   return owner_.dtype() == DType::kFloat16 ? run_type<half_t>(call) : run_type<bfloat_t>(call);
 }
 
-// One kernel where that is the faster one, else two.
-class HopperFeedForward final : public FeedForward {
- public:
-  HopperFeedForward(std::unique_ptr<HopperLinear> in, std::unique_ptr<HopperLinear> out)
-      : in_(std::move(in)), out_(std::move(out)) {}
-  static bool takes(const HopperLinear& in, const HopperLinear& out) {
-    return in.weights_.in == FeedForwardShape::kHidden && out.weights_.out == FeedForwardShape::kHidden &&
-           in.weights_.out % FeedForwardShape::kChunk == 0 && in.weights_.out <= FeedForwardShape::kMostInner;
-  }
-
-  Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
-    if (rows >= kJoinedRows) {
-      const HopperLinear::Call call{x, x, rows, y, y_sums, y_parts, along.turned()};  // x is its own residual
-      return in_->owner_.dtype() == DType::kFloat16 ? run_joined<half_t>(call) : run_joined<bfloat_t>(call);
-    }
-    int none = 0;
-    EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, along.turned()));
-    return out_->run({inner}, x, rows, y, y_sums, y_parts, along.turned());
-  }
-
- private:
-  template <typename T>
-  Status run_joined(const HopperLinear::Call& call) {
-    return with_activation(in_->weights_.activation,
-                           [&](auto activation) { return launch_joined<T, decltype(activation)::value>(call); });
-  }
-
-  template <typename T, Activation kActivation>
-  Status launch_joined(const HopperLinear::Call& call) {
-    using Shape = FeedForwardShape;
-    const auto kernel = hopper::feed_forward_kernel<T, kActivation>;
-    Hopper& owner = in_->owner_;
-    const int inner = in_->weights_.out;
-    EMBERT_TRY(owner.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
-    const CUtensorMap *x_map = nullptr, *in_map = nullptr, *out_map = nullptr, *y_map = nullptr;
-    EMBERT_TRY(owner.map({call.x.data, call.rows, Shape::kHidden, 64, 64}, x_map));
-    EMBERT_TRY(owner.map({in_->weights_.weight, inner, Shape::kHidden, Shape::kChunk / hopper::kCluster, 64}, in_map));
-    EMBERT_TRY(owner.map({out_->weights_.weight, Shape::kHidden, inner, Shape::kHalf / hopper::kCluster, 64}, out_map));
-    EMBERT_TRY(owner.map({call.y, call.rows, Shape::kHidden, 16, 64}, y_map));  // a warp's rows
-    call.y_parts = 1;
-    cudaLaunchAttribute attributes[2]{};
-    cudaLaunchConfig_t config = in_->configure(call, Shape::kSharedBytes, attributes);
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {hopper::kCluster, 1, 1};
-    config.numAttrs = 2;
-    const int tiles = tiles_of(call.rows, Shape::kRows * hopper::kCluster);
-    config.gridDim = dim3(std::min(tiles, owner.processors() / hopper::kCluster) * hopper::kCluster);
-    config.blockDim = dim3(Shape::kThreads);
-    const hopper::FeedForwardArguments work{reinterpret_cast<const float4*>(in_->plain_columns()),
-                                            inner / Shape::kChunk, owner.held(), owner.flags(), 0};
-    return in_->said(
-        cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_->arguments_of(call), work),
-        call.rows);
-  }
-
-  std::unique_ptr<HopperLinear> in_, out_;
-};
-
-Status Hopper::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) {
-  const auto own = [](std::unique_ptr<Linear>& linear) {
-    return std::unique_ptr<HopperLinear>(static_cast<HopperLinear*>(linear.release()));
-  };
-  std::unique_ptr<HopperLinear> first = own(in), second = own(out);
-  if (!HopperFeedForward::takes(*first, *second))
-    return GemmProvider::join(std::move(first), std::move(second), joined);
-  if (between_blocks_.bytes() == 0) {
-    const size_t block = FeedForwardShape::kHeldFloats * sizeof(float) + FeedForwardShape::kFlags * sizeof(int);
-    EMBERT_TRY(between_blocks_.allocate(processors_ * block));
-    EMBERT_CUDA(cudaMemset(between_blocks_.as(), 0, between_blocks_.bytes()));
-  }
-  joined = std::make_unique<HopperFeedForward>(std::move(first), std::move(second));
-  return {};
-}
-
-}  // namespace
+}  // namespace hopper
 
 Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider) {
   if (dtype == DType::kFloat32) return Status::refused("hopper gemm: 16-bit types only");
-  auto made = std::make_unique<Hopper>(dtype);
+  auto made = std::make_unique<hopper::Hopper>(dtype);
   EMBERT_TRY(made->open());
   provider = std::move(made);
   return {};

@@ -17,6 +17,7 @@ import pytest
 
 from tests.csrc.host_program import CSRC
 
+SOURCES = ("gemm/hopper.cu", "gemm/hopper_joined.cu", "kernels/attention_hopper.cu", "kernels/attention.cu")
 BARRIERS = 64  # of a multiprocessor
 # Bytes that may be spilled, and why that is known to be cheap or not worth more.
 SPILLS = {
@@ -60,7 +61,12 @@ def compiled() -> dict[str, Compiled]:
         source: subprocess.Popen(
             [nvcc, *options, "-cubin", CSRC / source], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        for source in ("gemm/hopper.cu", "kernels/attention_hopper.cu", "kernels/attention.cu")
+        for source in (
+            "gemm/hopper.cu",
+            "gemm/hopper_joined.cu",
+            "kernels/attention_hopper.cu",
+            "kernels/attention.cu",
+        )
     }
     told = {source: process.communicate()[1] for source, process in running.items()}
     for source, process in running.items():
@@ -84,8 +90,10 @@ def parsed(said: str) -> Compiled:
 
 def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     names = {source: " ".join(kernel.name for kernel in each.kernels) for source, each in compiled.items()}
-    for kernel in ("pingpong_kernel", "wide_kernel", "few_rows_kernel", "feed_forward_kernel"):
+    for kernel in ("pingpong_kernel", "wide_kernel", "few_rows_kernel"):
         assert kernel in names["hopper"]
+    assert "feed_forward_kernel" in names["hopper_joined"]
+    assert "feed_forward_kernel" in names["hopper_joined"]
     assert "attention_hopper_kernel" in names["attention_hopper"]
     assert "attention_short_kernel" in names["attention"]
 

@@ -1,0 +1,132 @@
+// Our Hopper kernels as a GemmProvider: what the provider and its products hold. hopper.cu chooses tiles and launches,
+// hopper_joined.cu makes one feed-forward layer of two products.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <type_traits>
+
+#include "../encoder/memory.h"
+#include "gemm.h"
+#include "hopper_epilogue.cuh"
+#include "tensor_maps.h"
+
+namespace embert::hopper {
+
+inline int tiles_of(int size, int tile) {
+  return (size + tile - 1) / tile;
+}
+
+// Calls `run` with an activation as a constant.
+template <typename Run>
+Status with_activation(Activation activation, Run run) {
+  switch (activation) {
+    case Activation::kGeluErf:
+      return run(std::integral_constant<Activation, Activation::kGeluErf>());
+    case Activation::kGeluTanh:
+      return run(std::integral_constant<Activation, Activation::kGeluTanh>());
+    case Activation::kRelu:
+      return run(std::integral_constant<Activation, Activation::kRelu>());
+    default:
+      return run(std::integral_constant<Activation, Activation::kNone>());
+  }
+}
+
+class Hopper;
+class HopperFeedForward;
+
+// One matrix product.
+class HopperLinear final : public Linear {
+  friend class HopperFeedForward;
+
+ public:
+  HopperLinear(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
+  Status init(const Stream& stream);
+  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+             const Stream& stream) override;
+
+ private:
+  struct Call {
+    const Rows& x;
+    const Rows& residual;
+    int rows;
+    void* y;
+    float2* y_sums;
+    int& y_parts;
+    const Stream& stream;
+    int tile_rows = 0;  // for few rows
+  };
+  template <typename T>
+  Status fold(const Stream& stream);
+  template <typename T>
+  Status run_type(const Call& call);
+  template <typename T, typename Shape>
+  Status run_few(const Call& call);
+  template <typename T>
+  Status run_plain(const Call& call);
+  template <typename T>
+  Status run_residual(const Call& call);
+  template <typename T, typename Shape, Activation kActivation, bool kResidual>
+  Status launch_few(const Call& call);
+  template <typename T, Activation kActivation, bool kTurns>
+  Status run_pingpong(const Call& call);
+  template <typename T, typename Shape, Activation kActivation, bool kResidual>
+  Status run_wide(const Call& call);
+  GemmArguments arguments_of(const Call& call, int tile_columns = 0) const;
+  Status map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
+                      const CUtensorMap*& w_map);
+  cudaLaunchConfig_t configure(const Call& call, int shared_bytes, cudaLaunchAttribute (&attributes)[2]) const;
+  template <typename Shape>
+  cudaLaunchConfig_t configure_many(const Call& call, cudaLaunchAttribute (&attributes)[2]) const;
+  Status said(cudaError_t code, int rows) const;
+
+  float2* plain_columns() const { return columns_.as<float2>(); }
+  float2* residual_columns() const { return columns_.as<float2>() + padded_; }
+
+  Hopper& owner_;
+  LinearWeights weights_;
+  DeviceBuffer columns_;  // what the epilogue reads for each column of y: without a residual, then with one
+  int padded_ = 0;
+};
+
+// All products of an encoder, and what they share.
+class Hopper final : public GemmProvider {
+ public:
+  explicit Hopper(DType dtype) : dtype_(dtype), maps_(dtype) {}
+
+  Status open();
+
+  const char* name() const override { return "hopper"; }
+  size_t workspace_bytes() const override { return between_blocks_.bytes(); }
+  bool dependent_launch() const override { return true; }
+  bool folds() const override { return true; }
+  Status check_folds() const override;
+  Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override;
+  Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) override;
+
+  Status map(const BoxedMatrix& matrix, const CUtensorMap*& found) { return maps_.get(matrix, found); }
+
+  // Lets a kernel have more shared memory than 48 KB, the first time it is seen.
+  Status allow_shared_memory(const void* kernel, int bytes) {
+    if (!allowed_.insert(kernel).second) return {};
+    EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    return {};
+  }
+
+  // What blocks of the feed-forward kernel leave each other, the same for all layers (hopper_joined.cu).
+  DeviceBuffer& between_blocks() { return between_blocks_; }
+
+  // The largest relative error that folding a LayerNorm's gamma into a row of weights has made so far; on the device.
+  float* fold_error() const { return fold_error_.as<float>(); }
+  DType dtype() const { return dtype_; }
+  int processors() const { return processors_; }
+
+ private:
+  DType dtype_;
+  int processors_ = 0;
+  TensorMaps maps_;
+  std::set<const void*> allowed_;
+  DeviceBuffer fold_error_, between_blocks_;
+};
+
+}  // namespace embert::hopper
