@@ -239,11 +239,18 @@ def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engin
 def test_an_expectation_that_is_too_long_is_given_up(engine: Harness) -> None:
     # Of a machine that was busy while the encoder warmed up, say.
     engine.loop._pace.learn(0.09, 0.0)
-    for number in range(16):
+
+    def expected_s() -> float:
+        now = time.monotonic()
+        return engine.loop._pace.expected_end(now, 2) - now
+
+    # Eleven are enough on a quiet machine; on a busy one, some batches seem not to be over when they are looked for.
+    for number in range(100):
         engine.send([[number, 2]])
         engine.receive(1)
-    now = time.monotonic()
-    assert engine.loop._pace.expected_end(now, 2) - now < 0.002
+        if expected_s() < 0.002:
+            break
+    assert expected_s() < 0.002
 
 
 @pytest.mark.parametrize("batch_s", [0.0008, 0.11])
