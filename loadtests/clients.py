@@ -31,6 +31,12 @@ def _add_options(parser: LocustArgumentParser) -> None:
     parser.add_argument("--key", default="", help="API key", is_secret=True)
 
 
+@events.init.add_listener
+def _look_at_the_clock(**_: Any) -> None:
+    """Importing takes seconds, of which gevent's loop knows nothing: the end of the test would come early by them."""
+    gevent.get_hub().loop.update_now()
+
+
 def options_of(environment: Environment) -> argparse.Namespace:
     """What was typed."""
     return cast("argparse.Namespace", environment.parsed_options)

@@ -39,6 +39,24 @@ def test_a_scenario_and_its_report(server: Live, tmp_path: Path, scenario: str) 
     assert "<td>inference, p50</td>" in page
 
 
+def test_the_time_that_importing_takes_is_not_the_tests() -> None:
+    program = """
+import gevent, time
+from locust import events
+from loadtests import clients
+time.sleep(0.5)
+events.init.fire(environment=None, runner=None, web_ui=None)
+began = time.monotonic()
+gevent.spawn_later(0.4, lambda: None).join()
+print(time.monotonic() - began)
+"""
+    command = [sys.executable, "-c", program]
+    lasted = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=True
+    )
+    assert float(lasted.stdout) > 0.39
+
+
 def test_a_threshold_that_is_broken_sets_the_exit_status(server: Live, tmp_path: Path) -> None:
     done = run("queries", server.url, tmp_path, "--rate", "20", "--p99-ms", "0.001")
     assert done.returncode == 1
