@@ -33,7 +33,7 @@ struct PingPongShape : StageShape<128> {
 
 // kTurns: the consumers take tiles in turn; otherwise both work on each.
 template <typename T, Activation kActivation, bool kTurns>
-__global__ void __launch_bounds__(kManyRowsThreads, 1)
+__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                     const __grid_constant__ CUtensorMap y_map, const GemmArguments of) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

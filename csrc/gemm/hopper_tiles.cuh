@@ -9,16 +9,17 @@
 
 namespace embert::hopper {
 
-constexpr int kManyRowsThreads = 384;  // a warpgroup that copies, two that multiply ("consumers")
 constexpr int kCluster = 2;
 constexpr int kDepth = 64;                // of K, a stage: 128 bytes, one swizzled row
 constexpr int kBoxBytes = 64 * 128;       // 64 rows of 64 columns
 constexpr int kSharedLimit = 227 * 1024;  // of a block of sm_90
 
 // A stage of the ring: tiles of x [kRows, kDepth] and W [kColumns, kDepth].
-template <int kColumnsValue>
+template <int kColumnsValue, int kConsumersValue = 2>
 struct StageShape {
-  static constexpr int kRows = 128;
+  static constexpr int kConsumers = kConsumersValue;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kRows = 64 * kConsumers;
   static constexpr int kColumns = kColumnsValue;
   static constexpr int kXBytes = kRows * kDepth * 2;
   static constexpr int kWBytes = kColumns * kDepth * 2;

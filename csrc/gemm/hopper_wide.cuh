@@ -1,9 +1,10 @@
 // y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper for many rows where there is a
 // residual (attention out, FFN out) or K is long.
 //
-// Both consumers multiply 64 rows each of one tile of 128 rows and up to 256 columns, and finish them. The second is a
-// few steps behind the first: one finishes while the other still has, or has again, something to multiply. The wide
-// tile reads less a product than two narrow ones in turn (hopper_pingpong.cuh), which pays where K is long.
+// The consumers, two or three, multiply 64 rows each of one tile of 128 or 256 columns, and finish them. The others are
+// a few steps behind the first: one finishes while another still has, or has again, something to multiply. A wide tile
+// reads less a product than two narrow ones in turn (hopper_pingpong.cuh), which pays where K is long. The smaller
+// tiles are for batches that fill the multiprocessors better with them.
 //
 // Accumulation walks K in order in one FP32 accumulator: a row's bits depend on nothing but the row and the weights.
 // The residual comes through the ring too, as one or two more steps after those of K.
@@ -16,15 +17,15 @@
 
 namespace embert::hopper {
 
-template <int kColumnsValue, int kStagesValue>
-struct WideShape : StageShape<kColumnsValue> {
-  using Stage = StageShape<kColumnsValue>;
+template <int kColumnsValue, int kStagesValue, int kConsumersValue = 2>
+struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
+  using Stage = StageShape<kColumnsValue, kConsumersValue>;
   static constexpr int kStages = kStagesValue;
   static constexpr int kBoxes = 2;                      // of staging memory, a consumer
   static constexpr int kColumnBytes = kSumColumns * 8;  // a consumer's constants of 128 columns
   static constexpr int kStaging = kStages * Stage::kStageBytes;
-  static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
-  static constexpr int kFull = kConstants + 2 * kColumnBytes;
+  static constexpr int kConstants = kStaging + Stage::kConsumers * kBoxes * kBoxBytes;
+  static constexpr int kFull = kConstants + Stage::kConsumers * kColumnBytes;
   static constexpr int kEmpty = kFull + 8 * kStages;
   static constexpr int kBegun = kEmpty + 8 * kStages;
   static constexpr int kSharedBytes = kBegun + 8;
@@ -32,14 +33,18 @@ struct WideShape : StageShape<kColumnsValue> {
   static constexpr int kResidualColumns = Stage::kStageBytes / (Stage::kRows * 128) >= 2 ? 128 : 64;
   static constexpr int kResidualSteps = kColumnsValue / kResidualColumns;
 
+  // A thread's, of the 65 536 of a multiprocessor.
+  static constexpr int kCopierRegisters = Stage::kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = Stage::kConsumers == 2 ? 232 : 152;
+
   static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that hopper.cuh wraps");
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 };
 
-constexpr int kLag = 2;  // steps between the two consumers
+constexpr int kLag = 2;  // steps between the first consumer and the others
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual>
-__global__ void __launch_bounds__(kManyRowsThreads, 1)
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     wide_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
                 const GemmArguments of) {
@@ -52,7 +57,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
   const int group = warp_of_block() / 4;
 
   if (threadIdx.x == 0) {
-    ring.init(Shape::kStages, 8);
+    ring.init(Shape::kStages, 4 * Shape::kConsumers);
     init_barrier(begun, 4);
     fence_barrier_init();
   }
@@ -64,7 +69,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
   const Tiles<Shape> tiles(of);
 
   if (group == 0) {
-    give_registers<40>();
+    give_registers<Shape::kCopierRegisters>();
     if (threadIdx.x == 0) {
       Copier<Shape> copier(ring, tiles, steps, x_map, w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
@@ -76,7 +81,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       }
     }
   } else {
-    take_registers<232>();
+    take_registers<Shape::kConsumerRegisters>();
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int own_row = consumer * 64;  // in the block's tile
     const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
@@ -98,7 +103,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       if (of.row_sums != nullptr) row_sums.load(of, row + warp * 16, lane);
 
       float c[Shape::kColumns / 2];
-      if (consumer == 1 && tile == tiles.first) wait_barrier(begun, 0);
+      if (consumer > 0 && tile == tiles.first) wait_barrier(begun, 0);
       uint32_t last_stage = stage;
       for (int step = 0; step < steps; ++step) {
         wait_barrier(ring.full + 8 * stage, phase);

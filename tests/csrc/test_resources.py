@@ -61,12 +61,7 @@ def compiled() -> dict[str, Compiled]:
         source: subprocess.Popen(
             [nvcc, *options, "-cubin", CSRC / source], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        for source in (
-            "gemm/hopper.cu",
-            "gemm/hopper_joined.cu",
-            "kernels/attention_hopper.cu",
-            "kernels/attention.cu",
-        )
+        for source in SOURCES
     }
     told = {source: process.communicate()[1] for source, process in running.items()}
     for source, process in running.items():
