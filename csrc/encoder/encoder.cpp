@@ -16,10 +16,6 @@ constexpr int kSequenceBuckets[] = {1, 8, 32, 64};
 constexpr int kDirectSequences = 64;
 static_assert(kSequenceBuckets[std::size(kSequenceBuckets) - 1] <= kDirectSequences, "graphs write directly");
 
-// Rows that stand off zero by more than so many of their deviations are better not taken as Σr², from which μ² goes
-// again: at 30 it costs σ some 900 roundings of FP32, 5e-5, a quarter of one of FP16. MiniLM's stay below 0.1.
-constexpr float kMostOffset = 30.0f;
-
 // From so many rows on, the last layer's products run on the rows that pooling reads where it reads one a sequence.
 // Below, the launch that gathers them would cost what it spares: by count, not timed.
 constexpr int kGatherRows = 128;

@@ -8,42 +8,91 @@ namespace embert::hopper {
 
 constexpr int kFoldThreads = 128;
 
-// A block a row of W (a column of y). Without a Norm: {0, factor·bias}. With one: W[n, k] becomes fp16(γ[k]·W[n, k]),
-// and the column is {Σ of those, factor·(bias + Σ W·β)}, both of FP32. `worst` keeps the largest relative error that
-// the rounding of a row's γ·W made.
+// The next value of T below or above; of neither zeros nor infinities.
 template <typename T>
-__global__ void __launch_bounds__(kFoldThreads)
-    fold_input_kernel(T* weight, const T* bias, const T* gamma, const T* beta, int in, float factor, float2* columns,
-                      float* worst) {
-  wait_for_earlier_kernels();
-  const int n = blockIdx.x;
-  T* const row = weight + size_t(n) * in;
-  float sum = 0.0f, shift = 0.0f, wanted = 0.0f, missed = 0.0f;
-  if (gamma != nullptr) {
-    for (int k = threadIdx.x; k < in; k += kFoldThreads) {
-      const float w = to_float(row[k]);
-      const float scaled = w * to_float(gamma[k]);
-      const T stored = from_float<T>(scaled);
-      const float error = to_float(stored) - scaled;
-      row[k] = stored;
-      sum += to_float(stored);
-      shift = fmaf(w, to_float(beta[k]), shift);
-      wanted = fmaf(scaled, scaled, wanted);
-      missed = fmaf(error, error, missed);
+__device__ __forceinline__ T neighbour(T value, bool below) {
+  auto& bits = *reinterpret_cast<unsigned short*>(&value);
+  bits += (to_float(value) > 0.0f) == below ? -1 : 1;
+  return value;
+}
+
+// Rounding leaves the sum of a row, which should be 0, off by some units in the last place. Elements whose rounding
+// went that way by almost half a unit are rounded the other way, until next to nothing is left: returned. By one
+// thread.
+template <typename T>
+__device__ double balance(T* row, const float* exact, int count) {
+  double left = 0.0;
+  for (int k = 0; k < count; ++k) left += to_float(row[k]);
+  for (int k = 0; k < count; ++k) {
+    const float stored = to_float(row[k]), error = stored - exact[k];
+    if (stored == 0.0f || !isfinite(stored)) continue;
+    const T other = neighbour(row[k], left > 0.0);
+    const float step = to_float(other) - stored;
+    const bool was_close = error * step < 0.0f && fabsf(error) >= 0.375f * fabsf(step);
+    if (was_close && fabs(left + step) < fabs(left)) {
+      row[k] = other;
+      left += step;
     }
   }
-  __shared__ float4 parts[kFoldThreads / 32];
-  sum = warp_sum(sum), shift = warp_sum(shift), wanted = warp_sum(wanted), missed = warp_sum(missed);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = {sum, shift, wanted, missed};
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  float4 all = parts[0];
-  for (int i = 1; i < kFoldThreads / 32; ++i) {
-    all.x += parts[i].x, all.y += parts[i].y, all.z += parts[i].z, all.w += parts[i].w;
+  return left;
+}
+
+// A block a row of W (a column of y). Without a Norm the column is factor·bias. With one, W[n, k] becomes γ[k]·W[n, k]
+// less the row's mean of those, rounded so that the row's sum is 0 but for `left` (balance), and the column is
+// factor·(bias + Σ W·β) of the old W, in FP32. `worst` keeps the largest relative error that this rounding made in a
+// row, for rows of x that stand off zero by up to kMostOffset of their deviations.
+template <typename T>
+__global__ void __launch_bounds__(kFoldThreads)
+    fold_input_kernel(T* weight, const T* bias, const T* gamma, const T* beta, int in, float factor, float* columns,
+                      float* worst) {
+  __shared__ float exact[kMaxSumColumns];
+  __shared__ float2 parts[kFoldThreads / 32];
+  __shared__ float left;
+  wait_for_earlier_kernels();
+  const int n = blockIdx.x;
+  if (gamma == nullptr) {
+    if (threadIdx.x == 0) columns[n] = factor * to_float(bias[n]);
+    return;
   }
-  columns[n] = {all.x, factor * (to_float(bias[n]) + all.y)};
-  if (all.z > 0.0f || all.w != 0.0f) {  // positive floats order as their bits do; a NaN counts as the largest
-    const float error = sqrtf(all.w / all.z);
+  const auto of_block = [&](float x, float y) {
+    x = warp_sum(x), y = warp_sum(y);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = {x, y};
+    __syncthreads();
+    float2 all = parts[0];
+    for (int i = 1; i < kFoldThreads / 32; ++i) all.x += parts[i].x, all.y += parts[i].y;
+    return all;
+  };
+
+  T* const row = weight + size_t(n) * in;
+  float sum = 0.0f, shift = 0.0f;
+  for (int k = threadIdx.x; k < in; k += kFoldThreads) {
+    const float w = to_float(row[k]);
+    exact[k] = w * to_float(gamma[k]);
+    sum += exact[k];
+    shift = fmaf(w, to_float(beta[k]), shift);
+  }
+  const float2 sums = of_block(sum, shift);
+  for (int k = threadIdx.x; k < in; k += kFoldThreads) {
+    exact[k] -= sums.x / in;
+    row[k] = from_float<T>(exact[k]);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) left = float(balance(row, exact, in));
+  __syncthreads();
+
+  float wanted = 0.0f, missed = 0.0f;
+  for (int k = threadIdx.x; k < in; k += kFoldThreads) {
+    const float error = to_float(row[k]) - exact[k];
+    wanted = fmaf(exact[k], exact[k], wanted);
+    missed = fmaf(error, error, missed);
+  }
+  const float2 squares = of_block(wanted, missed);
+  if (threadIdx.x != 0) return;
+  columns[n] = factor * (to_float(bias[n]) + sums.y);
+  const float of_offset = kMostOffset * left, all_missed = fmaf(of_offset, of_offset, squares.y);
+  if (squares.x > 0.0f || all_missed != 0.0f) {  // positive floats order as their bits do; a NaN counts as the largest
+    const float error = sqrtf(all_missed / squares.x);
     atomicMax(reinterpret_cast<unsigned*>(worst), __float_as_uint(error == error ? error : INFINITY));
   }
 }

@@ -105,6 +105,8 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
   if (weights.in % 8 != 0 || weights.out % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
   if (weights.residual_norm.gamma != nullptr && weights.activation != Activation::kNone)
     return Status::refused("hopper gemm: a residual and an activation");
+  if (weights.input_norm.gamma != nullptr && weights.in > kMaxSumColumns)
+    return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxSumColumns) + " columns");
   auto made = std::make_unique<HopperLinear>(*this, weights);
   EMBERT_TRY(made->init(stream));
   linear = std::move(made);
@@ -125,7 +127,7 @@ Status HopperLinear::fold(const Stream& stream) {
 
 Status HopperLinear::init(const Stream& stream) {
   padded_ = (weights_.out + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
-  EMBERT_TRY(columns_.allocate(2 * size_t(padded_) * sizeof(float2)));
+  EMBERT_TRY(columns_.allocate(size_t(padded_) * (sizeof(float2) + sizeof(float))));
   EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
   return owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream);
 }
@@ -136,7 +138,7 @@ GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) con
   const Rows& normed = adds ? call.residual : call.x;
   const int width = adds ? weights_.out : weights_.in;
   return {
-      reinterpret_cast<const float4*>(adds ? residual_columns() : plain_columns()),
+      adds ? static_cast<const void*>(residual_columns()) : plain_columns(),
       call.residual.data,
       call.y,
       normed.sums,

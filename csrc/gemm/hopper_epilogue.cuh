@@ -12,9 +12,13 @@
 
 namespace embert::hopper {
 
+// What an epilogue reads of two neighbouring columns (fold.cuh): (c, c), or with a residual (γ, b, γ, b).
+template <bool kResidual>
+using ColumnPair = std::conditional_t<kResidual, float4, float2>;
+
 // What the epilogue needs beside the tensor maps.
 struct GemmArguments {
-  const float4* columns;   // two columns each: (s, c, s, c), or with a residual (γ, b, γ, b)
+  const void* columns;     // a ColumnPair each two
   const void* residual;    // [rows, out]; many rows take it through a tensor map
   void* y;                 // likewise
   const float2* row_sums;  // of x's rows, or of the residual's; null: they are normalised already
@@ -32,6 +36,11 @@ struct GemmArguments {
   // that number of tiles; many rows only.
   uint32_t columns_inverse;
 };
+
+template <bool kResidual>
+__device__ __forceinline__ const ColumnPair<kResidual>* column_pairs(const GemmArguments& of) {
+  return static_cast<const ColumnPair<kResidual>*>(of.columns);
+}
 
 // Both ways to read a row's sums add them up in the order of row_sums.cuh: its scale has the same bits in any tile.
 //
@@ -149,11 +158,11 @@ __device__ __forceinline__ void leave_sums(const GemmArguments& of, float2 (&sum
   }
 }
 
-// Two neighbouring elements of y from their products. `k`: their columns' constants; `by`: the row's scale and shift;
-// `sum`: of the row's 16 columns, begun with the `first` of a lane's two pairs.
+// Two neighbouring elements of y from their products. `k`: their columns' constants; `by`: the row's scale and, for a
+// residual, shift; `sum`: of the row's 16 columns, begun with the `first` of a lane's two pairs.
 template <typename T, Activation kActivation, bool kResidual>
-__device__ __forceinline__ uint32_t finish(float low, float high, float4 k, float2 by, uint32_t residual, bool first,
-                                           float2& sum) {
+__device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kResidual> k, float2 by, uint32_t residual,
+                                           bool first, float2& sum) {
   if constexpr (kResidual) {
     const float2 rest = unpack_two<T>(residual);
     low = fmaf(fmaf(rest.x, by.x, by.y), k.x, low + k.y);
@@ -161,8 +170,8 @@ __device__ __forceinline__ uint32_t finish(float low, float high, float4 k, floa
     const float2 two = {low + high, fmaf(low, low, high * high)};
     sum = first ? two : sum + two;
   } else {
-    low = activate<kActivation, false>(fmaf(low, by.x, fmaf(by.y, k.x, k.y)));
-    high = activate<kActivation, false>(fmaf(high, by.x, fmaf(by.y, k.z, k.w)));
+    low = activate<kActivation, false>(fmaf(low, by.x, k.x));
+    high = activate<kActivation, false>(fmaf(high, by.x, k.y));
   }
   return pack_two<T>(low, high);
 }

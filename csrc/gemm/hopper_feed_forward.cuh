@@ -38,7 +38,7 @@ struct FeedForwardShape {
   static constexpr int kMostInner = 3072;  // columns whose constants are there all along
   static constexpr int kRing = 2 * kXBytes;
   static constexpr int kInColumns = kRing + kStages * kStageBytes;
-  static constexpr int kOutColumns = kInColumns + kMostInner * 8;
+  static constexpr int kOutColumns = kInColumns + kMostInner * 4;
   static constexpr int kScales = kOutColumns + kHidden * 8;  // of the rows, a float2 each
   static constexpr int kFull = kScales + kRows * 8;
   static constexpr int kEmpty = kFull + 8 * kStages;
@@ -53,11 +53,10 @@ struct FeedForwardShape {
 
 // What is said of the second product in GemmArguments; of the first, and of what clusters leave each other, this.
 struct FeedForwardArguments {
-  const float4* columns;  // two columns each: (s, c, s, c)
+  const float2* columns;  // two columns each: (c, c)
   int chunks;
-  float* held;    // [blocks, kHeldFloats]
-  int* flags;     // [blocks, kFlags]; 0 before and after
-  uint32_t zero;  // 0, which the compiler does not know
+  float* held;  // [blocks, kHeldFloats]
+  int* flags;   // [blocks, kFlags]; 0 before and after
 };
 
 template <typename T, Activation kActivation>
@@ -85,9 +84,9 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     }
     fence_barrier_init();
   }
-  if (threadIdx.x < Shape::kHidden / 2) out_columns[threadIdx.x] = __ldg(of.columns + threadIdx.x);
+  if (threadIdx.x < Shape::kHidden / 2) out_columns[threadIdx.x] = __ldg(column_pairs<true>(of) + threadIdx.x);
   for (int i = threadIdx.x; i < work.chunks * Shape::kChunk / 2; i += Shape::kThreads)
-    reinterpret_cast<float4*>(raw + Shape::kInColumns)[i] = __ldg(work.columns + i);
+    reinterpret_cast<float2*>(raw + Shape::kInColumns)[i] = __ldg(work.columns + i);
   dependents_may_launch();
   cluster_sync();
 
@@ -210,16 +209,12 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         }
         __syncwarp();
       }
-      // Constants are asked for long before they are needed, half a chunk's at a time: shared memory is busy with the
-      // other consumer's operands, and a read takes hundreds of cycles. `after` keeps the compiler from reading the
-      // second half one by one before anything else.
-      const uint32_t columns = base + Shape::kInColumns + chunk * (Shape::kChunk * 8) + lane % 4 * 16;
-      float4 of_columns[2][2];
-      const auto ask_columns = [&](int piece, uint32_t after) {
-        of_columns[piece % 2][0] = load_now(columns + piece * 128 + (after & work.zero));
-        of_columns[piece % 2][1] = load_now(columns + piece * 128 + 64 + (after & work.zero));
-      };
-      ask_columns(0, 0), ask_columns(1, 0);
+      // Constants are asked for long before they are needed: shared memory is busy with the other consumer's operands,
+      // and a read takes hundreds of cycles.
+      const uint32_t columns = base + Shape::kInColumns + chunk * (Shape::kChunk * 4) + lane % 4 * 8;
+      float2 of_columns[Shape::kChunk / 8];
+#pragma unroll
+      for (int i = 0; i < Shape::kChunk / 8; ++i) of_columns[i] = load_now(columns + i * 32);
       const float2 by[2] = {scales_of_warp[lane / 4], scales_of_warp[lane / 4 + 8]};
       wait_read(0);
 
@@ -230,11 +225,9 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         for (int k = 0; k < 4; ++k) {
           const int at = 8 * piece + 2 * k;
           float2 none;
-          packed[piece][k] = finish<T, kActivation, false>(inner[at], inner[at + 1], of_columns[piece % 2][k / 2],
+          packed[piece][k] = finish<T, kActivation, false>(inner[at], inner[at + 1], of_columns[2 * piece + k / 2],
                                                            by[k % 2], 0, true, none);
         }
-        if (piece < 2)
-          ask_columns(piece + 2, packed[piece][3] ^ packed[piece][2] ^ packed[piece][1] ^ packed[piece][0]);
       }
       const int following = chunk + 1 < run.to ? chunk + 1 : next;
       wait_turn();

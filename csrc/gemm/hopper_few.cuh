@@ -116,9 +116,10 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 
   // What the epilogue needs is on its way while the products are made.
   constexpr int kChunks = Shape::kColumns / 16;
-  float4 columns[kChunks][2];
+  ColumnPair<kResidual> columns[kChunks][2];
 #pragma unroll
-  for (int i = 0; i < 2 * kChunks; ++i) columns[i / 2][i % 2] = __ldg(of.columns + column / 2 + lane % 4 + i * 4);
+  for (int i = 0; i < 2 * kChunks; ++i)
+    columns[i / 2][i % 2] = __ldg(column_pairs<kResidual>(of) + column / 2 + lane % 4 + i * 4);
   const int first_row = row + warp * 16 + lane / 4, first_column = column + 2 * (lane % 4);
   // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
   const auto is_inside = [&](int chunk, int i) {

@@ -64,8 +64,8 @@ class HopperFeedForward final : public FeedForward {
     config.blockDim = dim3(Shape::kThreads);
     auto* const held = owner.between_blocks().as<float>();
     auto* const flags = reinterpret_cast<int*>(held + size_t(owner.processors()) * Shape::kHeldFloats);
-    const FeedForwardArguments work{reinterpret_cast<const float4*>(in_->plain_columns()), inner / Shape::kChunk, held,
-                                    flags, 0};
+    const FeedForwardArguments work{reinterpret_cast<const float2*>(in_->plain_columns()), inner / Shape::kChunk, held,
+                                    flags};
     return in_->said(
         cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_->arguments_of(call), work),
         call.rows);

@@ -80,12 +80,12 @@ class HopperLinear final : public Linear {
   cudaLaunchConfig_t configure_many(const Call& call, cudaLaunchAttribute (&attributes)[2]) const;
   Status said(cudaError_t code, int rows) const;
 
-  float2* plain_columns() const { return columns_.as<float2>(); }
-  float2* residual_columns() const { return columns_.as<float2>() + padded_; }
+  float2* residual_columns() const { return columns_.as<float2>(); }
+  float* plain_columns() const { return reinterpret_cast<float*>(residual_columns() + padded_); }
 
   Hopper& owner_;
   LinearWeights weights_;
-  DeviceBuffer columns_;  // what the epilogue reads for each column of y: without a residual, then with one
+  DeviceBuffer columns_;  // what the epilogue reads for each column of y: with a residual, then without one
   int padded_ = 0;
 };
 

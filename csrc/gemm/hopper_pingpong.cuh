@@ -20,7 +20,7 @@ namespace embert::hopper {
 struct PingPongShape : StageShape<128> {
   static constexpr int kStages = 6;                  // what fits
   static constexpr int kBoxes = 2;                   // of staging memory, a consumer
-  static constexpr int kColumnBytes = kColumns * 8;  // a consumer's constants
+  static constexpr int kColumnBytes = kColumns * 4;  // a consumer's constants
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + 2 * kColumnBytes;
@@ -68,13 +68,14 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int own_row = kTurns ? 0 : consumer * kConsumerRows;  // in the tile
     const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes + warp * 16 * 128;
-    float4* const columns = reinterpret_cast<float4*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
+    float2* const columns = reinterpret_cast<float2*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
 
     // What the epilogue needs is asked for a tile ahead: the columns' constants (a thread two columns), the rows' sums.
-    float4 own_columns = {};
+    float2 own_columns = {};
     ManyRowsSums row_sums[kHalves];
     const auto ask_columns = [&](int tile) {
-      if (thread < Shape::kColumns / 2) own_columns = __ldg(of.columns + tiles.column_of(tile) / 2 + thread);
+      if (thread < Shape::kColumns / 2)
+        own_columns = __ldg(column_pairs<false>(of) + tiles.column_of(tile) / 2 + thread);
     };
     const auto ask_sums = [&](int tile) {
       if (of.row_sums == nullptr) return;
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
       // so a box's worth of independent work stands between one and the next.
 #pragma unroll
       for (int box = 0; box < Shape::kColumns / 64; ++box) {
-        float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+        float2 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
 #pragma unroll
         for (int i = 0; i < 8; ++i) of_columns[i] = columns[box * 32 + i * 4 + lane % 4];
 #pragma unroll

@@ -85,7 +85,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int own_row = consumer * 64;  // in the block's tile
     const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
-    float4* const columns = reinterpret_cast<float4*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
+    using Pair = ColumnPair<kResidual>;
+    Pair* const columns = reinterpret_cast<Pair*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
     uint32_t stage = 0, phase = 0;
     const auto advance = [&] {
       if (++stage == Shape::kStages) stage = 0, phase ^= 1;
@@ -95,8 +96,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
 
       // What the epilogue will need is asked for now: the columns' constants (a thread two columns), the rows' sums.
-      float4 own_columns = {};
-      if (thread < Shape::kColumns / 2) own_columns = __ldg(of.columns + column / 2 + thread);
+      Pair own_columns = {};
+      if (thread < Shape::kColumns / 2) own_columns = __ldg(column_pairs<kResidual>(of) + column / 2 + thread);
       const int first_row = row + warp * 16 + lane / 4;
       if (of.row_sums != nullptr && tile == tiles.first) wait_for_earlier_kernels();
       ManyRowsSums row_sums;
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
             if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();
             __syncwarp();
           }
-          const float4 of_columns[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
+          const Pair of_columns[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
           uint32_t residuals[4] = {};
           if constexpr (kResidual) {
             const int residual_box = chunk % (Shape::kResidualColumns / 16) / 4;
