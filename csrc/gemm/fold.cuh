@@ -7,6 +7,8 @@
 namespace embert::hopper {
 
 constexpr int kFoldThreads = 128;
+// Of a row's length: what may be left of its sum, times kMostOffset. A twentieth of FP16's rounding.
+constexpr float kEnough = 1e-5f;
 
 // The next value of T below or above; of neither zeros nor infinities.
 template <typename T>
@@ -16,22 +18,24 @@ __device__ __forceinline__ T neighbour(T value, bool below) {
   return value;
 }
 
-// Rounding leaves the sum of a row, which should be 0, off by some units in the last place. Elements whose rounding
-// went that way by almost half a unit are rounded the other way, until next to nothing is left: returned. By one
-// thread.
+// Rounding leaves the sum of a row, which should be 0, off by some units in the last place. Elements that were rounded
+// that way are rounded the other way, ten or fifteen of a row, those first that were almost half a unit off; until no
+// more than `enough` is left, which is returned. By one thread.
 template <typename T>
-__device__ double balance(T* row, const float* exact, int count) {
+__device__ double balance(T* row, const float* exact, int count, float enough) {
   double left = 0.0;
   for (int k = 0; k < count; ++k) left += to_float(row[k]);
-  for (int k = 0; k < count; ++k) {
-    const float stored = to_float(row[k]), error = stored - exact[k];
-    if (stored == 0.0f || !isfinite(stored)) continue;
-    const T other = neighbour(row[k], left > 0.0);
-    const float step = to_float(other) - stored;
-    const bool was_close = error * step < 0.0f && fabsf(error) >= 0.375f * fabsf(step);
-    if (was_close && fabs(left + step) < fabs(left)) {
-      row[k] = other;
-      left += step;
+  for (const float least : {0.375f, 0.25f, 0.125f, 0.0f, -0.5f}) {  // units that they are off, at least
+    for (int k = 0; k < count; ++k) {
+      if (fabs(left) <= enough) return left;
+      const float stored = to_float(row[k]), error = left > 0.0 ? stored - exact[k] : exact[k] - stored;
+      if (stored == 0.0f || !isfinite(stored)) continue;
+      const T other = neighbour(row[k], left > 0.0);
+      const float step = to_float(other) - stored;
+      if (error >= least * fabsf(step) && fabs(left + step) < fabs(left)) {
+        row[k] = other;
+        left += step;
+      }
     }
   }
   return left;
@@ -73,26 +77,25 @@ __global__ void __launch_bounds__(kFoldThreads)
     shift = fmaf(w, to_float(beta[k]), shift);
   }
   const float2 sums = of_block(sum, shift);
+  float wanted = 0.0f, missed = 0.0f;
   for (int k = threadIdx.x; k < in; k += kFoldThreads) {
     exact[k] -= sums.x / in;
     row[k] = from_float<T>(exact[k]);
+    wanted = fmaf(exact[k], exact[k], wanted);
   }
+  wanted = of_block(wanted, 0.0f).x;
+  if (threadIdx.x == 0) left = float(balance(row, exact, in, kEnough * sqrtf(wanted) / kMostOffset));
   __syncthreads();
-  if (threadIdx.x == 0) left = float(balance(row, exact, in));
-  __syncthreads();
-
-  float wanted = 0.0f, missed = 0.0f;
   for (int k = threadIdx.x; k < in; k += kFoldThreads) {
     const float error = to_float(row[k]) - exact[k];
-    wanted = fmaf(exact[k], exact[k], wanted);
     missed = fmaf(error, error, missed);
   }
-  const float2 squares = of_block(wanted, missed);
+  missed = of_block(missed, 0.0f).x;
   if (threadIdx.x != 0) return;
   columns[n] = factor * (to_float(bias[n]) + sums.y);
-  const float of_offset = kMostOffset * left, all_missed = fmaf(of_offset, of_offset, squares.y);
-  if (squares.x > 0.0f || all_missed != 0.0f) {  // positive floats order as their bits do; a NaN counts as the largest
-    const float error = sqrtf(all_missed / squares.x);
+  const float of_offset = kMostOffset * left, all_missed = fmaf(of_offset, of_offset, missed);
+  if (wanted > 0.0f || all_missed != 0.0f) {  // positive floats order as their bits do; a NaN counts as the largest
+    const float error = sqrtf(all_missed / wanted);
     atomicMax(reinterpret_cast<unsigned*>(worst), __float_as_uint(error == error ? error : INFINITY));
   }
 }
