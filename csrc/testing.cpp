@@ -191,6 +191,7 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
             LinearWeights weights{at(weight), at(bias), out, in, Activation(activation), {}, {}, epsilon};
             (of_residual ? weights.residual_norm : weights.input_norm) = norm;
             bench.check(made->provider->prepare(weights, bench.stream(), made->linear));
+            bench.synchronize();  // check_folds wants it done
             return made;
           },
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,

@@ -64,6 +64,7 @@ Status Encoder::init() {
     EMBERT_TRY(maps_->open());
   }
   folds_ = options_.fold && gemm_->folds() && shape_.hidden <= kMaxSumColumns;
+  if (folds_) weights_.keep_exact();
 
   row_capacity_ = (options_.max_tokens + 127) / 128 * 128;
   row_capacity_ = std::max(row_capacity_, kTokenBuckets[std::size(kTokenBuckets) - 1]);
@@ -165,6 +166,8 @@ Status Encoder::start(std::string& fold_refusal) {
         w.attention_weight, w.attention_bias, hidden, hidden, Activation::kNone, {}, before, epsilon};
     LinearWeights wide{w.inner_weight, w.inner_bias, inner, hidden, shape_.activation, inside, {}, epsilon};
     LinearWeights out{w.out_weight, w.out_bias, hidden, inner, Activation::kNone, {}, inside, epsilon};
+    qkv.exact = weights_.exact_qkv(i);
+    wide.exact = weights_.exact_inner(i);
     // Two products ahead; the last layer's are followed by the next batch's first.
     const LayerWeights& after = weights_.layer((i + 1) % shape_.layers);
     const size_t element = bytes_of(shape_.dtype);
@@ -180,6 +183,7 @@ Status Encoder::start(std::string& fold_refusal) {
     EMBERT_TRY(gemm_->join(std::move(first), std::move(second), p.feed_forward));
   }
   EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
+  weights_.forget_exact();
   if (folds_) {
     const Status folded = gemm_->check_folds();
     if (folded.is_lost()) return folded;

@@ -90,6 +90,17 @@ Status Weights::find(const std::string& name, int layer, uint8_t*& to, size_t& c
   return Status::refused("no weight is called " + name + " in layer " + std::to_string(layer));
 }
 
+Status Weights::exact_place(const std::string& name, int layer, uint8_t*& to) {
+  const char* const names[] = {"query.weight", "key.weight", "value.weight", "inner.weight"};
+  const auto* const at = std::find(std::begin(names), std::end(names), name);
+  if (!keeps_exact_ || at == std::end(names)) return {};
+  if (exact_.bytes() == 0) EMBERT_TRY(exact_.allocate(exact_count() * shape_.layers * sizeof(float)));
+  const size_t matrix = size_t(shape_.hidden) * shape_.hidden;
+  to = reinterpret_cast<uint8_t*>(exact_.as<float>() + layer * exact_count() + (at - names) * matrix);
+  ++exact_loaded_;
+  return {};
+}
+
 Status Weights::load(const std::string& name, int layer, const void* host, size_t count, DType stored,
                      const Stream& stream) {
   uint8_t* to = nullptr;
@@ -105,8 +116,10 @@ Status Weights::load(const std::string& name, int layer, const void* host, size_
     EMBERT_CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream.handle));
     return {};
   }
-  EMBERT_CUDA(cudaMemcpyAsync(conversion_.as(), host, bytes, cudaMemcpyHostToDevice, stream.handle));
-  return convert(stored, conversion_.as(), shape_.dtype, to, count, stream);
+  uint8_t* from = conversion_.as();
+  if (stored == DType::kFloat32) EMBERT_TRY(exact_place(name, layer, from));
+  EMBERT_CUDA(cudaMemcpyAsync(from, host, bytes, cudaMemcpyHostToDevice, stream.handle));
+  return convert(stored, from, shape_.dtype, to, count, stream);
 }
 
 Status Weights::complete() {

@@ -42,6 +42,16 @@ class Weights {
   // All there? Then the room for conversions is given back.
   Status complete();
 
+  // To be called before `load`: matrices that a LayerNorm will be folded into (query, key, value, inner) are kept as
+  // they are stored, too, where that is FP32, until `forget_exact`: folded from there, they are rounded once.
+  void keep_exact() { keeps_exact_ = true; }
+  void forget_exact() { exact_.release(); }
+  // [3·hidden, hidden] and [inner, hidden] of a layer; null where they are not kept.
+  const float* exact_qkv(int layer) const { return has_exact() ? exact_.as<float>() + layer * exact_count() : nullptr; }
+  const float* exact_inner(int layer) const {
+    return has_exact() ? exact_qkv(layer) + 3 * size_t(shape_.hidden) * shape_.hidden : nullptr;
+  }
+
   const EmbeddingTables& tables() const { return tables_; }
   const LayerWeights& layer(int i) const { return layers_[i]; }
   size_t bytes() const { return storage_.bytes(); }
@@ -49,12 +59,16 @@ class Weights {
  private:
   void carve(uint8_t* base, size_t& bytes);
   Status find(const std::string& name, int layer, uint8_t*& to, size_t& count) const;
+  Status exact_place(const std::string& name, int layer, uint8_t*& to);
+  size_t exact_count() const { return (3 * size_t(shape_.hidden) + shape_.inner) * shape_.hidden; }  // of a layer
+  bool has_exact() const { return exact_loaded_ == 4 * shape_.layers && exact_.bytes() > 0; }
 
   ModelShape shape_;
-  DeviceBuffer storage_, conversion_;
+  DeviceBuffer storage_, conversion_, exact_;
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
-  int loaded_ = 0;
+  int loaded_ = 0, exact_loaded_ = 0;
+  bool keeps_exact_ = false;
 };
 
 }  // namespace embert

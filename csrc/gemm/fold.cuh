@@ -43,12 +43,12 @@ __device__ double balance(T* row, const float* exact, int count, float enough) {
 
 // A block a row of W (a column of y). Without a Norm the column is factor·bias. With one, W[n, k] becomes γ[k]·W[n, k]
 // less the row's mean of those, rounded so that the row's sum is 0 but for `left` (balance), and the column is
-// factor·(bias + Σ W·β) of the old W, in FP32. `worst` keeps the largest relative error that this rounding made in a
-// row, for rows of x that stand off zero by up to kMostOffset of their deviations.
+// factor·(bias + Σ W·β) of the old W, in FP32. `unrounded`: W in FP32, or null. `worst` keeps the largest relative
+// error that this rounding made in a row, for rows of x that stand off zero by up to kMostOffset of their deviations.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
-    fold_input_kernel(T* weight, const T* bias, const T* gamma, const T* beta, int in, float factor, float* columns,
-                      float* worst) {
+    fold_input_kernel(T* weight, const float* unrounded, const T* bias, const T* gamma, const T* beta, int in,
+                      float factor, float* columns, float* worst) {
   __shared__ float exact[kMaxSumColumns];
   __shared__ float2 parts[kFoldThreads / 32];
   __shared__ float left;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kFoldThreads)
   T* const row = weight + size_t(n) * in;
   float sum = 0.0f, shift = 0.0f;
   for (int k = threadIdx.x; k < in; k += kFoldThreads) {
-    const float w = to_float(row[k]);
+    const float w = unrounded == nullptr ? to_float(row[k]) : unrounded[size_t(n) * in + k];
     exact[k] = w * to_float(gamma[k]);
     sum += exact[k];
     shift = fmaf(w, to_float(beta[k]), shift);

@@ -16,12 +16,14 @@
 namespace embert {
 
 struct LinearWeights {
-  void* weight = nullptr;      // [out, in]; multiplied by input_norm's gamma in place
+  void* weight = nullptr;      // [out, in]; input_norm is folded into it in place
   const void* bias = nullptr;  // [out]
   int out = 0, in = 0;
   Activation activation = Activation::kNone;
   Norm input_norm, residual_norm;  // only where the provider folds
   float epsilon = 0.0f;            // of both
+  // [out, in]: what `weight` was rounded from, where that is at hand. Only while it is prepared.
+  const float* exact = nullptr;
   // What another product will want soon: brought to the L2 cache while this one is at work, where a provider sees a use
   // in it.
   const void* ahead = nullptr;

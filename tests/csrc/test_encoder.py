@@ -26,12 +26,18 @@ MAX_TOKENS = 16384
 Floats = npt.NDArray[Any]
 
 
-def random_bert(folder: Path, **config: Any) -> Path:
-    """A model with random weights in FP16."""
+def random_bert(folder: Path, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
+    """A model with random weights. Its LayerNorms are no identities: folding them into products costs a rounding."""
     (folder / "tokenizer.json").write_text("{}")
     torch.manual_seed(0)
     model: torch.nn.Module = transformers.BertModel(transformers.BertConfig(**config), add_pooling_layer=False)
-    model.to(torch.float16).save_pretrained(folder)  # type: ignore[operator]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("LayerNorm.weight"):
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("LayerNorm.bias"):
+                parameter.normal_(0.0, 0.1)
+    model.to(dtype).save_pretrained(folder)  # type: ignore[operator]
     return folder
 
 
