@@ -123,10 +123,10 @@ struct Product {
   int parts = 1;  // of the sums that the last run left
 };
 
-// The three products after attention.
-struct Tail {
+// Both products of a feed-forward layer.
+struct BothProducts {
   std::unique_ptr<GemmProvider> provider;
-  std::unique_ptr<LayerTail> joined;
+  std::unique_ptr<FeedForward> joined;
   int parts = 1;  // of the sums that the last run left
 };
 
@@ -148,29 +148,19 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
       .def_ro("parts", &Product::parts)
       .def("check_folds", [raise](const Product& self) { raise(self.provider->check_folds()); });
 
-  nb::class_<Tail>(m, "Tail")
+  nb::class_<BothProducts>(m, "BothProducts")
       .def(
           "run",
-          [](Tail& self, Bench& bench, Address attended, Address residual, int rows, Address x, Address inner,
-             Address y, Address sums, int parts, Address x_sums, Address y_sums, bool backwards, bool together) {
+          [](BothProducts& self, Bench& bench, Address x, int rows, Address inner, Address y, Address sums, int parts,
+             Address y_sums, bool backwards) {
             Stream along = bench.stream();
             along.backwards = !backwards;
-            const Rows of_attended{at(attended)}, of_residual{at(residual), at<float2>(sums), parts};
-            if (together) {
-              bench.check(self.joined->run(of_attended, of_residual, rows, {at(x), at<float2>(x_sums), at(inner)},
-                                           at(y), at<float2>(y_sums), self.parts, along));
-            } else {
-              Rows between{at(x), at<float2>(x_sums)};
-              bench.check(self.joined->attention_out(of_attended, of_residual, rows, at(x), at<float2>(x_sums),
-                                                     between.parts, along));
-              bench.check(
-                  self.joined->feed_forward(between, rows, at(inner), at(y), at<float2>(y_sums), self.parts, along));
-            }
+            bench.check(self.joined->run({at(x), at<float2>(sums), parts}, rows, at(inner), at(y), at<float2>(y_sums),
+                                         self.parts, along));
           },
-          "bench"_a, "attended"_a, "residual"_a, "rows"_a, "x"_a, "inner"_a, "y"_a, "sums"_a = 0, "parts"_a = 1,
-          "x_sums"_a = 0, "y_sums"_a = 0, "backwards"_a = false, "together"_a = true,
-          "`sums` (with `parts` a group): of the residual's rows. Not `together`: a product after the other.")
-      .def_ro("parts", &Tail::parts);
+          "bench"_a, "x"_a, "rows"_a, "inner"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_sums"_a = 0,
+          "backwards"_a = false)
+      .def_ro("parts", &BothProducts::parts);
 
   nb::class_<Bench>(m, "Bench")
       .def("__init__", [raise](Bench* self) { new (self) Bench(raise); })
@@ -208,30 +198,24 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
           "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f,
           "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place.")
       .def(
-          "tail",
-          [](Bench& bench, int type, std::vector<Address> weights, std::vector<Address> biases, int hidden, int inner,
-             int activation, std::vector<Address> gammas, std::vector<Address> betas, float epsilon) {
-            auto made = std::make_unique<Tail>();
+          "feed_forward",
+          [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,
+             int hidden, int inner, int activation, Address gamma, Address beta, float epsilon) {
+            auto made = std::make_unique<BothProducts>();
             bench.check(make_hopper(dtype(type), made->provider));
-            const Norm before{at(gammas[0]), at(betas[0])}, inside{at(gammas[1]), at(betas[1])};
-            const auto product = [&](int i, int out, int in, Activation kind, Norm of_input, Norm of_residual) {
-              std::unique_ptr<Linear> linear;
-              bench.check(made->provider->prepare(
-                  {at(weights[i]), at(biases[i]), out, in, kind, of_input, of_residual, epsilon}, bench.stream(),
-                  linear));
-              return linear;
-            };
-            auto attention_out = product(0, hidden, hidden, Activation::kNone, {}, before);
-            auto in = product(1, inner, hidden, Activation(activation), inside, {});
-            auto out = product(2, hidden, inner, Activation::kNone, {}, inside);
-            bench.check(made->provider->join(std::move(attention_out), std::move(in), std::move(out), made->joined));
+            const Norm norm{at(gamma), at(beta)};
+            const LinearWeights in{at(in_weight),          at(in_bias), inner, hidden,
+                                   Activation(activation), norm,        {},    epsilon};
+            const LinearWeights out{at(out_weight), at(out_bias), hidden, inner, Activation::kNone, {}, norm, epsilon};
+            std::unique_ptr<Linear> first, second;
+            bench.check(made->provider->prepare(in, bench.stream(), first));
+            bench.check(made->provider->prepare(out, bench.stream(), second));
+            bench.check(made->provider->join(std::move(first), std::move(second), made->joined));
             return made;
           },
-          "dtype"_a, "weights"_a, "biases"_a, "hidden"_a, "inner"_a, "activation"_a, "gammas"_a, "betas"_a,
-          "epsilon"_a = 0.0f,
-          "Of attention out, FFN in and FFN out; the Norms (gamma, beta) of the residual and of x, 0 for none. FFN "
-          "in's "
-          "weights are rewritten in place.")
+          "dtype"_a, "in_weight"_a, "in_bias"_a, "out_weight"_a, "out_bias"_a, "hidden"_a, "inner"_a, "activation"_a,
+          "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f,
+          "The Norm (gamma, beta) is of x; the first product's weights are rewritten in place.")
       .def("offsets",
            [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
               Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles, Address shorts,

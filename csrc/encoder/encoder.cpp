@@ -176,11 +176,11 @@ Status Encoder::start(std::string& fold_refusal) {
     wide.ahead = after.qkv_weight, wide.ahead_bytes = size_t(3 * hidden) * hidden * element;
     out.ahead = after.attention_weight, out.ahead_bytes = size_t(hidden) * hidden * element;
     EMBERT_TRY(gemm_->prepare(qkv, stream_, p.qkv));
-    std::unique_ptr<Linear> first, second, third;
-    EMBERT_TRY(gemm_->prepare(attention_out, stream_, first));
-    EMBERT_TRY(gemm_->prepare(wide, stream_, second));
-    EMBERT_TRY(gemm_->prepare(out, stream_, third));
-    EMBERT_TRY(gemm_->join(std::move(first), std::move(second), std::move(third), p.tail));
+    EMBERT_TRY(gemm_->prepare(attention_out, stream_, p.attention_out));
+    std::unique_ptr<Linear> first, second;
+    EMBERT_TRY(gemm_->prepare(wide, stream_, first));
+    EMBERT_TRY(gemm_->prepare(out, stream_, second));
+    EMBERT_TRY(gemm_->join(std::move(first), std::move(second), p.feed_forward));
   }
   EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
   weights_.forget_exact();
@@ -297,24 +297,22 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
 Status Encoder::after_attention(int layer, const Rows& attended, const Rows& residual, int count, Rows& x, Rows& sum,
                                 Stream& along) {
   const LayerWeights& w = weights_.layer(layer);
-  LayerTail& tail = *products_[layer].tail;
+  const LayerProducts& p = products_[layer];
   uint8_t* const inner = at_.wide;
   int none = 0;
-  if (folds_ && largest_offset_.bytes() == 0)
-    return tail.run(attended, residual, count, {at_.sum, at_.sum_sums, inner}, at_.x, at_.x_sums, x.parts, along);
-  if (folds_) {  // rows are looked at: in two parts, since one kernel for both leaves nothing in between
-    EMBERT_TRY(tail.attention_out(attended, residual, count, at_.sum, at_.sum_sums, sum.parts, along));
+  if (folds_) {
+    EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, at_.sum_sums, sum.parts, along.turned()));
     EMBERT_TRY(look_at(sum, count, along));
-    EMBERT_TRY(tail.feed_forward(sum, count, inner, at_.x, at_.x_sums, x.parts, along));
+    EMBERT_TRY(p.feed_forward->run(sum, count, inner, at_.x, at_.x_sums, x.parts, along));
     return look_at(x, count, along);
   }
   const auto normalise = [&](const void* gamma, const void* beta) {
     return layernorm(shape_.dtype, at_.sum, nullptr, nullptr, gamma, beta, count, shape_.hidden, shape_.epsilon, at_.x,
                      along);
   };
-  EMBERT_TRY(tail.attention_out(attended, residual, count, at_.sum, nullptr, none, along));
+  EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, nullptr, none, along.turned()));
   EMBERT_TRY(normalise(w.attention_gamma, w.attention_beta));
-  EMBERT_TRY(tail.feed_forward(x, count, inner, at_.sum, nullptr, none, along));
+  EMBERT_TRY(p.feed_forward->run(x, count, inner, at_.sum, nullptr, none, along));
   return normalise(w.out_gamma, w.out_beta);
 }
 

@@ -103,8 +103,8 @@ class Encoder {
   std::unique_ptr<GemmProvider> gemm_;
   std::unique_ptr<TensorMaps> maps_;  // of attention; null: the portable kernels
   struct LayerProducts {
-    std::unique_ptr<Linear> qkv;
-    std::unique_ptr<LayerTail> tail;
+    std::unique_ptr<Linear> qkv, attention_out;
+    std::unique_ptr<FeedForward> feed_forward;
   };
   std::vector<LayerProducts> products_;
   DeviceBuffer arena_;

@@ -39,43 +39,13 @@ class Linear {
                      const Stream& stream) = 0;
 };
 
-// What follows attention in a layer, with x between its two parts: x = attention_out(attended) + residual,
-// y = out(activation(in(x))) + x. Each kernel goes the other way than the one before it on `along`.
-class LayerTail {
+// The feed-forward part of a layer: y = out(activation(in(x))), with x as the residual.
+class FeedForward {
  public:
-  // Where x goes, with room for its sums (null: not wanted, and x needs no LayerNorm) and for the activations between
-  // `in` and `out`, [rows, inner].
-  struct Room {
-    void* x;
-    float2* x_sums;
-    void* inner;
-  };
-
-  // Made by GemmProvider::prepare: `in` with the activation, the others with a residual.
-  LayerTail(std::unique_ptr<Linear> attention_out, std::unique_ptr<Linear> in, std::unique_ptr<Linear> out)
-      : attention_out_(std::move(attention_out)), in_(std::move(in)), out_(std::move(out)) {}
-  virtual ~LayerTail() = default;
-
-  Status attention_out(const Rows& attended, const Rows& residual, int rows, void* x, float2* x_sums, int& x_parts,
-                       Stream& along) {
-    return attention_out_->run(attended, residual, rows, x, x_sums, x_parts, along.turned());
-  }
-  Status feed_forward(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) {
-    int none = 0;
-    EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, along.turned()));
-    return out_->run({inner}, x, rows, y, y_sums, y_parts, along.turned());
-  }
-  // Both; what is in `room` afterwards is nobody's business. y may be the residual, its sums the residual's, and
-  // `inner` may be `attended`.
-  virtual Status run(const Rows& attended, const Rows& residual, int rows, const Room& room, void* y, float2* y_sums,
-                     int& y_parts, Stream& along) {
-    Rows x{room.x, room.x_sums};
-    EMBERT_TRY(attention_out(attended, residual, rows, room.x, room.x_sums, x.parts, along));
-    return feed_forward(x, rows, room.inner, y, y_sums, y_parts, along);
-  }
-
- protected:
-  std::unique_ptr<Linear> attention_out_, in_, out_;
+  virtual ~FeedForward() = default;
+  // inner: room for the activations between the two, [rows, inner]; y may not be x. Each kernel goes the other way than
+  // the one before it on `along`.
+  virtual Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) = 0;
 };
 
 class GemmProvider {
@@ -83,11 +53,8 @@ class GemmProvider {
   virtual ~GemmProvider() = default;
   virtual const char* name() const = 0;
   virtual Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) = 0;
-  virtual Status join(std::unique_ptr<Linear> attention_out, std::unique_ptr<Linear> in, std::unique_ptr<Linear> out,
-                      std::unique_ptr<LayerTail>& joined) {
-    joined = std::make_unique<LayerTail>(std::move(attention_out), std::move(in), std::move(out));
-    return {};
-  }
+  // Of two products made by `prepare`, the first with the activation, the second with a residual.
+  virtual Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined);
   virtual size_t workspace_bytes() const = 0;
   // Whether the kernels before and after may be chained by programmatic dependent launch.
   virtual bool dependent_launch() const = 0;
@@ -96,6 +63,26 @@ class GemmProvider {
   // After all `prepare`: refused when a Norm cannot be folded into its weights without loss.
   virtual Status check_folds() const { return {}; }
 };
+
+// One product after the other.
+class TwoProducts final : public FeedForward {
+ public:
+  TwoProducts(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out) : in_(std::move(in)), out_(std::move(out)) {}
+  Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
+    int none = 0;
+    EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, along.turned()));
+    return out_->run({inner}, x, rows, y, y_sums, y_parts, along.turned());
+  }
+
+ private:
+  std::unique_ptr<Linear> in_, out_;
+};
+
+inline Status GemmProvider::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out,
+                                 std::unique_ptr<FeedForward>& joined) {
+  joined = std::make_unique<TwoProducts>(std::move(in), std::move(out));
+  return {};
+}
 
 // cuBLASLt, loaded when first asked for: `library` is a file name or path, empty for the one beside the toolkit.
 Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider);

@@ -65,7 +65,7 @@ __device__ __forceinline__ bool test_barrier(uint32_t barrier, uint32_t phase) {
 // ------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void set_flag(int* flag) {
-  asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+  asm volatile("fence.acq_rel.gpu;\nst.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
 }
 __device__ __forceinline__ void wait_flag(const int* flag) {
   int set = 0;
@@ -141,17 +141,6 @@ __device__ __forceinline__ void load_boxes(const CUtensorMap* map, uint32_t to, 
       "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(chunk)
       : "memory");
 }
-// So many bytes, a multiple of 16 as both places are.
-__device__ __forceinline__ void load_bytes(const void* from, uint32_t to, uint32_t barrier, int bytes) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-// Only into the L2 cache, where it changes nothing that anyone reads.
-__device__ __forceinline__ void bring_box_to_cache(const CUtensorMap* map, int column, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
-               : "memory");
-}
 __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int column, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
                "r"(column), "r"(row)
@@ -172,11 +161,6 @@ __device__ __forceinline__ void wait_stores_done() {
 __device__ __forceinline__ void fence_for_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// What the copy engine is asked for from here on comes after what this thread knows to be in memory, the engine's own
-// stores by another block among it.
-__device__ __forceinline__ void fence_for_copies_of_memory() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -185,10 +169,6 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
 // banks.
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
-}
-// The same of rows of 64 bytes.
-__device__ __forceinline__ uint32_t narrow_swizzled(int row, int chunk) {
-  return row * 64 + ((chunk ^ (row / 2 & 3)) << 4);
 }
 
 // A read that the compiler is asked to leave where it is written: an ordinary one it puts off until its value is
@@ -253,22 +233,6 @@ __device__ __forceinline__ void wait_products() {
         EMBERT_F8(56), EMBERT_F8(64), EMBERT_F8(72), EMBERT_F8(80), EMBERT_F8(88), EMBERT_F8(96), EMBERT_F8(104), \
         EMBERT_F8(112), EMBERT_F8(120)                                                                            \
       : "l"(a), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_192(type)                                                                                 \
-  asm volatile(                                                                                                \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"                                                         \
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type                                             \
-      " "                                                                                                      \
-      "{"                                                                                                      \
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                 \
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                       \
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                       \
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                                       \
-      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                                       \
-      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                                        \
-      "}, %96, %97, add, 1, 1, 0, 0;\n}"                                                                       \
-      : EMBERT_F8(0), EMBERT_F8(8), EMBERT_F8(16), EMBERT_F8(24), EMBERT_F8(32), EMBERT_F8(40), EMBERT_F8(48), \
-        EMBERT_F8(56), EMBERT_F8(64), EMBERT_F8(72), EMBERT_F8(80), EMBERT_F8(88)                              \
-      : "l"(a), "l"(b), "r"(int(add)))
 #define EMBERT_WGMMA_128(type)                                                                                        \
   asm volatile(                                                                                                       \
       "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                                                                \
@@ -308,14 +272,6 @@ __device__ __forceinline__ void multiply(float (&c)[128], uint64_t a, uint64_t b
     EMBERT_WGMMA_256("f16");
   } else {
     EMBERT_WGMMA_256("bf16");
-  }
-}
-template <typename T>
-__device__ __forceinline__ void multiply(float (&c)[96], uint64_t a, uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_192("f16");
-  } else {
-    EMBERT_WGMMA_192("bf16");
   }
 }
 template <typename T>
@@ -410,7 +366,6 @@ __device__ __forceinline__ void multiply_held(float (&c)[96], const uint32_t (&a
 #undef EMBERT_WGMMA_RS_192
 #undef EMBERT_WGMMA_RS_32
 #undef EMBERT_WGMMA_256
-#undef EMBERT_WGMMA_192
 #undef EMBERT_WGMMA_128
 #undef EMBERT_WGMMA_64
 #undef EMBERT_WGMMA_32

@@ -114,34 +114,34 @@ struct ManyRowsSums {
   }
 };
 
-__device__ __forceinline__ float2 of_lane(float2 value, int step) {
-  return float2{__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
-}
-// Two lanes share two sums: the upper one, `step` lanes on, gets the sum of both lanes' `high`, the other of `low`.
-__device__ __forceinline__ float2 shared_sum(float2 low, float2 high, int step, int lane) {
-  const bool upper = (lane & step) != 0;
-  return (upper ? high : low) + of_lane(upper ? low : high, step);
-}
-
 // Sums of kChunks neighbouring pieces of 16 columns, held by the four lanes of a row in part; afterwards every lane has
 // the total in chunks[0]. Each piece is summed over the lanes first, then the pieces as a balanced tree: so that tiles
 // of any width agree. Lanes share the work: each keeps half of the pieces and gives the other half away.
 template <int kChunks>
 __device__ __forceinline__ void combine_chunks(float2 (&chunks)[kChunks], int lane) {
+  const auto from = [](float2 value, int step) {
+    return float2{__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
+  };
+  const auto add = [](float2& to, float2 value) { to = to + value; };
   const auto halve = [&](auto count, int step) {
     constexpr int kHalf = decltype(count)::value / 2;
+    const bool upper = (lane & step) != 0;
     if constexpr (kHalf == 0) {
-      chunks[0] = chunks[0] + of_lane(chunks[0], step);
+      add(chunks[0], from(chunks[0], step));
     } else {
 #pragma unroll
-      for (int k = 0; k < kHalf; ++k) chunks[k] = shared_sum(chunks[k], chunks[k + kHalf], step, lane);
+      for (int k = 0; k < kHalf; ++k) {
+        const float2 given = upper ? chunks[k] : chunks[k + kHalf];
+        chunks[k] = upper ? chunks[k + kHalf] : chunks[k];
+        add(chunks[k], from(given, step));
+      }
     }
   };
   halve(std::integral_constant<int, kChunks>(), 2);
   halve(std::integral_constant<int, (kChunks > 1 ? kChunks / 2 : 1)>(), 1);
-  if constexpr (kChunks == 8) chunks[0] = chunks[0] + chunks[1];
-  if constexpr (kChunks >= 4) chunks[0] = chunks[0] + of_lane(chunks[0], 1);
-  if constexpr (kChunks >= 2) chunks[0] = chunks[0] + of_lane(chunks[0], 2);
+  if constexpr (kChunks == 8) add(chunks[0], chunks[1]);
+  if constexpr (kChunks >= 4) add(chunks[0], from(chunks[0], 1));
+  if constexpr (kChunks >= 2) add(chunks[0], from(chunks[0], 2));
 }
 
 // The sums of this lane's two rows over a tile's or part's kColumns columns, from those of its 16-column pieces.

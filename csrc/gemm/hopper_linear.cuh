@@ -1,5 +1,5 @@
 // Our Hopper kernels as a GemmProvider: what the provider and its products hold. hopper.cu chooses tiles and launches,
-// hopper_tail.cu makes one kernel of the three that follow attention.
+// hopper_joined.cu makes one feed-forward layer of two products.
 #pragma once
 
 #include <memory>
@@ -33,11 +33,11 @@ Status with_activation(Activation activation, Run run) {
 }
 
 class Hopper;
-class HopperTail;
+class HopperFeedForward;
 
 // One matrix product.
 class HopperLinear final : public Linear {
-  friend class HopperTail;
+  friend class HopperFeedForward;
 
  public:
   HopperLinear(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
@@ -102,8 +102,7 @@ class Hopper final : public GemmProvider {
   bool folds() const override { return true; }
   Status check_folds() const override;
   Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override;
-  Status join(std::unique_ptr<Linear> attention_out, std::unique_ptr<Linear> in, std::unique_ptr<Linear> out,
-              std::unique_ptr<LayerTail>& joined) override;
+  Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) override;
 
   Status map(const BoxedMatrix& matrix, const CUtensorMap*& found) { return maps_.get(matrix, found); }
 
@@ -114,7 +113,7 @@ class Hopper final : public GemmProvider {
     return {};
   }
 
-  // What blocks of a layer's tail leave each other, the same for all layers (hopper_tail.cu).
+  // What blocks of the feed-forward kernel leave each other, the same for all layers (hopper_joined.cu).
   DeviceBuffer& between_blocks() { return between_blocks_; }
 
   // The largest relative error that folding a LayerNorm's gamma into a row of weights has made so far; on the device.

@@ -1,12 +1,11 @@
-// Prints what a tile's begin and end count as, in chunks, then what each cluster is to do: for every case (tiles,
-// chunks, clusters) of the arguments, lines of "cluster tile from to" in the clusters' order, then an empty one.
+// Prints what each cluster is to do: for every case (tiles, chunks, clusters) of the arguments, lines of
+// "cluster tile from to" in the clusters' order, then an empty one.
 #include <cstdio>
 #include <cstdlib>
 
 #include "gemm/feed_forward_range.h"
 
 int main(int count, char** arguments) {
-  std::printf("%d %d\n\n", embert::FeedForwardRange::kBefore, embert::FeedForwardRange::kAfter);
   for (int at = 1; at + 2 < count; at += 3) {
     const int tiles = std::atoi(arguments[at]), chunks = std::atoi(arguments[at + 1]);
     const int clusters = std::atoi(arguments[at + 2]);

@@ -1,4 +1,4 @@
-"""How clusters share the tiles of a layer's tail: every chunk once, in order, nobody waits for a later cluster."""
+"""How clusters share the feed-forward kernel's tiles: every chunk once, in order, nobody waits for a later cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from tests.csrc.host_program import build
 
 Run = tuple[int, int, int, int]  # cluster, tile, from, to
-Shares = dict[tuple[int, int, int], list[Run]]
 
 CASES = [
     *itertools.product(range(1, 12), (1, 2, 3, 24), range(1, 12)),
@@ -20,43 +19,35 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[int, int], Shares]:
+def shares(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int, int], list[Run]]:
     program = build(tmp_path_factory.mktemp("ranges"), Path(__file__).with_name("feed_forward_ranges.cpp"))
     cases = [(tiles, chunks, min(tiles, clusters)) for tiles, chunks, clusters in CASES]
     numbers = [str(number) for case in cases for number in case]
-    said = subprocess.run([program, *numbers], capture_output=True, text=True, check=True).stdout
-    first, *parts = said.split("\n\n")
-    before, after = map(int, first.split())
-    return (before, after), {
+    told = subprocess.run([program, *numbers], capture_output=True, text=True, check=True).stdout
+    parts = told.split("\n\n")
+    return {
         case: [tuple(map(int, line.split())) for line in part.splitlines()]  # type: ignore[misc]
         for case, part in zip(cases, parts, strict=False)
     }
 
 
-@pytest.fixture(scope="module")
-def shares(told: tuple[tuple[int, int], Shares]) -> Shares:
-    return told[1]
-
-
-def test_every_chunk_is_done_once_by_even_shares(told: tuple[tuple[int, int], Shares]) -> None:
-    (before, after), shares = told
+def test_every_chunk_is_done_once_by_as_even_shares_as_there_are(
+    shares: dict[tuple[int, int, int], list[Run]],
+) -> None:
     for (tiles, chunks, clusters), runs in shares.items():
         done = sorted((tile, chunk) for _, tile, first, to in runs for chunk in range(first, to))
         assert done == list(itertools.product(range(tiles), range(chunks)))
-        work = [0] * clusters
-        for cluster, _, first, to in runs:
-            work[cluster] += to - first + (before if first == 0 else 0) + (after if to == chunks else 0)
-        # Shares begin with a chunk: not in the middle of what comes before a tile's chunks or after them.
-        assert max(work) - min(work) <= 1 + 2 * (before + after)
-        assert sum(work) == tiles * (before + chunks + after)
-        assert min(work) >= before + chunks + after
+        work = [sum(to - first for owner, _, first, to in runs if owner == cluster) for cluster in range(clusters)]
+        assert max(work) - min(work) <= 1
+        assert min(work) >= chunks
 
 
-def test_a_tile_goes_from_one_cluster_to_the_next_which_does_its_end_last(shares: Shares) -> None:
+def test_a_tile_goes_from_one_cluster_to_the_next_which_does_its_end_last(
+    shares: dict[tuple[int, int, int], list[Run]],
+) -> None:
     for (_, chunks, clusters), runs in shares.items():
         by_cluster = [[run for run in runs if run[0] == cluster] for cluster in range(clusters)]
         for cluster, own in enumerate(by_cluster):
-            assert own[0][2] == 0  # begins with a tile
             for place, (_, tile, first, to) in enumerate(own):
                 assert 0 <= first < to <= chunks
                 if to < chunks:  # left behind: before anything else, and for the next

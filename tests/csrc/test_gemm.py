@@ -186,8 +186,8 @@ def test_folded_rows_have_the_same_bits_in_any_company(
             assert (some.view(np.uint16) == everyone[part]).all(), rows
 
 
-# Rows of which one kernel does all that follows attention: as many tiles as clusters of blocks and fewer, tiles that
-# several clusters share, a last tile with few rows.
+# Rows of which one kernel does the whole layer: as many tiles as clusters of blocks and fewer, tiles that several
+# clusters share, a last tile with few rows.
 @pytest.mark.parametrize("rows", [12_801, 16_896, 16_897, 26_368, 40_000])
 @pytest.mark.parametrize(
     ("dtype", "kind", "inner", "folds"),
@@ -201,59 +201,46 @@ def test_folded_rows_have_the_same_bits_in_any_company(
     ],
     ids=["GELU", "unfolded", "bfloat16", "one_chunk", "no_activation", "two_chunks"],
 )
-def test_a_layers_tail_in_one_kernel_has_the_bits_of_three(
+def test_both_products_in_one_kernel_have_the_bits_of_two(
     device: Device, random: np.random.Generator, rows: int, dtype: int, kind: int, inner: int, folds: bool
 ) -> None:
     hidden = 384
-    shapes = [(hidden, hidden), (inner, hidden), (hidden, inner)]
-    weights = [ref.stored(random.standard_normal((out, in_)) / np.sqrt(in_), dtype) for out, in_ in shapes]
-    biases = [ref.stored(random.standard_normal(out), dtype) for out, _ in shapes]
-    gammas = [ref.stored(random.uniform(0.2, 1.6, hidden), dtype) for _ in range(2)]
-    betas = [ref.stored(random.standard_normal(hidden) / 4, dtype) for _ in range(2)]
-    norms = [[device.put(vector) if folds else 0 for vector in vectors] for vectors in (gammas, betas)]
-    tail = device.launch.tail(
-        dtype, [device.put(weight) for weight in weights], [device.put(bias) for bias in biases], hidden, inner, kind,
-        *norms, epsilon=EPSILON,
+    in_weight = ref.stored(random.standard_normal((inner, hidden)) / np.sqrt(hidden), dtype)
+    out_weight = ref.stored(random.standard_normal((hidden, inner)) / np.sqrt(inner), dtype)
+    in_bias, out_bias = (ref.stored(random.standard_normal(n), dtype) for n in (inner, hidden))
+    gamma = ref.stored(random.uniform(0.2, 1.6, hidden), dtype)
+    beta = ref.stored(random.standard_normal(hidden) / 4, dtype)
+    norm = {"gamma": device.put(gamma), "beta": device.put(beta), "epsilon": EPSILON} if folds else {}
+    both = device.launch.feed_forward(
+        dtype, device.put(in_weight), device.put(in_bias), device.put(out_weight), device.put(out_bias), hidden, inner,
+        kind, **norm,
     )  # fmt: skip
-    attended = device.put(ref.stored(random.standard_normal((rows, hidden)), dtype))
     stored = ref.stored(random.standard_normal((rows, hidden)) + random.standard_normal((rows, 1)), dtype)
     groups = ref.exact(stored).reshape(rows, 3, 128)
     sums = np.stack([groups.sum(axis=2), (groups * groups).sum(axis=2)], axis=2).astype(np.float32)
-    residual, residual_sums = device.put(stored), device.put(sums)
-    room, x, y = device.new(rows * inner * 2), device.new(rows * hidden * 2), device.new(rows * hidden * 2)
-    x_sums, y_sums = (device.new(rows * 3 * 8 * 8) for _ in range(2))
+    x, x_sums = device.put(stored), device.put(sums)
+    room, y, y_sums = device.new(rows * inner * 2), device.new(rows * hidden * 2), device.new(rows * 3 * 8 * 8)
 
-    def run(
-        first: int, count: int, *, backwards: bool = False, together: bool = True, in_place: bool = False
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        skipped = first * hidden * 2
-        from_rows, from_sums = residual + skipped, residual_sums + first * 24
-        if in_place:  # as in an encoder: y where the residual is
-            device.launch.copy(y, from_rows, count * hidden * 2)
-            device.launch.copy(y_sums, from_sums, count * 24)
-            from_rows, from_sums = y, y_sums
-        tail.run(
-            device.launch, attended + skipped, from_rows, count, x, room, y, from_sums if folds else 0, 1,
-            x_sums if folds else 0, y_sums, backwards, together,
-        )  # fmt: skip
-        parts = device.get(y_sums, (count, 3, tail.parts, 2), np.float32)
+    def run(first: int, count: int, backwards: bool) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        of_x = x_sums + first * 24 if folds else 0
+        both.run(device.launch, x + first * hidden * 2, count, room, y, of_x, 1, y_sums, backwards)
+        parts = device.get(y_sums, (count, 3, both.parts, 2), np.float32)
         while parts.shape[2] > 1:  # a balanced tree
             parts = parts[:, :, ::2] + parts[:, :, 1::2]
         return device.get(y, (count, hidden), numpy_type(dtype)).view(np.uint16), parts[:, :, 0]
 
-    wanted, wanted_sums = run(0, rows, together=False)
-    for way in ({}, {"backwards": True}, {"in_place": True}):  # and with what a run left between blocks
-        found, found_sums = run(0, rows, **way)
-        assert (found == wanted).all(), way
-        assert (found_sums == wanted_sums).all(), way
+    together, together_sums = run(0, rows, False)
+    again, again_sums = run(0, rows, True)  # the other way, and with what the first run left between blocks
+    assert (again == together).all()
+    assert (again_sums == together_sums).all()
     for first in range(0, rows, 5_000):
         count = min(5_000, rows - first)
-        some, some_sums = run(first, count)
-        assert (some == wanted[first : first + count]).all(), first
-        assert (some_sums == wanted_sums[first : first + count]).all(), first
-    few, few_sums = run(0, 100)
-    assert (few == wanted[:100]).all()
-    assert (few_sums == wanted_sums[:100]).all()
+        some, some_sums = run(first, count, False)
+        assert (some == together[first : first + count]).all(), first
+        assert (some_sums == together_sums[first : first + count]).all(), first
+    few, few_sums = run(0, 100, False)
+    assert (few == together[:100]).all()
+    assert (few_sums == together_sums[:100]).all()
 
 
 def test_what_cannot_be_folded_is_told(device: Device, random: np.random.Generator) -> None:
