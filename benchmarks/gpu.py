@@ -1,13 +1,14 @@
 """The CUDA encoder against its rivals on one GPU, from token ids, FP16.
 
-    python -m benchmarks.gpu [--models base large minilm=FOLDER] [--compile base:passage]
+    python -m benchmarks.gpu [--models base large mpnet minilm=FOLDER] [--compile base:passage]
 
 embert is timed as a server uses it: numpy in, numpy out, two batches in flight, wall clock. The rivals are timed on the
 device alone, with inputs already there: transformers padded (sdpa) by events around the call; the same in batches of 32
 sorted by length, as sentence-transformers does; the packed torch model (varlen attention, no padding) as a replayed
 CUDA graph; with --compile the first and the last through torch.compile too (the packed one with max-autotune). Everyone
 takes turns round by round; embert has a process of its own; figures are medians. Before timing, vectors are compared.
-Models without a folder have random weights.
+Models without a folder have random weights. The packed model is of BERT: varlen attention has no relative positions, so
+beside MPNet is transformers alone.
 
 A GPU at its power limit lowers its clock, within milliseconds and by as much as a third. So everything is timed in
 bursts: a rest, two batches to wake up, then a twentieth of a second or so. --sustained names workloads that are also
@@ -67,7 +68,7 @@ LATENCY = ["1x16", "1x32", "1x64", "1x128", "1x256", "1x512", "8x32", "32x32"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu")
-    parser.add_argument("--models", nargs="+", default=["base", "large"], help="base, large, or name=FOLDER")
+    parser.add_argument("--models", nargs="+", default=["base", "large"], help="base, large, mpnet, or name=FOLDER")
     parser.add_argument("--workloads", nargs="+", default=[*THROUGHPUT, *LATENCY])
     parser.add_argument(
         "--compile",
@@ -109,23 +110,29 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
     ours = Embert(folder, options.pooling)
     ready, (weights, _, total) = ours.started
     print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
-    model = transformers.BertModel.from_pretrained(
-        folder, add_pooling_layer=False, dtype=torch.float16, attn_implementation="sdpa"
+    is_bert = engine.load_model(str(folder)).config.architecture == "bert"
+    attention = "sdpa" if is_bert else "eager"  # what transformers has of MPNet
+    model: Any = transformers.AutoModel.from_pretrained(
+        folder, add_pooling_layer=False, dtype=torch.float16, attn_implementation=attention
     )
-    model = model.cuda().eval()  # type: ignore[call-arg]
-    packed = PackedBert(model, options.pooling)
+    model = model.cuda().eval()
+    packed = PackedBert(model, options.pooling) if is_bert else None
     for workload in options.workloads:
         lengths = lengths_of(workload)
         batch = random_batch(lengths)
         with torch.inference_mode():
-            runners: dict[str, Callable[[], object]] = {
+            runners: dict[str, Callable[[], Any]] = {
                 "transformers": padded_runner(model, batch, len(lengths), options.pooling),
                 "sorted by 32": padded_runner(model, batch, 32, options.pooling),
             }
-            graph, vectors = packed.graph(batch, compiled=False)
-            runners["packed"] = graph
+            if packed is None:
+                theirs = runners["sorted by 32"]().float()
+                unsorted = np.argsort(np.argsort(-lengths, kind="stable"))
+                vectors = torch.nn.functional.normalize(theirs)[unsorted].cpu().numpy()
+            else:
+                runners["packed"], vectors = packed.graph(batch, compiled=False)
             compare(ours, batch, vectors)
-            if f"{name}:{workload}" in options.compile:
+            if packed is not None and f"{name}:{workload}" in options.compile:
                 torch._dynamo.reset()
                 compiled = torch.compile(model, dynamic=False)
                 runners["transformers compiled"] = padded_runner(compiled, batch, len(lengths), options.pooling)
@@ -184,9 +191,13 @@ def model_folder(name: str, scratch: Path) -> Path:
     # A model folder needs a tokenizer, though none is used here.
     (scratch / "tokenizer.json").write_text("{}")
     torch.manual_seed(0)
-    config = transformers.BertConfig(**SHAPES[name])
-    model: torch.nn.Module = transformers.BertModel(config, add_pooling_layer=False)
-    model.to(torch.float16).save_pretrained(scratch)  # type: ignore[operator]
+    model: Any
+    if name == "mpnet":
+        of_mpnet = transformers.MPNetConfig(vocab_size=30527, max_position_embeddings=514)
+        model = transformers.MPNetModel(of_mpnet, add_pooling_layer=False)
+    else:
+        model = transformers.BertModel(transformers.BertConfig(**SHAPES[name]), add_pooling_layer=False)
+    model.to(torch.float16).save_pretrained(scratch)
     return scratch
 
 

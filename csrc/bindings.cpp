@@ -43,7 +43,7 @@ DType dtype_of(const std::string& name) {
 }
 
 std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions,
-                                      int types, float epsilon, const std::string& activation,
+                                      int types, bool relative, float epsilon, const std::string& activation,
                                       const std::string& pooling, const std::string& dtype, int device, int max_tokens,
                                       const std::string& gemm, const std::string& cublaslt_library, bool fold,
                                       bool graphs) {
@@ -55,6 +55,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   shape.vocabulary = vocabulary;
   shape.positions = positions;
   shape.types = types;
+  shape.relative = relative;
   shape.epsilon = epsilon;
   shape.dtype = dtype_of(dtype);
   if (activation == "gelu")
@@ -188,8 +189,8 @@ NB_MODULE(_cuda, m) {
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
   m.def("make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
-        "positions"_a, "types"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a, "max_tokens"_a,
-        "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a);
+        "positions"_a, "types"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a,
+        "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a);
 
   auto testing = m.def_submodule("testing", "Single kernels on device memory, for tests and benchmarks.");
   bind_testing(testing, [](const Status& status) { raise(status); });

@@ -248,14 +248,16 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
       .def(
           "attention",
           [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
-             int short_count, int heads, int head_size, Address context, bool hopper, int queries) {
+             int short_count, int heads, int head_size, Address context, bool hopper, int queries, Address relative,
+             int reach) {
             bench.check(attention(
                 dtype(type), at(qkv), rows,
                 {at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count, Queries(queries)}, heads,
-                head_size, at(context), hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
+                head_size, {at<float>(relative), reach}, at(context), hopper ? bench.maps(dtype(type)) : nullptr,
+                bench.stream()));
           },
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
-          "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0)
+          "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0)
       .def("gather",
            [](Bench& bench, int type, Address context, Address x, Address sums, int parts, Address cu_seqlens,
               int pooling, int sequences, int hidden, Address context_to, Address x_to, Address sums_to) {

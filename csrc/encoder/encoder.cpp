@@ -270,8 +270,8 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
     EMBERT_TRY(products_[i].qkv->run(x, {}, rows, qkv, nullptr, none, along.turned()));
     const bool gathers_here = gathers && i == shape_.layers - 1;
     if (gathers_here) work.queries = shape_.pooling == Pooling::kCls ? Queries::kFirst : Queries::kLast;
-    EMBERT_TRY(
-        attention(dtype, qkv, rows, work, shape_.heads, shape_.head_size(), context, maps_.get(), along.turned()));
+    EMBERT_TRY(attention(dtype, qkv, rows, work, shape_.heads, shape_.head_size(), weights_.relative(), context,
+                         maps_.get(), along.turned()));
     if (!gathers_here) {
       EMBERT_TRY(after_attention(i, {context}, x, rows, x, sum, along));
       continue;

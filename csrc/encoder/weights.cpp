@@ -1,6 +1,7 @@
 #include "weights.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace embert {
 
@@ -46,6 +47,7 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
     layer.out_gamma = take(hidden);
     layer.out_beta = take(hidden);
   }
+  if (shape_.relative) relative_ = reinterpret_cast<float*>(carver.take(size_t(shape_.heads) * 2 * shape_.reach() * 4));
   bytes = carver.used();
 }
 
@@ -103,6 +105,7 @@ Status Weights::exact_place(const std::string& name, int layer, uint8_t*& to) {
 
 Status Weights::load(const std::string& name, int layer, const void* host, size_t count, DType stored,
                      const Stream& stream) {
+  if (name == "relative" && layer < 0 && shape_.relative) return load_relative(host, count, stored, stream);
   uint8_t* to = nullptr;
   size_t expected = 0;
   EMBERT_TRY(find(name, layer, to, expected));
@@ -122,8 +125,30 @@ Status Weights::load(const std::string& name, int layer, const void* host, size_
   return convert(stored, from, shape_.dtype, to, count, stream);
 }
 
+// Distances that only masked scores have are 0. The rest is multiplied by √d, because the kernels add before they
+// scale.
+Status Weights::load_relative(const void* host, size_t count, DType stored, const Stream& stream) {
+  const int heads = shape_.heads, reach = shape_.reach(), stored_reach = shape_.positions - 1;
+  const int row = 2 * stored_reach + 1;
+  if (count != size_t(heads) * row || stored != DType::kFloat32) {
+    return Status::refused("relative has " + std::to_string(count) + " elements, expected " +
+                           std::to_string(heads * row) + " in float32");
+  }
+  std::vector<float> scores(size_t(heads) * 2 * reach);
+  const float scale = float(std::sqrt(double(shape_.head_size())));
+  for (int head = 0; head < heads; ++head) {
+    const float* const from = static_cast<const float*>(host) + size_t(head) * row;
+    float* const to = scores.data() + size_t(2 * head + 1) * reach - stored_reach;
+    for (int i = 0; i < row; ++i) to[i] = from[i] * scale;
+  }
+  ++loaded_;
+  EMBERT_CUDA(cudaMemcpyAsync(relative_, scores.data(), scores.size() * 4, cudaMemcpyHostToDevice, stream.handle));
+  EMBERT_CUDA(cudaStreamSynchronize(stream.handle));
+  return {};
+}
+
 Status Weights::complete() {
-  const int expected = 4 + (shape_.types > 0 ? 1 : 0) + 16 * shape_.layers;
+  const int expected = 4 + (shape_.types > 0 ? 1 : 0) + (shape_.relative ? 1 : 0) + 16 * shape_.layers;
   if (loaded_ != expected) {
     return Status::refused(std::to_string(loaded_) + " weights were loaded, expected " + std::to_string(expected));
   }

@@ -12,6 +12,7 @@ namespace embert {
 struct ModelShape {
   int hidden = 0, layers = 0, heads = 0, inner = 0;
   int vocabulary = 0, positions = 0, types = 0;  // rows of the embedding tables; types 0: the model has none
+  bool relative = false;                         // scores by how far a key is from the query
   float epsilon = 1e-12f;
   Activation activation = Activation::kGeluErf;
   Pooling pooling = Pooling::kMean;
@@ -19,6 +20,8 @@ struct ModelShape {
 
   int head_size() const { return hidden / heads; }
   int max_length() const { return positions; }
+  // Distances that `relative` scores are held for, on each side: whole tiles of attention.
+  int reach() const { return relative ? (positions + kAttentionRows - 1) / kAttentionRows * kAttentionRows : 0; }
   Status check() const;
 };
 
@@ -37,7 +40,8 @@ class Weights {
   Status allocate();
 
   // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention,
-  // inner and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta.
+  // inner and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta. And where the shape
+  // says so `relative`, in FP32: [heads, 2·positions - 1], what is added to a score by key - query + positions - 1.
   Status load(const std::string& name, int layer, const void* host, size_t count, DType stored, const Stream& stream);
   // All there? Then the room for conversions is given back.
   Status complete();
@@ -54,10 +58,12 @@ class Weights {
 
   const EmbeddingTables& tables() const { return tables_; }
   const LayerWeights& layer(int i) const { return layers_[i]; }
+  RelativeScores relative() const { return {relative_, shape_.reach()}; }
   size_t bytes() const { return storage_.bytes(); }
 
  private:
   void carve(uint8_t* base, size_t& bytes);
+  Status load_relative(const void* host, size_t count, DType stored, const Stream& stream);
   Status find(const std::string& name, int layer, uint8_t*& to, size_t& count) const;
   Status exact_place(const std::string& name, int layer, uint8_t*& to);
   size_t exact_count() const { return (3 * size_t(shape_.hidden) + shape_.inner) * shape_.hidden; }  // of a layer
@@ -67,6 +73,7 @@ class Weights {
   DeviceBuffer storage_, conversion_, exact_;
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
+  float* relative_ = nullptr;  // as kernels/shapes.h has it
   int loaded_ = 0, exact_loaded_ = 0;
   bool keeps_exact_ = false;
 };

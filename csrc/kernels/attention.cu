@@ -14,11 +14,11 @@
 
 namespace embert {
 
-Status attention_float(const void* qkv, const AttentionWork& work, int heads, int head_size, void* context,
-                       const Stream& stream);             // attention_float.cu
-bool attention_hopper_takes(DType dtype, int head_size);  // attention_hopper.cu
+Status attention_float(const void* qkv, const AttentionWork& work, int heads, int head_size,
+                       const RelativeScores& relative, void* context, const Stream& stream);  // attention_float.cu
+bool attention_hopper_takes(DType dtype, int head_size);                                      // attention_hopper.cu
 Status attention_hopper(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
-                        void* context, TensorMaps& maps, const Stream& stream);
+                        const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);
 
 namespace {
 
@@ -32,10 +32,10 @@ constexpr size_t long_shared_bytes() {  // Q, then two steps of K and V
 }
 
 // Four blocks a multiprocessor where shared memory allows them: 128 registers a thread.
-template <typename T, int kDim>
+template <typename T, int kDim, bool kRelative>
 __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
     attention_long_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
-                          Queries queries) {
+                          Queries queries, const RelativeScores relative) {
   using Warp = AttentionWarp<T, kDim, kKeys>;
   static_assert(kAttentionRows == 16 * kWarps, "a warp owns 16 query rows");
   extern __shared__ __align__(16) uint8_t shared_bytes[];
@@ -72,12 +72,17 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
   for (int step = 0; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);
     commit_copies();
+    float s[kKeys / 8][4];
+    if constexpr (kRelative)
+      start_scores<kKeys / 8>(first_score(relative, head, tile.query + warp * 16 - step * kKeys, lane),
+                              [&](int n, int i) -> float& { return s[n][i]; });
     wait_copies<1>();
     __syncthreads();
     if (rows > 0) {
       if (step == 0) work.start(query_rows + warp * 16 * Warp::kPitch, lane);
-      work.step(keys + (step % 2) * kKeys * Warp::kPitch, values + (step % 2) * kKeys * Warp::kPitch,
-                tile.length - step * kKeys, scale_log2, lane);
+      work.template step<kRelative>(keys + (step % 2) * kKeys * Warp::kPitch,
+                                    values + (step % 2) * kKeys * Warp::kPitch, tile.length - step * kKeys, scale_log2,
+                                    s, lane);
     }
     __syncthreads();  // everyone is done with this slot before it is filled again
   }
@@ -87,9 +92,10 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
   }
 }
 
-template <typename T, int kDim>
-__global__ void __launch_bounds__(kThreads) attention_short_kernel(const T* qkv, const AttentionTile* shorts, int heads,
-                                                                   int dim, float scale_log2, T* context) {
+template <typename T, int kDim, bool kRelative>
+__global__ void __launch_bounds__(kThreads)
+    attention_short_kernel(const T* qkv, const AttentionTile* shorts, int heads, int dim, float scale_log2, T* context,
+                           const RelativeScores relative) {
   static_assert(kThreads == kShortPairs * 64, "a pair of warps a head");
   extern __shared__ __align__(16) uint8_t shared_bytes[];
   const int pair = threadIdx.x / 64, head = blockIdx.x * kShortPairs + pair;
@@ -97,41 +103,42 @@ __global__ void __launch_bounds__(kThreads) attention_short_kernel(const T* qkv,
   wait_for_earlier_kernels();
   dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
   if (tile.length == 0 || head >= heads) return;
-  attend_short<T, kDim>(qkv, tile, head, heads, dim, scale_log2, context, shared_bytes, pair, threadIdx.x % 64);
+  attend_short<T, kDim, kRelative>(qkv, tile, head, heads, dim, scale_log2, relative, context, shared_bytes, pair,
+                                   threadIdx.x % 64);
 }
 
-template <typename T, int kDim>
-Status launch_attention(const void* qkv, const AttentionWork& work, int heads, int dim, void* context,
-                        const Stream& stream) {
+template <typename T, int kDim, bool kRelative>
+Status launch_attention(const void* qkv, const AttentionWork& work, int heads, int dim, const RelativeScores& relative,
+                        void* context, const Stream& stream) {
   const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(dim)));
   const auto* in = static_cast<const T*>(qkv);
   auto* out = static_cast<T*>(context);
   if (work.tile_count > 0) {
-    const auto kernel = attention_long_kernel<T, kDim>;
+    const auto kernel = attention_long_kernel<T, kDim, kRelative>;
     constexpr size_t kBytes = long_shared_bytes<T, kDim>();
     if (kBytes > 48 * 1024)
       EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     EMBERT_TRY(launch("attention_long", kernel, dim3(heads, work.tile_count), kThreads, kBytes, stream, in, work.tiles,
-                      heads, dim, scale_log2, out, work.queries));
+                      heads, dim, scale_log2, out, work.queries, relative));
   }
   if (work.short_count > 0) {
-    const auto kernel = attention_short_kernel<T, kDim>;
+    const auto kernel = attention_short_kernel<T, kDim, kRelative>;
     constexpr size_t kBytes = short_shared_bytes<T, kDim>();
     if (kBytes > 48 * 1024)
       EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     EMBERT_TRY(launch("attention_short", kernel, dim3((heads + kShortPairs - 1) / kShortPairs, work.short_count),
-                      kThreads, kBytes, stream, in, work.shorts, heads, dim, scale_log2, out));
+                      kThreads, kBytes, stream, in, work.shorts, heads, dim, scale_log2, out, relative));
   }
   return {};
 }
 
-template <typename T>
-Status attention_of(const void* qkv, const AttentionWork& work, int heads, int dim, void* context,
-                    const Stream& stream) {
-  if (dim <= 32) return launch_attention<T, 32>(qkv, work, heads, dim, context, stream);
-  if (dim <= 64) return launch_attention<T, 64>(qkv, work, heads, dim, context, stream);
-  if (dim <= 96) return launch_attention<T, 96>(qkv, work, heads, dim, context, stream);
-  return launch_attention<T, 128>(qkv, work, heads, dim, context, stream);
+template <typename T, bool kRelative>
+Status attention_of(const void* qkv, const AttentionWork& work, int heads, int dim, const RelativeScores& relative,
+                    void* context, const Stream& stream) {
+  if (dim <= 32) return launch_attention<T, 32, kRelative>(qkv, work, heads, dim, relative, context, stream);
+  if (dim <= 64) return launch_attention<T, 64, kRelative>(qkv, work, heads, dim, relative, context, stream);
+  if (dim <= 96) return launch_attention<T, 96, kRelative>(qkv, work, heads, dim, relative, context, stream);
+  return launch_attention<T, 128, kRelative>(qkv, work, heads, dim, relative, context, stream);
 }
 
 }  // namespace
@@ -141,7 +148,7 @@ bool attention_takes(DType, int head_size) {
 }
 
 Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
-                 void* context, TensorMaps* maps, const Stream& stream) {
+                 const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream) {
   if (!attention_takes(dtype, head_size)) {
     return Status::refused("attention: head size " + std::to_string(head_size) +
                            " is not a multiple of 8 from 8 to 128");
@@ -149,14 +156,17 @@ Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& wo
   if (work.tile_count + (work.short_count + 1) / 2 > 65535 || work.short_count > 65535)  // gridDim.y
     return Status::refused("attention: over 65535 tiles in a batch");
   if (maps != nullptr && attention_hopper_takes(dtype, head_size) && work.tile_count > 0)
-    return attention_hopper(dtype, qkv, rows, work, heads, head_size, context, *maps, stream);
+    return attention_hopper(dtype, qkv, rows, work, heads, head_size, relative, context, *maps, stream);
+  const auto run = [&](auto plain, auto with_relative) {
+    return (relative.scores == nullptr ? plain : with_relative)(qkv, work, heads, head_size, relative, context, stream);
+  };
   switch (dtype) {
     case DType::kFloat16:
-      return attention_of<half_t>(qkv, work, heads, head_size, context, stream);
+      return run(attention_of<half_t, false>, attention_of<half_t, true>);
     case DType::kBFloat16:
-      return attention_of<bfloat_t>(qkv, work, heads, head_size, context, stream);
+      return run(attention_of<bfloat_t, false>, attention_of<bfloat_t, true>);
     default:
-      return attention_float(qkv, work, heads, head_size, context, stream);
+      return attention_float(qkv, work, heads, head_size, relative, context, stream);
   }
 }
 

@@ -15,8 +15,10 @@ constexpr int kKeys = 32;
 constexpr int kMaxDim = 128;
 constexpr int kColumns = kMaxDim / 32;  // a lane's
 
-__global__ void __launch_bounds__(kWarps * 32) attention_float_kernel(const float* qkv, const AttentionTile* tiles,
-                                                                      int heads, int dim, float scale, float* context) {
+template <bool kRelative>
+__global__ void __launch_bounds__(kWarps * 32)
+    attention_float_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
+                           float* context, const RelativeScores relative) {
   __shared__ float keys[kKeys][kMaxDim + 1];
   __shared__ float values[kKeys][kMaxDim + 1];
   __shared__ float queries[kWarps][kMaxDim];
@@ -48,6 +50,8 @@ __global__ void __launch_bounds__(kWarps * 32) attention_float_kernel(const floa
       __syncthreads();
       float score = 0.0f;
       for (int c = 0; c < dim; ++c) score = fmaf(queries[warp][c], keys[lane][c], score);
+      if constexpr (kRelative)  // last: before, every sum above would be rounded as coarsely as it
+        score = fmaf(scale, __ldg(relative.scores + (2 * head + 1) * relative.reach + key + lane - query), score);
       if (key + lane >= tile.length) score = -INFINITY;
       const float step_highest = fmaxf(highest, warp_max(score));
       const float correction = expf(highest - step_highest);  // 0 at the first step
@@ -77,12 +81,13 @@ __global__ void __launch_bounds__(kWarps * 32) attention_float_kernel(const floa
 
 }  // namespace
 
-Status attention_float(const void* qkv, const AttentionWork& work, int heads, int head_size, void* context,
-                       const Stream& stream) {
+Status attention_float(const void* qkv, const AttentionWork& work, int heads, int head_size,
+                       const RelativeScores& relative, void* context, const Stream& stream) {
   const float scale = float(1.0 / std::sqrt(double(head_size)));
   const auto run = [&](const AttentionTile* tiles, int count) {
-    return launch("attention_float", attention_float_kernel, dim3(heads, count), kWarps * 32, 0, stream,
-                  static_cast<const float*>(qkv), tiles, heads, head_size, scale, static_cast<float*>(context));
+    const auto kernel = relative.scores == nullptr ? attention_float_kernel<false> : attention_float_kernel<true>;
+    return launch("attention_float", kernel, dim3(heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv),
+                  tiles, heads, head_size, scale, static_cast<float*>(context), relative);
   };
   if (work.tile_count > 0) EMBERT_TRY(run(work.tiles, work.tile_count));
   if (work.short_count > 0) EMBERT_TRY(run(work.shorts, work.short_count));

@@ -24,9 +24,10 @@ __device__ __forceinline__ void sync_pair(int pair) {
 }
 
 // By the two warps of `pair`, `thread` 0 … 63 of them; `raw`: short_shared_bytes of the block.
-template <typename T, int kDim>
+template <typename T, int kDim, bool kRelative>
 __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
-                                             float scale_log2, T* context, uint8_t* raw, int pair, int thread) {
+                                             float scale_log2, const RelativeScores& relative, T* context, uint8_t* raw,
+                                             int pair, int thread) {
   using Warp = AttentionWarp<T, kDim, kAttentionShort>;
   T* const queries = reinterpret_cast<T*>(raw) + pair * 3 * kAttentionShort * Warp::kPitch;
   T* const keys = queries + kAttentionShort * Warp::kPitch;
@@ -37,13 +38,17 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
   copy_head_rows<T, kDim, kAttentionShort, 64>(keys, q_from + heads * dim, pitch, tile.length, dim, thread);
   copy_head_rows<T, kDim, kAttentionShort, 64>(values, q_from + 2 * heads * dim, pitch, tile.length, dim, thread);
   commit_copies();
+  const int query = thread / 32 * 16, lane = thread % 32;
+  float s[kAttentionShort / 8][4];
+  if constexpr (kRelative)
+    start_scores<kAttentionShort / 8>(first_score(relative, head, query, lane),
+                                      [&](int n, int i) -> float& { return s[n][i]; });
   wait_copies<0>();
   sync_pair(pair);
-  const int query = thread / 32 * 16, lane = thread % 32;
   if (query >= tile.length) return;
   Warp work;
   work.start(queries + query * Warp::kPitch, lane);
-  work.step(keys, values, tile.length, scale_log2, lane);
+  work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane);
   const size_t row = size_t(tile.first_row) + query;
   work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, min(16, tile.length - query), dim, lane);
 }

@@ -10,6 +10,33 @@
 
 namespace embert {
 
+// The scores of a warp's 16 rows and 8·kTiles keys as the products' sums begin: what the relative positions say. So the
+// addition costs nothing, and the maximum knows of it. `from` is the place of the lane's first row and column; `at`
+// gives element i of tile n, in mma.cuh's order.
+//
+// A score depends on key - query alone: what rows g + 8 want of a tile, rows g had of the one before. So a step of 64
+// keys takes 18 loads and 14 moves a lane, beside its 32 scores' exps, maxima, sums and multiply-adds. The lanes of a
+// load read 14 floats side by side: the L1 cache's one wavefront. Loads of two or four floats were slower
+// (docs/cuda-notes.md).
+//
+// Plain loads: those through __ldg the compiler moves behind the next barrier, just before their use (512 texts of 8 to
+// 24 tokens 22.1 → 24.1 µs a layer).
+template <int kTiles, typename At>
+__device__ __forceinline__ void start_scores(const float* from, const At& at) {
+  float before[2] = {from[-8], from[-7]};
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      at(n, i + 2) = before[i];
+      at(n, i) = before[i] = from[n * 8 + i];
+    }
+}
+// The lane's `from`, for rows that begin with `query` and key 0.
+__device__ __forceinline__ const float* first_score(const RelativeScores& relative, int head, int query, int lane) {
+  return relative.scores + (2 * head + 1) * relative.reach - query + 2 * (lane % 4) - lane / 4;
+}
+
 // kDim: the head size rounded up to a multiple of 16 with zeros in shared memory; kKeys: keys of one step.
 template <typename T, int kDim, int kKeys>
 struct AttentionWarp {
@@ -36,13 +63,17 @@ struct AttentionWarp {
     sum[0] = sum[1] = 0.0f;
   }
 
-  // One step: keys and values of rows 0 … kKeys-1 in shared memory, the first `valid` (≥ 1) of them real.
-  __device__ void step(const T* keys, const T* values, int valid, float scale_log2, int lane) {
-    float s[kKeys / 8][4];
+  // One step: keys and values of rows 0 … kKeys-1 in shared memory, the first `valid` (≥ 1) of them real. `s`: of
+  // start_scores, or nothing yet.
+  template <bool kStarted>
+  __device__ void step(const T* keys, const T* values, int valid, float scale_log2, float (&s)[kKeys / 8][4],
+                       int lane) {
+    if constexpr (!kStarted) {
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n)
+      for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+        for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+    }
 
     // B operand of Q·Kᵀ, two tiles of 8 keys: (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d
     // 8-15).

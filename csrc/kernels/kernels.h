@@ -56,7 +56,7 @@ bool layernorm_takes(DType dtype, int hidden);
 Status activate_rows(DType dtype, Activation activation, const void* bias, int rows, int columns, void* x,
                      const Stream& stream);
 
-// --- attention*.cu: context[T, heads·d] = softmax(Q·Kᵀ/√d)·V within each sequence; qkv is [T, 3·heads·d] -----------
+// --- attention*.cu: context[T, heads·d] = softmax((Q·Kᵀ + relative)/√d)·V within each sequence; qkv is [T, 3·heads·d]
 struct AttentionWork {
   const AttentionTile* tiles;
   int tile_count;
@@ -66,7 +66,7 @@ struct AttentionWork {
 };
 // maps: of a Hopper device, or null. All forwards of an encoder must agree on it: bits depend on it.
 Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
-                 void* context, TensorMaps* maps, const Stream& stream);
+                 const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream);
 bool attention_takes(DType dtype, int head_size);
 
 // --- gather.cu: each sequence's row that `pooling` (cls or last token) reads, of context and of x with its sums

@@ -25,6 +25,12 @@ struct AttentionTile {
 // Whose context is wanted: every query's, or only each sequence's first or last one's.
 enum class Queries : int { kAll = 0, kFirst = 1, kLast = 2 };
 
+// What attention adds to Q·Kᵀ, before it scales, by how far the key is from the query; the same in every layer.
+struct RelativeScores {
+  const float* scores = nullptr;  // [heads, 2·reach], of key - query + reach; null: nothing is added
+  int reach = 0;  // ≥ the longest sequence, a multiple of kAttentionRows: masked scores have a place too
+};
+
 constexpr int kAttentionRows = 64;   // query rows of a tile: 4 warps of 16
 constexpr int kAttentionShort = 32;  // sequences up to this many tokens take one warp a head instead of tiles
 

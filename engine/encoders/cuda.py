@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.checkpoint import Checkpoint
+from engine.checkpoint import RELATIVE, Checkpoint
+from engine.config import EncoderConfig
 from engine.encoders.base import PackedBatch, Task
+from engine.encoders.relative_positions import scores_by_distance
 from engine.errors import EncoderError, EncoderLost, UnsupportedModel
 from engine.heads import Heads
 from engine.model import Model
@@ -105,10 +107,6 @@ class CudaEncoder:
         self._cuda = _extension()
         index = _device_index(device, self._cuda.device_count())
         config = model.config
-        if config.relative_buckets:
-            raise UnsupportedModel(
-                f"{model.model_id}: relative positions, which {config.architecture} has, run on the CPU only"
-            )
         self.device = f"cuda:{index}"
         self.device_name, self.compute_capability, _ = self._cuda.device_info(index)
         self.dtype = "float16" if dtype == "auto" else dtype
@@ -127,6 +125,7 @@ class CudaEncoder:
                 vocabulary=config.vocab_size,
                 positions=config.max_positions,
                 types=config.type_vocab_size,
+                relative=config.relative_buckets > 0,
                 epsilon=config.layer_norm_eps,
                 activation=config.activation,
                 pooling=model.pooling,
@@ -138,7 +137,7 @@ class CudaEncoder:
                 fold=fold,
                 graphs=graphs,
             )
-            return encoder, _load(encoder, checkpoint, config.layers)
+            return encoder, _load(encoder, checkpoint, config)
 
         try:
             self._encoder, self.fold_refusal = made(fold)
@@ -219,12 +218,12 @@ class CudaEncoder:
         return kind(f"{self.device} ({self.device_name}): {error}")
 
 
-def _load(encoder: Any, checkpoint: Checkpoint, layers: int) -> str:
+def _load(encoder: Any, checkpoint: Checkpoint, config: EncoderConfig) -> str:
     """Upload all weights as they are stored (the device converts), and start; the arrays live until it has."""
     alive = []
     tensors = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
     tensors += [
-        (ours, i, f"encoder.layer.{i}.{theirs}") for i in range(layers) for ours, theirs in LAYER_WEIGHTS.items()
+        (ours, i, f"encoder.layer.{i}.{theirs}") for i in range(config.layers) for ours, theirs in LAYER_WEIGHTS.items()
     ]
     for ours, layer, theirs in tensors:
         tensor = checkpoint.stored(theirs)
@@ -233,6 +232,9 @@ def _load(encoder: Any, checkpoint: Checkpoint, layers: int) -> str:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         alive.append(data)
         encoder.load(ours, layer, data, dtype)
+    if config.relative_buckets:
+        scores = scores_by_distance(checkpoint.float32(RELATIVE), config.max_positions)
+        encoder.load("relative", -1, scores.reshape(-1).view(np.uint8), "float32")
     return str(encoder.start())
 
 

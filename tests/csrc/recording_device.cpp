@@ -1,6 +1,7 @@
 // The encoder's host side before a device that only writes down what it is asked to do: CUDA's runtime and the kernels'
 // launchers, each a line. Arguments: pooling (0 cls, 1 mean, 2 max, 3 last), gemm, graphs (0, 1), task (0 embed, 1
-// tokens), then the lengths of a batch, or of several with a "/" between them, which are then in flight two at a time.
+// tokens), relative positions (0, 1), then the lengths of a batch, or of several with a "/" between them, which are
+// then in flight two at a time.
 //
 // A line is a name and key=value pairs; addresses are offsets into one pool, -1 is null.
 
@@ -18,6 +19,8 @@ constexpr size_t kPoolBytes = size_t(1) << 31;
 uint8_t* const pool_memory = static_cast<uint8_t*>(std::aligned_alloc(4096, kPoolBytes));
 size_t pool_used = 0;
 bool telling = false;
+
+constexpr int kPositions = 512, kRelativePositions = 500;  // the latter no multiple of a tile
 
 long at(const void* address) {
   return address == nullptr ? -1 : static_cast<const uint8_t*>(address) - pool_memory;
@@ -91,6 +94,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
   tell("copy to=%ld from=%ld bytes=%zu kind=%d\n", at(to), at(from), bytes, int(kind));
+  if (kind == cudaMemcpyHostToDevice) std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void*, size_t bytes, cudaMemcpyKind) {
@@ -155,10 +159,18 @@ bool layernorm_takes(DType, int) {
 bool attention_takes(DType, int) {
   return true;
 }
-Status attention(DType, const void* qkv, int rows, const AttentionWork& work, int, int, void* context, TensorMaps*,
-                 const Stream& stream) {
-  tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d y=%ld backwards=%d\n", at(qkv), rows, work.tile_count,
-       work.short_count, int(work.queries), at(context), stream.backwards);
+Status attention(DType, const void* qkv, int rows, const AttentionWork& work, int, int, const RelativeScores& relative,
+                 void* context, TensorMaps*, const Stream& stream) {
+  tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d ", at(qkv), rows, work.tile_count, work.short_count,
+       int(work.queries));
+  if (relative.scores != nullptr) {
+    const float* const of_head = relative.scores + relative.reach * 3;  // the second's
+    tell("before=%d here=%d after=%d ", int(of_head[-5]), int(of_head[0]), int(of_head[5]));
+    tell("first=%d last=%d spare=%d ", int(of_head[1 - kRelativePositions]), int(of_head[kRelativePositions - 1]),
+         int(of_head[-relative.reach]));
+  }
+  tell("relative=%ld reach=%d y=%ld backwards=%d\n", at(relative.scores), relative.reach, at(context),
+       stream.backwards);
   return {};
 }
 Status gather(DType, const void* context, const Rows& x, const int*, Pooling pooling, int sequences, int,
@@ -237,7 +249,7 @@ using namespace embert;
 
 namespace {
 
-constexpr int kHidden = 256, kInner = 1024, kLayers = 3, kVocabulary = 1000, kPositions = 512;
+constexpr int kHidden = 256, kInner = 1024, kLayers = 3, kHeads = 4, kVocabulary = 1000;
 
 void check(const Status& status) {
   if (status.ok()) return;
@@ -251,7 +263,7 @@ void load(Encoder& encoder) {
     check(encoder.load(name, layer, zeros.data(), count, DType::kFloat16));
   };
   put("word", -1, kVocabulary * kHidden);
-  put("position", -1, kPositions * kHidden);
+  put("position", -1, size_t(encoder.shape().positions) * kHidden);
   put("type", -1, kHidden);
   put("gamma", -1, kHidden);
   put("beta", -1, kHidden);
@@ -269,17 +281,27 @@ void load(Encoder& encoder) {
   }
 }
 
+// Of head h: 1 000·h + key - query.
+void load_relative(Encoder& encoder) {
+  std::vector<float> scores;
+  for (int head = 0; head < kHeads; ++head)
+    for (int distance = 1 - kRelativePositions; distance < kRelativePositions; ++distance)
+      scores.push_back(1000.0f * head + distance);
+  check(encoder.load("relative", -1, scores.data(), scores.size(), DType::kFloat32));
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count < 5) return 2;
+  if (count < 6) return 2;
   ModelShape shape;
   shape.hidden = kHidden;
   shape.layers = kLayers;
-  shape.heads = 4;
+  shape.heads = kHeads;
   shape.inner = kInner;
   shape.vocabulary = kVocabulary;
-  shape.positions = kPositions;
+  shape.relative = std::atoi(arguments[5]) != 0;
+  shape.positions = shape.relative ? kRelativePositions : kPositions;
   shape.types = 1;
   shape.pooling = Pooling(std::atoi(arguments[1]));
   EncoderOptions options;
@@ -288,7 +310,7 @@ int main(int count, char** arguments) {
   options.graphs = std::atoi(arguments[3]) != 0;
   const Task task = Task(std::atoi(arguments[4]));
   std::vector<std::vector<int32_t>> batches(1, {0});  // of cu_seqlens
-  for (int i = 5; i < count; ++i) {
+  for (int i = 6; i < count; ++i) {
     if (std::strcmp(arguments[i], "/") == 0)
       batches.push_back({0});
     else
@@ -298,6 +320,7 @@ int main(int count, char** arguments) {
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(shape, options, encoder));
   load(*encoder);
+  if (shape.relative) load_relative(*encoder);
   std::string refusal;
   telling = true;
   check(encoder->start(refusal));

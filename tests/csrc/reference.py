@@ -67,8 +67,8 @@ def activation(x: Doubles, kind: int) -> Doubles:
     return y
 
 
-def attention(qkv: Doubles, lengths: list[int], heads: int) -> Doubles:
-    """qkv [T, 3·heads·d] → [T, heads·d]."""
+def attention(qkv: Doubles, lengths: list[int], heads: int, relative: Doubles | None = None) -> Doubles:
+    """qkv [T, 3·heads·d] → [T, heads·d]; relative [heads, 2·longest - 1] by key - query + longest - 1."""
     tokens, width = qkv.shape
     hidden = width // 3
     dim = hidden // heads
@@ -77,11 +77,24 @@ def attention(qkv: Doubles, lengths: list[int], heads: int) -> Doubles:
     for length in lengths:
         rows = qkv[start : start + length].reshape(length, 3, heads, dim).transpose(1, 2, 0, 3)
         scores = rows[0] @ rows[1].transpose(0, 2, 1) / np.sqrt(dim)
+        if relative is not None:
+            positions = np.arange(length)
+            scores += relative[:, positions - positions[:, None] + relative.shape[1] // 2]
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
         out[start : start + length] = (weights @ rows[2]).transpose(1, 0, 2).reshape(length, hidden)
         start += length
     return out
+
+
+def relative_table(relative: npt.NDArray[np.float32], dim: int) -> tuple[npt.NDArray[np.float32], int]:
+    """What the kernels are given for `relative` scores of heads of size `dim`, and its reach; NaN where it is spare."""
+    heads, columns = relative.shape
+    longest = columns // 2 + 1
+    reach = -(-longest // ATTENTION_ROWS) * ATTENTION_ROWS
+    table = np.full((heads, 2 * reach), np.nan, np.float32)
+    table[:, reach - longest + 1 : reach + longest] = relative * np.float32(np.sqrt(dim))
+    return table, reach
 
 
 def pool(states: Doubles, lengths: list[int], kind: int, cuts: list[int]) -> Doubles:

@@ -41,6 +41,19 @@ def random_bert(folder: Path, dtype: torch.dtype = torch.float32, /, **config: A
     return folder
 
 
+def random_mpnet(folder: Path, **config: Any) -> Path:
+    """The same of MPNet, whose relative positions count as much as in a trained model."""
+    (folder / "tokenizer.json").write_text("{}")
+    torch.manual_seed(0)
+    made = transformers.MPNetConfig(vocab_size=30527, max_position_embeddings=514, **config)
+    model: torch.nn.Module = transformers.MPNetModel(made, add_pooling_layer=False)
+    for name, parameter in model.named_parameters():
+        if "relative" in name:
+            parameter.data *= 100
+    model.to(torch.float16).save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_bert(tmp_path_factory.mktemp("base"))
@@ -84,7 +97,7 @@ def in_parts(encoder: CudaEncoder, batch: PackedBatch) -> Floats:
 
 def hugging_face(folder: Path, batch: PackedBatch, dtype: torch.dtype, pooling: str = "mean") -> Floats:
     """Pooled vectors of transformers on the GPU, sequences of like length together."""
-    model: Any = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
+    model: Any = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
     model = model.cuda().eval()
     lengths = np.diff(batch.cu_seqlens)
     vectors = np.empty((len(lengths), model.config.hidden_size))
@@ -225,7 +238,7 @@ def test_a_narrow_model_has_the_same_bits_in_any_company(tmp_path: Path, random:
     ours.close()
 
 
-@pytest.mark.parametrize("architecture", ["xlm-roberta", "distilbert"])
+@pytest.mark.parametrize("architecture", ["xlm-roberta", "distilbert", "mpnet"])
 def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str) -> None:
     folder = architectures.build(tmp_path, architecture, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
@@ -234,6 +247,46 @@ def test_other_architectures(tmp_path: Path, random: np.random.Generator, archit
     batch = packed(random, np.array([1, 17, 64, 65, 128]))
     wanted = engine.load_encoder(model, device="cpu").encode(batch)
     assert cosines(ours.encode(batch), wanted).min() >= 0.9999
+    ours.close()
+
+
+@pytest.fixture(scope="module")
+def mpnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_mpnet(tmp_path_factory.mktemp("mpnet"), num_hidden_layers=4)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last-token"])
+@pytest.mark.parametrize("gemm", ["auto", "cublaslt"])
+def test_relative_positions(mpnet: Path, random: np.random.Generator, pooling: str, gemm: str) -> None:
+    ours = with_cublaslt(mpnet, pooling, gemm=gemm)
+    lengths = np.concatenate([[1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 300, 40)])
+    batch = packed(random, lengths)
+    everyone = np.arange(len(lengths))
+    together = ours.encode(part(batch, everyone))
+    wanted = hugging_face(mpnet, batch, torch.float64, pooling)
+    of_torch = relative_error(hugging_face(mpnet, batch, torch.float16, pooling), wanted)
+    assert relative_error(together, wanted) <= 1.1 * of_torch
+    for rows in (*(everyone[i : i + 1] for i in everyone), random.permutation(everyone)[:7], everyone[::-1]):
+        assert (ours.encode(part(batch, rows)) == together[rows]).all()
+    ours.close()
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_relative_positions_in_other_types(mpnet: Path, random: np.random.Generator, dtype: str, limit: float) -> None:
+    batch = packed(random, random.integers(1, 513, 40))
+    ours = with_cublaslt(mpnet, dtype=dtype)
+    assert relative_error(in_parts(ours, batch), hugging_face(mpnet, batch, torch.float64)) <= limit
+    ours.close()
+
+
+def test_relative_positions_of_narrow_heads(tmp_path: Path, random: np.random.Generator) -> None:
+    folder = random_mpnet(tmp_path, **NARROW)
+    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
+    batch = packed(random, random.integers(1, 513, 100))
+    wanted = hugging_face(folder, batch, torch.float64)
+    assert relative_error(in_parts(ours, batch), wanted) <= 1.1 * relative_error(
+        hugging_face(folder, batch, torch.float16), wanted
+    )
     ours.close()
 
 

@@ -26,19 +26,31 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def launches(
-    program: Path, pooling: int, gemm: str, *batches: list[int], graphs: bool = False, task: int = 0
+    program: Path,
+    pooling: int,
+    gemm: str,
+    *batches: list[int],
+    graphs: bool = False,
+    task: int = 0,
+    relative: bool = False,
 ) -> list[Launch]:
     """What one encoder is asked after its start, of which "started" tells."""
-    found = everything(program, pooling, gemm, *batches, graphs=graphs, task=task)
+    found = everything(program, pooling, gemm, *batches, graphs=graphs, task=task, relative=relative)
     return found[names(found).index("started") :]
 
 
 def everything(
-    program: Path, pooling: int, gemm: str, *batches: list[int], graphs: bool = False, task: int = 0
+    program: Path,
+    pooling: int,
+    gemm: str,
+    *batches: list[int],
+    graphs: bool = False,
+    task: int = 0,
+    relative: bool = False,
 ) -> list[Launch]:
     """The same from the moment that the weights are there."""
     lengths = " / ".join(" ".join(map(str, batch)) for batch in batches).split()
-    command = [str(program), str(pooling), gemm, str(int(graphs)), str(task), *lengths]
+    command = [str(program), str(pooling), gemm, str(int(graphs)), str(task), str(int(relative)), *lengths]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = []
     for line in told.splitlines():
@@ -166,3 +178,17 @@ def test_attention_is_given_its_tiles(program: Path) -> None:
     (first, *_) = only(launches(program, MEAN, HOPPER, [64, 65, 33, 32, 1]), "attention")
     assert (first["tiles"], first["shorts"]) == (1 + 2 + 1, 2)
     assert names(launches(program, MEAN, HOPPER, []))[1:] == ["submitted", "answered"]
+
+
+@pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
+def test_relative_positions_are_every_layers(program: Path, gemm: str) -> None:
+    for each in only(launches(program, CLS, gemm, LONG), "attention"):
+        assert (each["relative"], each["reach"]) == (-1, 0)
+    found = only(launches(program, CLS, gemm, LONG, relative=True), "attention")
+    assert len({each["relative"] for each in found}) == 1
+    for each in found:
+        assert each["relative"] >= 0
+        assert each["reach"] == 512  # 500 positions in whole tiles
+        # Of the second head, times the root of the head size, which is 8.
+        assert (each["before"], each["here"], each["after"]) == (8 * 995, 8 * 1000, 8 * 1005)
+        assert (each["first"], each["last"], each["spare"]) == (8 * 501, 8 * 1499, 0)

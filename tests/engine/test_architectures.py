@@ -7,11 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
+import transformers
 from tokenizers import Tokenizer as Backend
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 import engine
 from engine.encoders import Task, cuda
+from engine.encoders.relative_positions import buckets
 from engine.errors import BrokenModel, UnsupportedModel
 from tests.engine.architectures import ARCHITECTURES, build, byte_level, unigram
 from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit
@@ -45,18 +50,63 @@ def test_relative_positions_of_long_texts(tmp_path: Path, dtype: str, cosine: fl
     np.testing.assert_allclose(vectors, alone, atol=1e-5 if dtype == "float32" else 0.02)
 
 
-def test_relative_positions_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = build(tmp_path, "mpnet")
+def test_buckets_of_distances_equal_hugging_face() -> None:
+    distances = np.arange(-9000, 9001)
+    theirs: Any = MPNetEncoder
+    wanted = theirs.relative_position_bucket(torch.from_numpy(distances))
+    np.testing.assert_array_equal(buckets(distances, 32), wanted.numpy())
+
+
+class Recorder:
+    """The extension's encoder, as far as loading goes: keeps what it is given."""
+
+    gemm, folds = "hopper", True
+
+    def __init__(self, **shape: Any) -> None:
+        self.shape = shape
+        self.loaded: dict[tuple[str, int], Floats] = {}
+
+    def load(self, name: str, layer: int, data: npt.NDArray[np.uint8], dtype: str) -> None:
+        assert dtype == "float32"
+        self.loaded[name, layer] = data.view(np.float32).copy()
+
+    def start(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("architecture", ["mpnet", "distilbert"])
+def test_what_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
+    folder = build(tmp_path, architecture)
     byte_level(300).save(str(folder / "tokenizer.json"))
-    model = engine.load_model(str(folder))
-    gpu = SimpleNamespace(device_count=lambda: 1, device_info=lambda _: ("a GPU", 90, 0))
+    made: list[Recorder] = []
+
+    def make_encoder(**shape: Any) -> Recorder:
+        made.append(Recorder(**shape))
+        return made[-1]
+
+    gpu = SimpleNamespace(
+        device_count=lambda: 1,
+        device_info=lambda _: ("a GPU", 90, 0),
+        make_encoder=make_encoder,
+        Refused=RuntimeError,
+        Lost=RuntimeError,
+    )
     monkeypatch.setattr(cuda, "unavailable_reason", lambda: None)
     monkeypatch.setattr(cuda, "_extension", lambda: gpu)
-    encoder = engine.load_encoder(model)
-    assert encoder.device == "cpu"
-    assert "the GPU is not used" in encoder.choice
-    with pytest.raises(UnsupportedModel, match="relative positions, which mpnet has, run on the CPU only"):
-        engine.load_encoder(model, device="cuda")
+    assert engine.load_encoder(engine.load_model(str(folder))).device == "cuda:0"
+    (ours,) = made
+    theirs: Any = transformers.AutoModel.from_pretrained(folder)
+    assert (ours.shape["positions"], ours.shape["types"]) == (128, 1)
+    assert not ours.loaded["type", -1].any()
+    places = theirs.embeddings.position_embeddings.weight.detach().numpy()
+    np.testing.assert_array_equal(ours.loaded["position", -1].reshape(128, 64), places[len(places) - 128 :])
+    assert ours.shape["relative"] == (architecture == "mpnet") == (("relative", -1) in ours.loaded)
+    if architecture == "mpnet":
+        with torch.inference_mode():
+            scores = theirs.encoder.compute_position_bias(torch.zeros(1, 128, 64))[0].numpy()
+        by_distance = ours.loaded["relative", -1].reshape(4, 255)
+        positions = np.arange(128)
+        np.testing.assert_array_equal(by_distance[:, positions - positions[:, None] + 127], scores)
 
 
 @pytest.mark.timeout(60)  # kernels are not made beforehand for every length up to 8 192
