@@ -74,8 +74,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             base = str(random_model.make(Path(scratch), small.transformer_folder, layers))
         run = _Run(options, load, Path(base), small.folder, small.transformer_folder / "tokenizer.json")
         run.base_model()
-        run.small_model()
-        run.rivals()
+        if not options.base_only:
+            run.small_model()
+            run.rivals()
     run.print()
     print(f"\nwritten: {run.write()}")
 
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--serve-options", default="", help="more options for `embert serve`, as one string")
     parser.add_argument("--no-rivals", action="store_true")
+    parser.add_argument("--base-only", action="store_true", help="neither single queries nor rivals")
     parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the JSON")
     return parser
 
