@@ -129,7 +129,9 @@ Status HopperLinear::init(const Stream& stream) {
   padded_ = (weights_.out + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
   EMBERT_TRY(columns_.allocate(size_t(padded_) * (sizeof(float2) + sizeof(float))));
   EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
-  return owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream);
+  EMBERT_TRY(owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream));
+  weights_.exact = nullptr;  // its time is over
+  return {};
 }
 
 GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) const {

@@ -1,12 +1,13 @@
 // The encoder's host side before a device that only writes down what it is asked to do: CUDA's runtime and the kernels'
 // launchers, each a line. Arguments: pooling (0 cls, 1 mean, 2 max, 3 last), gemm, graphs (0, 1), task (0 embed, 1
-// tokens), relative positions (0, 1), then the lengths of a batch, or of several with a "/" between them, which are
-// then in flight two at a time.
+// tokens), relative positions (0, 1), weights stored in FP32 (0, 1), then the lengths of a batch, or of several with a
+// "/" between them, which are then in flight two at a time.
 //
 // A line is a name and key=value pairs; addresses are offsets into one pool, -1 is null.
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -221,6 +222,13 @@ class RecordingGemm final : public GemmProvider {
   explicit RecordingGemm(bool folds) : folds_(folds) {}
   const char* name() const override { return folds_ ? "hopper" : "cublaslt"; }
   Status prepare(const LinearWeights& weights, const Stream&, std::unique_ptr<Linear>& linear) override {
+    tell("prepare in=%d out=%d exact=%ld ", weights.in, weights.out, at(weights.exact));
+    if (weights.exact != nullptr) {  // its first row, those a third and two thirds on, and its last element
+      const size_t all = size_t(weights.in) * weights.out;
+      tell("first=%d second=%d third=%d last=%d", int(weights.exact[0]), int(weights.exact[all / 3]),
+           int(weights.exact[2 * (all / 3)]), int(weights.exact[all - 1]));
+    }
+    tell("\n");
     linear = std::make_unique<RecordingLinear>(weights);
     return {};
   }
@@ -257,10 +265,19 @@ void check(const Status& status) {
   std::exit(0);
 }
 
-void load(Encoder& encoder) {
-  const std::vector<uint16_t> zeros(std::max(kVocabulary, kInner) * kHidden);
+// Weights of layer i are 10·i and 1 for query, 2 for key, 3 for value, 4 for inner; the others are 0.
+void load(Encoder& encoder, bool in_float32) {
+  std::vector<float> floats(std::max(kVocabulary, kInner) * kHidden);
+  const std::vector<uint16_t> zeros(floats.size());
   const auto put = [&](const std::string& name, int layer, size_t count) {
-    check(encoder.load(name, layer, zeros.data(), count, DType::kFloat16));
+    const char* const names[] = {"query.weight", "key.weight", "value.weight", "inner.weight"};
+    const auto* const found = std::find(std::begin(names), std::end(names), name);
+    const float value = found == std::end(names) ? 0.0f : 10.0f * layer + 1 + (found - names);
+    std::fill(floats.begin(), floats.end(), value);
+    if (in_float32)
+      check(encoder.load(name, layer, floats.data(), count, DType::kFloat32));
+    else
+      check(encoder.load(name, layer, zeros.data(), count, DType::kFloat16));
   };
   put("word", -1, kVocabulary * kHidden);
   put("position", -1, size_t(encoder.shape().positions) * kHidden);
@@ -293,7 +310,7 @@ void load_relative(Encoder& encoder) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count < 6) return 2;
+  if (count < 7) return 2;
   ModelShape shape;
   shape.hidden = kHidden;
   shape.layers = kLayers;
@@ -310,7 +327,7 @@ int main(int count, char** arguments) {
   options.graphs = std::atoi(arguments[3]) != 0;
   const Task task = Task(std::atoi(arguments[4]));
   std::vector<std::vector<int32_t>> batches(1, {0});  // of cu_seqlens
-  for (int i = 6; i < count; ++i) {
+  for (int i = 7; i < count; ++i) {
     if (std::strcmp(arguments[i], "/") == 0)
       batches.push_back({0});
     else
@@ -319,7 +336,7 @@ int main(int count, char** arguments) {
 
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(shape, options, encoder));
-  load(*encoder);
+  load(*encoder, std::atoi(arguments[6]) != 0);
   if (shape.relative) load_relative(*encoder);
   std::string refusal;
   telling = true;

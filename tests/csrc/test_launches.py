@@ -47,10 +47,12 @@ def everything(
     graphs: bool = False,
     task: int = 0,
     relative: bool = False,
+    in_float32: bool = False,
 ) -> list[Launch]:
     """The same from the moment that the weights are there."""
     lengths = " / ".join(" ".join(map(str, batch)) for batch in batches).split()
-    command = [str(program), str(pooling), gemm, str(int(graphs)), str(task), str(int(relative)), *lengths]
+    options = [str(int(option)) for option in (graphs, task, relative, in_float32)]
+    command = [str(program), str(pooling), gemm, *options, *lengths]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = []
     for line in told.splitlines():
@@ -192,3 +194,19 @@ def test_relative_positions_are_every_layers(program: Path, gemm: str) -> None:
         # Of the second head, times the root of the head size, which is 8.
         assert (each["before"], each["here"], each["after"]) == (8 * 995, 8 * 1000, 8 * 1005)
         assert (each["first"], each["last"], each["spare"]) == (8 * 501, 8 * 1499, 0)
+
+
+def test_weights_are_folded_from_what_the_checkpoint_has(program: Path) -> None:
+    def prepared(gemm: str, in_float32: bool) -> list[list[dict[str, int]]]:
+        """By layer: QKV, attention out, FFN in, FFN out."""
+        of_all = only(everything(program, MEAN, gemm, [20], in_float32=in_float32), "prepare")
+        assert len(of_all) == 4 * LAYERS
+        return [of_all[i : i + 4] for i in range(0, len(of_all), 4)]
+
+    for layer, (qkv, attention_out, wide, out) in enumerate(prepared(HOPPER, True)):
+        assert [qkv[each] for each in ("first", "second", "third", "last")] == [10 * layer + i for i in (1, 2, 3, 3)]
+        assert {wide[each] for each in ("first", "second", "third", "last")} == {10 * layer + 4}
+        assert attention_out["exact"] == out["exact"] == -1
+    # What is in 16 bits was never anything else, and other products fold nothing.
+    for gemm, in_float32 in ((HOPPER, False), (PORTABLE, True)):
+        assert {each["exact"] for layer in prepared(gemm, in_float32) for each in layer} == {-1}
