@@ -173,12 +173,14 @@ def test_a_priority_that_cannot_be_is_422(slow: Live, given: str) -> None:
 
 
 def test_nobody_waits_beyond_the_deadline_of_the_request(slow: Live) -> None:
+    before = slow.metrics()[TEXTS_RUN]
     with clients(slow) as some:
         answer, took_s = some.ask([[101, SLEEP + 20, 102]], **{"x-request-timeout": "0.4"})
         assert answer.status_code == 503
         assert "not answered within 0.4 s (X-Request-Timeout)" in answer.json()["error"]
         assert int(answer.headers["retry-after"]) >= 1
         assert 0.3 < took_s < 3
+    until(lambda: slow.metrics()[TEXTS_RUN] == before + 1, what="the end of the batch that it was in")
 
 
 def test_the_servers_own_timeout_bounds_that_of_the_request() -> None:
@@ -241,12 +243,14 @@ def test_interactive_requests_keep_their_latency_beside_large_ones(slow: Live) -
     """A queue of four seconds, and a quarter of a second a batch: a small one is in the next."""
     with clients(slow) as some:
         large = some.fill(*[[[7] * 50] * 19] * 4)
-        took_s = []
+        took_s, overtook = [], []
         for _ in range(3):
             answer, waited_s = some.ask([GOOD])
             assert answer.status_code == 200
             took_s.append(waited_s)
-        assert not any(future.done() for future in large)
+            overtook.append(not any(future.done() for future in large))
+        # Of each the middle one: a machine that stops for a second or two is not the server's fault.
+        assert sorted(overtook)[1]
         assert sorted(took_s)[1] < 2
         assert statuses(large) == {200}
 
