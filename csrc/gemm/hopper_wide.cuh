@@ -9,8 +9,9 @@
 // Accumulation walks K in order in one FP32 accumulator: a row's bits depend on nothing but the row and the weights.
 // The residual comes through the ring too, as one or two more steps after those of K.
 //
-// LayerNorms are folded in (../EPILOGUES.md): the epilogue turns the sums of its rows into (1/σ, −μ/σ), applies them to
-// the product (its input's LayerNorm) or to the residual, and leaves the sums of its own rows for the next product.
+// LayerNorms are folded in (../EPILOGUES.md): the epilogue turns the sums of its rows into (1/σ, −μ/σ), applies 1/σ to
+// the product (its input's LayerNorm) or both to the residual, and leaves the sums of its own rows for the next
+// product.
 #pragma once
 
 #include "hopper_tiles.cuh"

@@ -25,17 +25,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(folder, Path(__file__).with_name("recording_device.cpp"), *sources)
 
 
-def launches(
-    program: Path,
-    pooling: int,
-    gemm: str,
-    *batches: list[int],
-    graphs: bool = False,
-    task: int = 0,
-    relative: bool = False,
-) -> list[Launch]:
+def launches(program: Path, pooling: int, gemm: str, *batches: list[int], **options: int) -> list[Launch]:
     """What one encoder is asked after its start, of which "started" tells."""
-    found = everything(program, pooling, gemm, *batches, graphs=graphs, task=task, relative=relative)
+    found = everything(program, pooling, gemm, *batches, **options)
     return found[names(found).index("started") :]
 
 
@@ -44,10 +36,10 @@ def everything(
     pooling: int,
     gemm: str,
     *batches: list[int],
-    graphs: bool = False,
+    graphs: int = 0,
     task: int = 0,
-    relative: bool = False,
-    in_float32: bool = False,
+    relative: int = 0,
+    in_float32: int = 0,
 ) -> list[Launch]:
     """The same from the moment that the weights are there."""
     lengths = " / ".join(" ".join(map(str, batch)) for batch in batches).split()
