@@ -11,8 +11,8 @@ Models without a folder have random weights. The packed model is of BERT: varlen
 beside MPNet is transformers alone.
 
 A GPU at its power limit lowers its clock, within milliseconds and by as much as a third. So everything is timed in
-bursts: a rest, two batches to wake up, then a twentieth of a second or so. --sustained names workloads that are also
-timed after a second without a pause.
+bursts of equal time: a rest, a hundredth of a second to wake up, then a twentieth (and two batches at least).
+--sustained names workloads that are also timed after a second without a pause.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 MAX_TOKENS = 32768
 REST_S = 0.3  # before a burst
-BURST_TOKENS = 150_000
+WAKE_UP_MS = 10.0  # of a burst, before it is timed
+BURST_MS = 50.0
 SUSTAINED_S = 1.0  # of load, before it is timed for as long again
 
 
@@ -140,8 +142,8 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
             times: dict[str, list[float]] = {who: [] for who in ["embert", *runners]}
             for _ in range(options.rounds):
                 for who in times:
-                    burst = ours.ask("burst", batch) if who == "embert" else device_burst(runners[who], batch.tokens)
-                    times[who].append(float(burst))
+                    each = ours.ask("burst", batch) if who == "embert" else device_burst(runners[who])
+                    times[who].append(float(each))
             latency, submit_us = ours.ask("alone", batch)
             sustained = {}
             if workload in options.sustained:
@@ -236,9 +238,7 @@ def serve(folder: str, pooling: str, pipe: Connection) -> None:
     while (asked := pipe.recv()) is not None:
         what, batch = asked
         if what == "burst":
-            time.sleep(REST_S)
-            pipelined(ours, batch, 2)
-            pipe.send(pipelined(ours, batch, in_burst(batch.tokens)))
+            pipe.send(burst(partial(pipelined, ours, batch)))
         elif what == "sustained":
             until = time.perf_counter() + SUSTAINED_S
             while time.perf_counter() < until:
@@ -252,9 +252,12 @@ def serve(folder: str, pooling: str, pipe: Connection) -> None:
     ours.close()
 
 
-def in_burst(tokens: int) -> int:
-    """How many batches make a burst."""
-    return max(4, min(200, BURST_TOKENS // tokens))
+def burst(timed: Callable[[int], float]) -> float:
+    """Milliseconds a batch in a burst; `timed` runs a number of batches and returns milliseconds for each."""
+    each = timed(4)  # only to know how many make a burst
+    time.sleep(REST_S)
+    timed(max(1, round(WAKE_UP_MS / each)))
+    return timed(max(2, round(BURST_MS / each)))
 
 
 def pipelined(ours: CudaEncoder, batch: PackedBatch, times: int) -> float:
@@ -278,11 +281,9 @@ def one(ours: CudaEncoder, batch: PackedBatch) -> tuple[float, float]:
     return (time.perf_counter() - start) * 1e3, (submitted - start) * 1e6
 
 
-def device_burst(run: Callable[[], object], tokens: int) -> float:
-    """Milliseconds a call, after a rest."""
-    time.sleep(REST_S)
-    device_ms(run, 2)
-    return device_ms(run, in_burst(tokens))
+def device_burst(run: Callable[[], object]) -> float:
+    """Milliseconds a call, in a burst."""
+    return burst(partial(device_ms, run))
 
 
 def device_sustained(run: Callable[[], object]) -> float:
