@@ -2,7 +2,7 @@
 
     python -m benchmarks.hand_over [--load 0.8] [--texts 32] [--tokens 104] [--seconds 8]
 
-The loop, its scheduler and its sockets are real; the encoder is a clock. A batch takes REST_S and so much a token, one
+The loop, its scheduler and its socket are real; the encoder is a clock. A batch takes REST_S and so much a token, one
 after the other, and handing it over costs the host LAUNCH_S, as BERT-base's on an H100 does. Requests come at random
 (Poisson) and at even distances. The perfect server is simulated: it batches as the loop does, at no cost and
 without a gap.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import select
 import statistics
 import tempfile
 import threading
@@ -24,11 +25,11 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import zmq
 
 from benchmarks import record
 from engine import Model, PackedBatch, Task
 from server.board import open_board
+from server.channel import Channel
 from server.config import ServeConfig
 from server.control import StartEngine
 from server.engine_loop import EngineLoop
@@ -98,31 +99,25 @@ class Run:
         """Send everything when it is due; return the latencies, sorted."""
         with tempfile.TemporaryDirectory(prefix="embert-hand-over-") as folder:
             loop, thread = self._loop(folder)
-            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-            reply = f"ipc://{folder}/api"
-            inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-            inbox.bind(reply)
-            outbox.connect(f"ipc://{folder}/engine")
-            receiver = threading.Thread(target=self._receive, args=(inbox,))
+            channel = Channel.connect(f"{folder}/engine")
+            receiver = threading.Thread(target=self._receive, args=(channel,))
             receiver.start()
             gc.freeze()
             first = time.monotonic() + 0.2
-            self._send(outbox, reply, first)
+            self._send(channel, first)
             receiver.join()
             with loop._lock:
                 loop._draining = True
                 loop._lock.notify()
             thread.join()
             loop.close()
-            context.destroy(linger=0)
+            channel.close()
         if len(self.answered_s) < len(self.due_s):
             raise SystemExit(f"{len(self.due_s) - len(self.answered_s)} of {len(self.due_s)} requests had no answer")
         return sorted((self.answered_s[i] - first - due) * 1e3 for i, due in enumerate(self.due_s))
 
     def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
-        start = StartEngine(
-            ServeConfig(), "", "clock", folder, 0, "cuda:0", f"ipc://{folder}/engine", open_board(1, 1).fd, 1
-        )
+        start = StartEngine(ServeConfig(), "", "clock", folder, 0, "cuda:0", f"{folder}/engine", open_board(1, 1).fd, 1)
         loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="clock")), self.clock)
         loop.warm_up()
         loop.listen()
@@ -130,22 +125,26 @@ class Run:
         thread.start()
         return loop, thread
 
-    def _send(self, outbox: zmq.Socket[bytes], reply: str, first: float) -> None:
+    def _send(self, channel: Channel, first: float) -> None:
         ids = np.ones(self.texts * self.tokens, np.int32).tobytes()
         lengths = np.full(self.texts, self.tokens, np.int32).tobytes()
         for index, due in enumerate(self.due_s):
             time.sleep(max(0.0, first + due - time.monotonic()))
             now = time.monotonic()
             request = EncodeRequest(index, EMBED, ids, lengths, 0, True, now + 60, now)
-            outbox.send(encode(Submit(reply, [request], [])))
+            channel.send(encode(Submit([request], [])))
 
-    def _receive(self, inbox: zmq.Socket[bytes]) -> None:
+    def _receive(self, channel: Channel) -> None:
         texts = dict.fromkeys(range(len(self.due_s)), 0)
-        while len(self.answered_s) < len(self.due_s) and inbox.poll(5000):
-            for part in decode_results(inbox.recv()).parts:
+        readable = select.poll()
+        readable.register(channel, select.POLLIN)
+        last = time.monotonic()  # the engine sends a status every second, answers or not
+        while len(self.answered_s) < len(self.due_s) and time.monotonic() - last < 5 and readable.poll(5000):
+            for part in [part for message in channel.receive() for part in decode_results(message).parts]:
+                last = time.monotonic()
                 texts[part.id] += part.texts
                 if texts[part.id] == self.texts:
-                    self.answered_s[part.id] = time.monotonic()
+                    self.answered_s[part.id] = last
 
 
 def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:

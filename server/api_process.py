@@ -77,7 +77,7 @@ async def _serve(start: StartApi, line: Line) -> None:
             config,
             model,
             Tokenizer(model),
-            EngineClient(start.reply_endpoint, config, board, start.worker),
+            EngineClient(config, board, start.worker),
             ApiMetrics(METRIC_ROUTES, config.latency_buckets),
         )
         keys = Keys(config)

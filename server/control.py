@@ -13,7 +13,6 @@ import msgspec
 from server.config import ServeConfig
 
 __all__ = [
-    "ApiGone",
     "Drain",
     "EngineInfo",
     "EngineState",
@@ -47,7 +46,7 @@ class EngineState(msgspec.Struct, tag=True, frozen=True):
     index: int
     state: str  # "loading", "ready", "down"
     detail: str = ""
-    endpoint: str = ""  # where this start of the engine takes requests; new at every start
+    endpoint: str = ""  # the Unix socket where this start of the engine takes requests; new at every start
     info: EngineInfo | None = None
 
 
@@ -59,7 +58,6 @@ class StartApi(msgspec.Struct, tag=True):
     model_id: str
     model_revision: str | None
     runtime_folder: str
-    reply_endpoint: str
     socket_fds: list[int]
     metrics_fd: int | None
     worker: int
@@ -97,13 +95,7 @@ class Drain(msgspec.Struct, tag=True):
     """Supervisor → child: take no new requests, finish those in flight, then leave."""
 
 
-class ApiGone(msgspec.Struct, tag=True):
-    """Supervisor → engine: nobody listens at this endpoint any more."""
-
-    reply_endpoint: str
-
-
-Message = EngineState | StartApi | StartEngine | Ready | Failed | Drain | ApiGone
+Message = EngineState | StartApi | StartEngine | Ready | Failed | Drain
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import zmq
 
 from engine import Encoded
 from server.board import Board
+from server.channel import Channel
 from server.config import ServeConfig
 from server.control import EngineState
 from server.errors import InferenceFailed, Overloaded, ServerError, Unavailable
@@ -72,7 +72,7 @@ class _Pending:
 class _Engine:
     index: int
     state: EngineState
-    socket: zmq.Socket[bytes] | None = None
+    channel: Channel | None = None
     status: Status | None = None
     unsent: list[EncodeRequest] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -86,25 +86,19 @@ class _Engine:
 class EngineClient:
     """Lives on the event loop of one API process; not thread-safe."""
 
-    def __init__(self, reply_endpoint: str, config: ServeConfig, board: Board, worker: int) -> None:
+    def __init__(self, config: ServeConfig, board: Board, worker: int) -> None:
         """`worker` is this API process's place on the board."""
         self.draining = False
         self.max_queue_tokens = config.max_queue_tokens or 0  # of the whole server; 0 until an engine tells its batch
         self._config = config
         self._board, self._worker = board, worker
-        self._reply_endpoint = reply_endpoint
         self._engines: dict[int, _Engine] = {}
         self._pending: dict[int, _Pending] = {}
         self._unwatched: deque[_Pending] = deque()
         self._ids = itertools.count(1)
         self.admitted_tokens = 0  # by this process, and not yet answered
         self._flush_scheduled = False
-        self._context = zmq.Context()
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.set_hwm(0)
-        self._inbox.bind(reply_endpoint)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._inbox.FD, self._read)
         self._sweeper = self._loop.create_task(self._sweep())
 
     # --- what the routes use ---
@@ -231,29 +225,39 @@ class EngineClient:
     def engine_changed(self, state: EngineState) -> None:
         """The supervisor's word on an engine; each start of it has an endpoint of its own."""
         engine = self._engines.setdefault(state.index, _Engine(state.index, state))
-        lost = engine.socket is not None and (state.state != "ready" or state.endpoint != engine.state.endpoint)
+        if state.state != "ready" or state.endpoint != engine.state.endpoint:
+            self._disconnect(engine)
         engine.state = state
         if state.info is not None and not self.max_queue_tokens:
             self.max_queue_tokens = self._config.queue_budget(state.info.max_batch_tokens, len(self._engines))
-        if lost and engine.socket is not None:
-            engine.socket.close(linger=0)
-            engine.socket, engine.status, engine.tokens = None, None, 0
-            engine.unsent.clear()
-            engine.cancelled.clear()
-        if engine.ready and engine.socket is None:
-            engine.socket = self._context.socket(zmq.PUSH)
-            engine.socket.set_hwm(0)
-            engine.socket.connect(state.endpoint)
-            self._schedule_flush()  # an empty message: it makes the engine send us its status
-        if lost:
-            self._owed_by(state.index)
-        if engine.ready:
-            for pending in [pending for pending in self._pending.values() if pending.engine < 0]:
-                self._send(pending)
+        self._connect(engine)
 
-    def _owed_by(self, index: int) -> None:
-        """Send again what the lost engine owed; give up on what was lost before."""
-        for pending in [each for each in self._pending.values() if each.engine == index and not each.future.done()]:
+    def _connect(self, engine: _Engine) -> None:
+        """Connect to an engine that is ready, unless we are. Where that fails, the next sweep tries again.
+
+        It sends a status at once, and then gets what waits.
+        """
+        if engine.channel is not None or not engine.ready:
+            return
+        try:
+            engine.channel = Channel.connect(engine.state.endpoint)
+        except OSError as error:  # it just died, or too many files are open
+            log.debug("engine %d cannot be reached: %s", engine.index, error)
+            return
+        self._loop.add_reader(engine.channel.fileno(), self._read, engine, engine.channel)
+
+    def _disconnect(self, engine: _Engine) -> None:
+        """Drop the connection with all that is on the way, send again what the engine owed, or give up on it."""
+        if engine.channel is None:
+            return
+        self._loop.remove_reader(engine.channel.fileno())
+        self._loop.remove_writer(engine.channel.fileno())
+        engine.channel.close()
+        engine.channel, engine.status, engine.tokens = None, None, 0
+        engine.unsent.clear()
+        engine.cancelled.clear()
+        owed = [each for each in self._pending.values() if each.engine == engine.index and not each.future.done()]
+        for pending in owed:
             pending.engine = -1
             if pending.sent_before:
                 self._fail(pending, Unavailable("the engine was lost twice while it had this request", retry_after_s=5))
@@ -270,7 +274,8 @@ class EngineClient:
 
     def _send(self, pending: _Pending) -> None:
         engine = min(
-            (engine for engine in self._engines.values() if engine.ready),
+            # One that has not sent its status yet may be dying: its socket still takes connections for a moment.
+            (engine for engine in self._engines.values() if engine.status is not None),
             # Of equal ones, every API process takes another first.
             key=lambda engine: (engine.tokens, (engine.index - self._worker) % len(self._engines)),
             default=None,
@@ -284,7 +289,7 @@ class EngineClient:
 
     def _cancel(self, pending: _Pending) -> None:
         engine = self._engines.get(pending.engine)
-        if engine is None or engine.socket is None:
+        if engine is None or engine.channel is None:
             return
         engine.tokens -= pending.encoded.tokens
         engine.cancelled.append(pending.id)
@@ -298,26 +303,31 @@ class EngineClient:
     def _flush(self) -> None:
         self._flush_scheduled = False
         for engine in self._engines.values():
-            if engine.socket is not None and (engine.unsent or engine.cancelled or engine.status is None):
-                engine.socket.send(encode(Submit(self._reply_endpoint, engine.unsent, engine.cancelled)))
+            if engine.channel is not None and (engine.unsent or engine.cancelled):
+                if not engine.channel.send(encode(Submit(engine.unsent, engine.cancelled))):
+                    self._loop.add_writer(engine.channel.fileno(), self._flush_rest, engine.channel)
                 engine.unsent, engine.cancelled = [], []
+
+    def _flush_rest(self, channel: Channel) -> None:
+        if channel.flush():
+            self._loop.remove_writer(channel.fileno())
 
     # --- receiving ---
 
-    def _read(self) -> None:
-        while not self._inbox.closed:
-            try:
-                data = self._inbox.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                results = decode_results(data)
-            except msgspec.MsgspecError as error:
-                log.error("a message that no engine sent was dropped: %s", error)  # noqa: TRY400
-                continue
-            engine = self._engines.get(results.status.index)
-            if engine is not None:
-                engine.status = results.status
+    def _read(self, engine: _Engine, channel: Channel) -> None:
+        try:
+            answers = [decode_results(message) for message in channel.receive()]
+        except (EOFError, ValueError, msgspec.MsgspecError) as error:
+            if not isinstance(error, EOFError):
+                log.error("engine %d sent what is no message, connecting anew: %s", engine.index, error)  # noqa: TRY400
+            self._disconnect(engine)
+            return
+        for results in answers:
+            greeted = engine.status is None
+            engine.status = results.status
+            if greeted:
+                for waiting in [each for each in self._pending.values() if each.engine < 0]:
+                    self._send(waiting)
             for part in results.parts:
                 pending = self._pending.get(part.id)
                 if pending is not None and not pending.future.done():
@@ -379,6 +389,8 @@ class EngineClient:
             for pending in self._pending.values():
                 if pending.terms.deadline < now:
                     self._cancel_late(pending)
+            for engine in self._engines.values():
+                self._connect(engine)
 
     def _cancel_late(self, pending: _Pending) -> None:
         if pending.future.done():
@@ -416,9 +428,5 @@ class EngineClient:
     async def close(self) -> None:
         """Stop; nothing may be pending."""
         self._sweeper.cancel()
-        self._loop.remove_reader(self._inbox.FD)
-        self._inbox.close(linger=0)
         for engine in self._engines.values():
-            if engine.socket is not None:
-                engine.socket.close(linger=200)
-        self._context.term()
+            self._disconnect(engine)

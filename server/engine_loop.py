@@ -1,9 +1,9 @@
-"""What an engine process does: requests in over ZeroMQ, batches through the encoder, vectors out.
+"""What an engine process does: requests in, batches through the encoder, vectors out.
 
 Two threads, because a forward must never wait for a request and a request never for a forward:
 
-    receive   ZeroMQ → scheduler
-    main      scheduler → pack → encoder → answers → ZeroMQ   (the only one that touches the encoder)
+    receive   socket → scheduler
+    main      scheduler → pack → encoder → answers → socket   (the only one that touches the encoder)
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-import zmq
 
 from engine import Encoder, Model, PackedBatch, Task
 from engine.errors import EncoderError, EncoderLost
 from server.board import Board
-from server.control import ApiGone, Drain, Line, StartEngine
-from server.messages import TOKENS, EncodeRequest, Part, Status, decode_submit
+from server.channel import Channel
+from server.control import Drain, Line, StartEngine
+from server.messages import TOKENS, EncodeRequest, Part, Status, Submit
 from server.metrics import EngineMetrics
 from server.pace import Pace
 from server.payload import Payload, pack
+from server.peers import Peers
 from server.scheduler import Batch, Request, Scheduler, Slice
-from server.sender import Sender
 
 __all__ = ["EngineLoop"]
 
@@ -47,7 +46,7 @@ IN_TIME_MOST_S = 0.1  # beside a longer batch the gap is nothing, and an expecta
 ResultT = TypeVar("ResultT")
 
 
-Key = tuple[str, int]  # reply endpoint, request id
+Key = tuple[Channel, int]  # who asked, request id
 
 
 @dataclass(slots=True)
@@ -88,8 +87,7 @@ class EngineLoop:
         self._endpoint = start.endpoint
         facts = {"model": model.model_id, "dtype": encoder.dtype, "backend": encoder.name, "device": encoder.device}
         self._metrics = EngineMetrics(start.index, config.latency_buckets, facts)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sender = Sender(self._context, self._status)
+        self._peers = Peers(self._status, self._take, self._forget)
 
     # --- main thread ---
 
@@ -119,11 +117,8 @@ class EngineLoop:
         return min(lasted_s)
 
     def listen(self) -> None:
-        """Bind the endpoint and start the receiving thread."""
-        inbox = self._context.socket(zmq.PULL)
-        inbox.set_hwm(0)
-        inbox.bind(self._endpoint)
-        threading.Thread(target=self._receive, args=(inbox,), name="receive", daemon=True).start()
+        """Take requests from now on, in the receiving thread."""
+        self._peers.listen(self._endpoint)
 
     def run(self) -> None:
         """Run batches until drained. A free encoder takes what waits.
@@ -275,7 +270,7 @@ class EngineLoop:
         """Rows back to the requests they belong to; a row that is not finite fails its request, and no other."""
         sizes = [piece.tokens if task is Task.TOKENS else piece.stop - piece.start for piece in slices]
         all_finite = bool(np.isfinite(vectors.sum(dtype=np.float64)))
-        outgoing: dict[str, list[Part]] = {}
+        outgoing: dict[Channel, list[Part]] = {}
         row = 0
         for piece, size in zip(slices, sizes, strict=True):
             payload: Payload = piece.request.payload
@@ -295,9 +290,9 @@ class EngineLoop:
                 started - payload.admitted,
                 ended - started,
             )
-            outgoing.setdefault(payload.reply_endpoint, []).append(part)
-        for endpoint, parts in outgoing.items():
-            self._sender.send(endpoint, parts)
+            outgoing.setdefault(payload.reply_to, []).append(part)
+        for channel, parts in outgoing.items():
+            self._peers.send(channel, parts)
 
     def _fail(self, slices: list[Slice], error: Exception) -> None:
         log.error("%d request(s) failed: %s", len(slices), error)
@@ -306,12 +301,12 @@ class EngineLoop:
             with self._lock:
                 self._scheduler.cancel(piece.request.key)  # its other texts need not run
             part = Part(payload.id, piece.start, piece.stop - piece.start, b"", 0.0, 0.0, "backend", str(error))
-            self._sender.send(payload.reply_endpoint, [part])
+            self._peers.send(payload.reply_to, [part])
 
     def _answer_late(self, late: list[Request]) -> None:
         for request in late:
             payload: Payload = request.payload
-            self._sender.send(payload.reply_endpoint, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")])
+            self._peers.send(payload.reply_to, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")])
 
     def _observe(self, batch: Batch, started: float, ended: float) -> None:
         metrics = self._metrics
@@ -335,7 +330,7 @@ class EngineLoop:
     def _give_up(self, error: Exception) -> None:
         """The encoder is lost: say so, let the answers out, and end; the supervisor starts another process."""
         log.critical("the encoder is lost, this process ends: %s", error)
-        self._sender.close()
+        self._peers.close()
         self._exit(70)
 
     def _status(self) -> Status:
@@ -349,28 +344,26 @@ class EngineLoop:
 
     # --- receiving thread ---
 
-    def _receive(self, inbox: zmq.Socket[bytes]) -> None:
-        while True:
-            try:
-                submit = decode_submit(inbox.recv())
-            except zmq.ContextTerminated:
-                inbox.close(linger=0)
-                return
-            except msgspec.MsgspecError as error:
-                log.error("a message that no API process sent was dropped: %s", error)  # noqa: TRY400
-                continue
-            self._sender.connect(submit.reply_endpoint)
-            with self._lock:
-                for request in submit.requests:
-                    self._accept(submit.reply_endpoint, request)
-                for id_ in submit.cancelled:
-                    self._cancel((submit.reply_endpoint, id_))
-                self._note_running(None)
-                self._lock.notify()
+    def _take(self, channel: Channel, submit: Submit) -> None:
+        with self._lock:
+            for request in submit.requests:
+                self._accept(channel, request)
+            for id_ in submit.cancelled:
+                self._cancel((channel, id_))
+            self._note_running(None)
+            self._lock.notify()
 
-    def _accept(self, endpoint: str, request: EncodeRequest) -> None:
+    def _forget(self, channel: Channel) -> None:
+        """Nobody waits for its answers any more."""
+        with self._lock:
+            for key in self._scheduler.waiting():
+                if key[0] is channel:  # type: ignore[index]
+                    self._cancel(key)  # type: ignore[arg-type]
+            self._note_running(None)
+
+    def _accept(self, channel: Channel, request: EncodeRequest) -> None:
         payload = Payload(
-            endpoint,
+            channel,
             request.id,
             np.frombuffer(request.ids, np.int32),
             request.dimensions,
@@ -382,13 +375,13 @@ class EngineLoop:
         wait_s = self._least_wait_s(len(payload.ids), request)
         if wait_s and time.monotonic() + wait_s > request.deadline:
             said = f"the work queued before it takes {wait_s:.2g} s"
-            self._sender.send(endpoint, [Part(request.id, 0, 0, b"", 0.0, 0.0, "hopeless", said)])
+            self._peers.send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "hopeless", said)])
             return
-        key = endpoint, request.id
+        key = channel, request.id
         try:
             self._scheduler.add(Request(key, lengths, task, request.deadline, request.bulk, payload))
         except ValueError as error:
-            self._sender.send(endpoint, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))])
+            self._peers.send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))])
 
     def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
         """How long a new request of so many tokens takes at least, at the rate the queue is worked off with."""
@@ -417,17 +410,9 @@ class EngineLoop:
             with self._lock:
                 if isinstance(message, Drain):
                     self._draining = True
-                elif isinstance(message, ApiGone):
-                    self._forget(message.reply_endpoint)
                 self._lock.notify()
-
-    def _forget(self, endpoint: str) -> None:
-        for key in self._scheduler.waiting():
-            if key[0] == endpoint:  # type: ignore[index]
-                self._cancel(key)  # type: ignore[arg-type]
-        self._sender.forget(endpoint)
 
     def close(self) -> None:
         """Send what is left and give everything back."""
-        self._sender.close()
+        self._peers.close()
         self._encoder.close()

@@ -1,4 +1,4 @@
-"""What travels between API processes and engine processes over ZeroMQ, as msgpack arrays.
+"""What travels between API processes and engine processes (server/channel.py), as msgpack arrays.
 
 One message in each direction a loop tick, whatever the number of requests in it. Arrays travel as little-endian bytes.
 Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share.
@@ -41,7 +41,6 @@ class EncodeRequest(msgspec.Struct, array_like=True):
 class Submit(msgspec.Struct, array_like=True):
     """API process → engine."""
 
-    reply_endpoint: str
     requests: list[EncodeRequest]
     cancelled: list[int]  # ids whose client has left
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine import PackedBatch
+from server.channel import Channel
 from server.scheduler import Slice
 
 __all__ = ["Payload", "pack"]
@@ -17,7 +18,7 @@ __all__ = ["Payload", "pack"]
 class Payload:
     """One request's texts, what is wanted of their vectors, and where those go."""
 
-    reply_endpoint: str
+    reply_to: Channel
     id: int
     ids: npt.NDArray[np.int32]
     dimensions: int

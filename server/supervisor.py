@@ -1,7 +1,7 @@
 """`embert serve`: binds the port, starts the processes, watches them, starts them again, and ends them in order.
 
 supervisor ── line ── API process 0 … N-1     each has a socket of the port, which stays open while it restarts
-           └─ line ── engine process 0 … G-1  one per device; each start has a ZeroMQ endpoint of its own
+           └─ line ── engine process 0 … G-1  one per device; each start has a Unix socket of its own
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine import Model
 from server import __version__
 from server.board import Board, open_board
 from server.config import ConfigError, ServeConfig
-from server.control import ApiGone, Drain, EngineInfo, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
+from server.control import Drain, EngineInfo, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
 from server.metrics import forget_process, use_folder
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Supervisor:
         if child in self._apis:
             inherited += [sock.fileno() for sock in self.sockets[child.index]]
             inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
-        child.endpoint = f"ipc://{self._folder}/{child.name}.{child.starts}"
+        child.endpoint = f"{self._folder}/{child.name}.{child.starts}"
         child.process = subprocess.Popen(
             [sys.executable, "-m", child.module, str(theirs.fileno())],
             pass_fds=inherited,
@@ -213,7 +213,6 @@ class Supervisor:
             model_id=self.model.model_id,
             model_revision=self.model.revision,
             runtime_folder=str(self._folder),
-            reply_endpoint=child.endpoint,
             socket_fds=[sock.fileno() for sock in self.sockets[child.index]],
             metrics_fd=self.metrics_socket.fileno() if self.metrics_socket and child.index == 0 else None,
             worker=child.index,
@@ -384,9 +383,6 @@ class Supervisor:
             self._tell_state(EngineState(child.index, "down", f"the engine process {how} and is being restarted"))
         else:
             self._board.admitted_tokens[child.index] = 0.0  # its clients are gone with it
-            for engine in self._engines:
-                if engine.line is not None:
-                    engine.line.send(ApiGone(child.endpoint))
         if self._stopping:
             return
         if not self._announced and child.starts >= FIRST_STARTS:

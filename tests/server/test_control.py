@@ -8,21 +8,20 @@ from collections.abc import Iterator
 import pytest
 
 from server.config import ServeConfig
-from server.control import ApiGone, Drain, EngineInfo, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
+from server.control import Drain, EngineInfo, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
 from server.messages import EncodeRequest, Part, Results, Status, Submit, decode_results, decode_submit, encode
 
 INFO = EngineInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2)
 CONFIG = ServeConfig(model="/models/ünïcode", api_key=("a", "b"), latency_buckets=(0.1, 1.0), request_timeout=0.5)
 MESSAGES: list[Message] = [
-    EngineState(1, "ready", "", "ipc:///tmp/x", INFO),
+    EngineState(1, "ready", "", "/tmp/x", INFO),
     EngineState(0, "down", "was killed\nby SIGKILL"),
-    StartApi(CONFIG, "/m", "id", None, "/tmp/r", "ipc://r", [3, 4], None, 0, 9, [EngineState(0, "loading")]),
-    StartEngine(CONFIG, "/m", "id", "/tmp/r", 0, "cpu", "ipc://e", 9, 2),
+    StartApi(CONFIG, "/m", "id", None, "/tmp/r", [3, 4], None, 0, 9, [EngineState(0, "loading")]),
+    StartEngine(CONFIG, "/m", "id", "/tmp/r", 0, "cpu", "/tmp/e", 9, 2),
     Ready(),
     Ready(INFO),
     Failed("no such model"),
     Drain(),
-    ApiGone("ipc://gone"),
 ]
 
 
@@ -73,8 +72,8 @@ def test_what_is_read_together_with_the_first_message_is_not_lost(ends: tuple[Li
     assert list(theirs.drain()) == [Drain(), Failed("x")]
 
 
-def test_zeromq_messages() -> None:
-    submit = Submit("ipc://r", [EncodeRequest(1, 0, b"\1\0\0\0", b"\1\0\0\0", 0, True, 1.5, 0.5)], [7])
+def test_messages_between_processes() -> None:
+    submit = Submit([EncodeRequest(1, 0, b"\1\0\0\0", b"\1\0\0\0", 0, True, 1.5, 0.5)], [7])
     assert decode_submit(encode(submit)) == submit
     parts = [Part(1, 0, 2, b"\0" * 8, 0.1, 0.2), Part(2, 0, 0, b"", 0.0, 0.0, "backend", "why")]
     results = Results(Status(0, 1.0, 5, 100.0), parts)

@@ -1,21 +1,23 @@
-"""The API process's side of an engine, with the engine's sockets held by the test."""
+"""The API process's side of an engine, with the engine's socket held by the test."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import time
 from pathlib import Path
 
 import numpy as np
-import zmq
-import zmq.asyncio
+import pytest
 
 from engine import Encoded
 from server.board import open_board
+from server.channel import Channel
 from server.config import ServeConfig
 from server.control import EngineInfo, EngineState
 from server.engine_client import EngineClient
+from server.errors import Unavailable
 from server.messages import EncodeRequest, Part, Results, Status, decode_submit, encode
 from server.terms import Terms
 
@@ -25,23 +27,47 @@ INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1)
 class FakeEngine:
     """One start of an engine: takes requests, and answers what it is told to."""
 
-    def __init__(self, context: zmq.asyncio.Context, endpoint: str, reply: str) -> None:
-        self.endpoint = endpoint
-        self.inbox = context.socket(zmq.PULL)
-        self.inbox.bind(endpoint)
-        self.outbox = context.socket(zmq.PUSH)
-        self.outbox.connect(reply)
+    def __init__(self, folder: Path, name: str) -> None:
+        self.endpoint = f"{folder}/{name}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.endpoint)
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self.channel: Channel | None = None
+        self._requests: list[EncodeRequest] = []
+
+    async def accept(self, *, greets: bool = True) -> None:
+        sock, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(self._listener), 5)
+        self.disconnect()
+        self.channel = Channel(sock)
+        if greets:
+            self.channel.send(encode(Results(Status(0, 0.0, 0, 0.0), [])))
+
+    def disconnect(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
     async def request(self) -> EncodeRequest:
-        while True:
-            submit = decode_submit(await asyncio.wait_for(self.inbox.recv(), 5))
-            if submit.requests:
-                return submit.requests[0]
+        if self.channel is None:
+            await self.accept()
+        assert self.channel is not None
+        deadline = time.monotonic() + 5
+        while not self._requests:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.002)
+            self._requests += [each for message in self.channel.receive() for each in decode_submit(message).requests]
+        return self._requests.pop(0)
 
-    async def answer(self, request: int, first: int, rows: list[list[float]]) -> None:
+    def answer(self, request: int, first: int, rows: list[list[float]]) -> None:
         vectors = np.array(rows, np.float32).tobytes()
         part = Part(request, first, len(rows), vectors, 0.0, 0.0)
-        await self.outbox.send(encode(Results(Status(0, 0.0, 0, 0.0), [part])))
+        assert self.channel is not None
+        self.channel.send(encode(Results(Status(0, 0.0, 0, 0.0), [part])))
+
+    def close(self) -> None:
+        self._listener.close()
+        self.disconnect()
 
 
 async def never_leaves() -> None:
@@ -60,26 +86,25 @@ def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path)
     """They may arrive after it was sent again; counted twice, they would complete it with rows nobody wrote."""
 
     async def run() -> None:
-        reply = f"ipc://{tmp_path}/api"
-        client = EngineClient(reply, ServeConfig(), open_board(1, 1), 0)
-        context = zmq.asyncio.Context()
-        old, new = (FakeEngine(context, f"ipc://{tmp_path}/engine.{start}", reply) for start in (1, 2))
+        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        old, new = (FakeEngine(tmp_path, f"engine.{start}") for start in (1, 2))
         client.engine_changed(EngineState(0, "ready", "", old.endpoint, INFO))
         answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
         first = await old.request()
         client.engine_changed(EngineState(0, "down", "killed"))
         client.engine_changed(EngineState(0, "ready", "", new.endpoint, INFO))
         again = await new.request()
-        await old.answer(first.id, 0, [[9.0, 9.0], [9.0, 9.0]])
+        old.answer(first.id, 0, [[9.0, 9.0], [9.0, 9.0]])
         await asyncio.sleep(0.1)  # it has arrived
-        await new.answer(again.id, 0, [[1.0, 1.0]])
+        new.answer(again.id, 0, [[1.0, 1.0]])
         await asyncio.sleep(0.1)
         complete = answer.done()
-        await new.answer(again.id, 1, [[2.0, 2.0], [3.0, 3.0]])
+        new.answer(again.id, 1, [[2.0, 2.0], [3.0, 3.0]])
         vectors = (await asyncio.wait_for(answer, 5)).vectors.tolist()
         pending = client.pending
         await client.close()
-        context.destroy(linger=0)
+        old.close()
+        new.close()
         assert not complete
         assert vectors == [[1, 1], [2, 2], [3, 3]]
         assert pending == 0
@@ -91,10 +116,8 @@ def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> N
     """Collections are rare here: what waits for one holds memory for minutes."""
 
     async def run() -> list[str]:
-        reply = f"ipc://{tmp_path}/api"
-        client = EngineClient(reply, ServeConfig(), open_board(1, 1), 0)
-        context = zmq.asyncio.Context()
-        engine = FakeEngine(context, f"ipc://{tmp_path}/engine", reply)
+        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        engine = FakeEngine(tmp_path, "engine")
         client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
         gc.collect()
         gc.set_debug(gc.DEBUG_SAVEALL)
@@ -103,7 +126,7 @@ def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> N
                 answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
                 request = await engine.request()
                 await asyncio.sleep(0.2)  # long enough for somebody to watch for its client
-                await engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
+                engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
                 await asyncio.wait_for(answer, 5)
                 del answer, request
             await asyncio.sleep(0.1)
@@ -113,7 +136,75 @@ def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> N
             gc.set_debug(0)
             gc.garbage.clear()
         await client.close()
-        context.destroy(linger=0)
+        engine.close()
         return found
 
     assert {"Answer", "_Pending", "ndarray"}.isdisjoint(asyncio.run(run()))
+
+
+def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
+    """Before the supervisor has said anything: what was owed is asked again, the second time it is a 503."""
+
+    async def run() -> None:
+        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        engine = FakeEngine(tmp_path, "engine")
+        client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
+        first = await engine.request()
+        engine.answer(first.id, 0, [[9.0, 9.0]])
+        assert engine.channel is not None
+        engine.channel.send(b"no message")
+        await engine.accept()
+        again = await engine.request()
+        engine.answer(again.id, 0, [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+        vectors = (await asyncio.wait_for(answer, 5)).vectors.tolist()
+        assert vectors == [[1, 1], [2, 2], [3, 3]]
+        lost = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
+        for _ in range(2):
+            await engine.request()
+            engine.disconnect()
+            # One that takes connections and says nothing, as a dying one does, is not given anything to lose.
+            await engine.accept(greets=False)
+            engine.disconnect()
+            await engine.accept()
+        with pytest.raises(Unavailable, match="lost twice"):
+            await asyncio.wait_for(lost, 5)
+        assert client.pending == 0
+        await client.close()
+        engine.close()
+
+    asyncio.run(run())
+
+
+def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(tmp_path: Path) -> None:
+    async def run() -> None:
+        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        client.engine_changed(EngineState(0, "ready", "", f"{tmp_path}/engine", INFO))
+        answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
+        await asyncio.sleep(0.1)
+        assert not answer.done()
+        engine = FakeEngine(tmp_path, "engine")
+        request = await engine.request()
+        engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
+        assert (await asyncio.wait_for(answer, 5)).vectors.shape == (3, 2)
+        await client.close()
+        engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_message_larger_than_the_socket_arrives(tmp_path: Path) -> None:
+    async def run() -> None:
+        client = EngineClient(ServeConfig(max_queue_tokens=10_000_000), open_board(1, 1), 0)
+        engine = FakeEngine(tmp_path, "engine")
+        client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        many = Encoded(np.arange(1_000_000, dtype=np.int32), np.full(1000, 1000, np.int32), 0)
+        answer = asyncio.ensure_future(client.encode(many, never_leaves, in_a_minute()))
+        request = await engine.request()
+        assert np.array_equal(np.frombuffer(request.ids, np.int32), many.ids)
+        engine.answer(request.id, 0, [[1.0, 1.0]] * 1000)
+        assert (await asyncio.wait_for(answer, 5)).vectors.shape == (1000, 2)
+        await client.close()
+        engine.close()
+
+    asyncio.run(run())

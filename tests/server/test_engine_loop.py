@@ -1,4 +1,4 @@
-"""The engine process's threads, over real ZeroMQ, with an encoder that can be held and made to fail."""
+"""The engine process's threads, over its real socket, with an encoder that can be held and made to fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pytest
-import zmq
 
 from engine import Model, PackedBatch, Task
 from engine.errors import EncoderError, EncoderLost
@@ -21,6 +20,7 @@ from server.config import ServeConfig
 from server.control import StartEngine
 from server.engine_loop import EngineLoop
 from server.messages import EMBED, TOKENS, EncodeRequest, Part, Submit, decode_results, encode
+from tests.server.wire import Wire
 
 WIDTH = 4
 FAILS, NOT_FINITE, LOST = 1001, 1002, 1003  # token ids that make a forward go wrong
@@ -73,25 +73,18 @@ def _vector(ids: Sequence[int]) -> list[float]:
 
 
 class Harness:
-    """An engine process in threads, and an API process's two sockets."""
+    """An engine process in threads, and an API process's socket."""
 
     def __init__(self, folder: Path) -> None:
         self.encoder = Recorder()
         self.exits: list[int] = []
-        start = StartEngine(
-            ServeConfig(), "", "m", str(folder), 0, "cpu", f"ipc://{folder}/engine", open_board(1, 1).fd, 1
-        )
+        start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"{folder}/engine", open_board(1, 1).fd, 1)
         model = cast("Model", SimpleNamespace(model_id="m"))
         self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
         self.loop.listen()
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
         self.thread.start()
-        self.context = zmq.Context()
-        self.reply = f"ipc://{folder}/api"
-        self.inbox = self.context.socket(zmq.PULL)
-        self.inbox.bind(self.reply)
-        self.outbox = self.context.socket(zmq.PUSH)
-        self.outbox.connect(start.endpoint)
+        self.wire = Wire.connect(start.endpoint)
         self._ids = 0
 
     def send(
@@ -99,7 +92,7 @@ class Harness:
     ) -> list[int]:
         """Send these requests, each a list of token lists, in one message; returns their ids."""
         messages = [self._request(texts, task, **how) for texts in requests]
-        self.outbox.send(encode(Submit(self.reply, messages, list(cancelled))))
+        self.wire.send(encode(Submit(messages, list(cancelled))))
         return [message.id for message in messages]
 
     def _request(
@@ -118,10 +111,9 @@ class Harness:
         parts: dict[int, list[Part]] = {}
         deadline = time.monotonic() + 5
         while texts > 0:
-            assert self.inbox.poll(round(1000 * (deadline - time.monotonic()))), (
-                f"{texts} texts without an answer after 5 s"
-            )
-            for part in decode_results(self.inbox.recv()).parts:
+            message = self.wire.next(deadline - time.monotonic())
+            assert message is not None, f"{texts} texts without an answer after 5 s"
+            for part in decode_results(message).parts:
                 parts.setdefault(part.id, []).append(part)
                 texts -= 1 if part.error else part.texts
         return parts
@@ -156,7 +148,7 @@ class Harness:
         assert not self.thread.is_alive()
         if not self.exits:
             self.loop.close()
-        self.context.destroy(linger=0)
+        self.wire.close()
 
 
 @pytest.fixture

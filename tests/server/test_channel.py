@@ -1,0 +1,116 @@
+"""Messages of any size arrive whole and in order, in whatever pieces the kernel takes and gives them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.channel import MESSAGE_BYTES, Channel
+
+LARGE = 5_000_000  # more than a socket holds
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = map(Channel, socket.socketpair())
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 70_000), max_size=12), st.integers(1, 100_000))
+def test_messages_arrive_however_they_are_cut(sizes: list[int], piece: int) -> None:
+    messages = [bytes([index]) * size for index, size in enumerate(sizes)]
+    sender, receiver = socket.socketpair()
+    channel = Channel(receiver)
+    stream = b"".join(struct.pack("<I", len(message)) + message for message in messages)
+    received: list[bytes] = []
+    for start in range(0, len(stream), piece):
+        sender.sendall(stream[start : start + piece])
+        received += channel.receive()
+    while len(received) < len(messages):
+        received += channel.receive()
+    sender.close()
+    with pytest.raises(EOFError):
+        channel.receive()
+    channel.close()
+    assert received == messages
+
+
+def test_what_the_other_side_does_not_take_is_kept(ends: tuple[Channel, Channel]) -> None:
+    ours, theirs = ends
+    messages = [b"a", b"b" * LARGE, b"", b"c" * 100]
+    assert ours.send(messages[0])
+    assert not ours.send(messages[1])
+    assert not ours.send(messages[2])
+    assert not ours.send(messages[3])
+    assert not ours.flush()
+    received: list[bytes] = []
+    while len(received) < len(messages):
+        ours.flush()
+        received += theirs.receive()
+    assert ours.flush()
+    assert received == messages
+
+
+def test_nothing_there_is_no_message(ends: tuple[Channel, Channel]) -> None:
+    assert ends[0].receive() == []
+
+
+def test_a_side_that_is_gone_is_noticed_by_reading(ends: tuple[Channel, Channel]) -> None:
+    ours, theirs = ends
+    theirs.send(b"last")
+    theirs.close()
+    assert ours.send(b"to nobody")
+    assert ours.send(b"x" * LARGE)
+    assert ours.receive() == [b"last"]
+    with pytest.raises(EOFError):
+        ours.receive()
+
+
+def test_a_length_that_no_message_has_is_refused() -> None:
+    sender, receiver = socket.socketpair()
+    channel = Channel(receiver)
+    sender.sendall(struct.pack("<I", MESSAGE_BYTES + 1))
+    with pytest.raises(ValueError, match="a message of 1073741825 bytes"):
+        channel.receive()
+    sender.close()
+    channel.close()
+
+
+def test_closing_sends_what_was_kept_while_somebody_reads(ends: tuple[Channel, Channel]) -> None:
+    ours, theirs = ends
+    ours.send(b"x" * LARGE)
+    received: list[bytes] = []
+
+    def read() -> None:
+        while not received:
+            received.extend(theirs.receive())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    ours.close(5.0)
+    reader.join()
+    assert received == [b"x" * LARGE]
+
+
+def test_closing_does_not_wait_longer_than_it_may(ends: tuple[Channel, Channel]) -> None:
+    ours, _ = ends
+    ours.send(b"x" * LARGE)
+    began = time.monotonic()
+    ours.close(0.2)
+    assert 0.1 < time.monotonic() - began < 2
+
+
+def test_connecting_to_nobody_fails(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Channel.connect(str(tmp_path / "nobody"))

@@ -1,0 +1,149 @@
+"""What several threads send at once arrives whole, and nothing goes to who is gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from server import peers
+from server.channel import Channel
+from server.messages import Part, Results, Status, Submit, decode_results, encode
+from server.peers import Peers
+from tests.server.wire import Wire
+
+THREADS, EACH, CONNECTED = 4, 400, 3
+
+
+class Engine:
+    """Peers, and what they said."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.submits: list[tuple[Channel, Submit]] = []
+        self.gone: list[Channel] = []
+        self.peers = Peers(status, lambda channel, submit: self.submits.append((channel, submit)), self.gone.append)
+        self.peers.listen(path)
+
+    def channel_of(self, wire: Wire, number: int) -> Channel:
+        """The engine's end of a connection that this makes known by a number."""
+        wire.send(encode(Submit([], [number])))
+        until(lambda: any(submit.cancelled == [number] for _, submit in self.submits))
+        return next(channel for channel, submit in self.submits if submit.cancelled == [number])
+
+
+def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(peers, "STATUS_INTERVAL_S", 0.05)
+    made = Engine(f"{tmp_path}/engine")
+    yield made
+    made.peers.close()
+
+
+def status() -> Status:
+    return Status(7, 1.0, 2, 3.0)
+
+
+def part(number: int, size: int = 100) -> Part:
+    return Part(number, 0, 1, number.to_bytes(4, "little") * size, 0.0, 0.0)
+
+
+def test_every_message_of_every_thread_arrives_once(engine: Engine) -> None:
+    wires = [Wire.connect(engine.path) for _ in range(CONNECTED)]
+    channels = [engine.channel_of(wire, number) for number, wire in enumerate(wires)]
+
+    def work(thread: int) -> None:
+        for number in range(thread * EACH, (thread + 1) * EACH):
+            engine.peers.send(channels[number % CONNECTED], [part(number, 2000)])  # more than the sockets hold
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    found: list[int] = []
+    for index, wire in enumerate(wires):
+        mine: list[int] = []
+        while len(mine) < sum(number % CONNECTED == index for number in range(THREADS * EACH)):
+            message = wire.next()
+            assert message is not None
+            results = decode_results(message)
+            assert results.status == status()
+            for each in results.parts:
+                assert each == part(each.id, 2000)
+                assert each.id % CONNECTED == index
+                mine.append(each.id)
+        for sender in range(THREADS):
+            in_order = [number for number in mine if number // EACH == sender]
+            assert in_order == sorted(in_order)
+        found += mine
+        wire.close()
+    for joined in threads:
+        joined.join()
+    assert sorted(found) == list(range(THREADS * EACH))
+
+
+def test_a_status_at_once_and_every_interval(engine: Engine) -> None:
+    wire = Wire.connect(engine.path)
+    for _ in range(5):
+        message = wire.next()
+        assert message is not None
+        assert decode_results(message) == Results(status(), [])
+    wire.close()
+
+
+def test_who_is_gone_is_told_once_and_gets_nothing(engine: Engine) -> None:
+    gone, other = Wire.connect(engine.path), Wire.connect(engine.path)
+    channels = engine.channel_of(gone, 1), engine.channel_of(other, 2)
+    gone.close()
+    until(lambda: engine.gone == [channels[0]])
+    engine.peers.send(channels[0], [part(1)])
+    engine.peers.send(channels[1], [part(2)])
+    parts: list[Part] = []
+    while not parts:
+        message = other.next()
+        assert message is not None
+        parts = decode_results(message).parts
+    assert parts == [part(2)]
+    assert engine.gone == [channels[0]]
+    other.close()
+
+
+@pytest.mark.parametrize("message", [b"", b"\xff" * 100, b"\x92\x01"])
+def test_who_sends_what_is_no_message_is_disconnected(engine: Engine, message: bytes) -> None:
+    stranger, other = Wire.connect(engine.path), Wire.connect(engine.path)
+    stranger.send(message)
+    assert stranger.closed()
+    engine.channel_of(other, 1)
+    assert len(engine.gone) == 1
+    stranger.close()
+    other.close()
+
+
+def test_closing_sends_what_is_left_and_disconnects(engine: Engine) -> None:
+    wire = Wire.connect(engine.path)
+    channel = engine.channel_of(wire, 1)
+    engine.peers.send(channel, [part(5, 500_000)])  # more than the socket holds
+    closing = threading.Thread(target=engine.peers.close)
+    closing.start()
+    parts: list[Part] = []
+    while not parts:
+        message = wire.next()
+        assert message is not None
+        parts = decode_results(message).parts
+    assert parts == [part(5, 500_000)]
+    assert wire.closed()
+    closing.join()
+    engine.peers.send(channel, [part(6)])  # to nobody
+    wire.close()
+    with pytest.raises(OSError, match="refused"):
+        Channel.connect(engine.path)
+    engine.peers = Engine(engine.path + ".next").peers  # for the fixture to close

@@ -1,0 +1,59 @@
+"""The other end of a process's Unix socket, held by a test."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+
+from server.channel import Channel
+
+
+class Wire:
+    """Blocking where a Channel is not."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._received: deque[bytes] = deque()
+
+    @classmethod
+    def connect(cls, path: str, within_s: float = 5.0) -> Wire:
+        until = time.monotonic() + within_s
+        while True:
+            try:
+                return cls(Channel.connect(path))
+            except OSError:
+                assert time.monotonic() < until, f"nobody listens at {path}"
+                time.sleep(0.01)
+
+    def send(self, message: bytes, within_s: float = 5.0) -> None:
+        self.channel.send(message)
+        until = time.monotonic() + within_s
+        while not self.channel.flush():
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
+    def next(self, within_s: float = 5.0) -> bytes | None:
+        """The next message; None when there is none in time. EOFError when the other side is gone."""
+        until = time.monotonic() + within_s
+        while not self._received:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return None
+            poll = select.poll()
+            poll.register(self.channel, select.POLLIN)
+            if poll.poll(1e3 * left_s):
+                self._received += self.channel.receive()
+        return self._received.popleft()
+
+    def closed(self, within_s: float = 5.0) -> bool:
+        """Whether the other side closes in time; what it sends before is dropped."""
+        try:
+            while self.next(within_s) is not None:
+                pass
+        except EOFError:
+            return True
+        return False
+
+    def close(self) -> None:
+        self.channel.close()
