@@ -2,16 +2,17 @@
 
     python -m benchmarks.gpu [--models base large mpnet minilm=FOLDER] [--compile base:passage]
 
-embert is timed as a server uses it: numpy in, numpy out, two batches in flight, wall clock. The rivals are timed on the
-device alone, with inputs already there: transformers padded (sdpa) by events around the call; the same in batches of 32
-sorted by length, as sentence-transformers does; the packed torch model (varlen attention, no padding) as a replayed
-CUDA graph; with --compile the first and the last through torch.compile too (the packed one with max-autotune). Everyone
-takes turns round by round; embert has a process of its own; figures are medians. Before timing, vectors are compared.
-Models without a folder have random weights. The packed model is of BERT: varlen attention has no relative positions, so
-beside MPNet is transformers alone.
+embert is timed as a server uses it: numpy in, numpy out, two batches in flight, wall clock from one batch's answer to
+the answer of the last of those that follow. The rivals are timed on the device alone, with inputs already there:
+transformers padded (sdpa) by events around the call; the same in batches of 32 sorted by length, as
+sentence-transformers does; the packed torch model (varlen attention, no padding) as a replayed CUDA graph; with
+--compile the first and the last through torch.compile too (the packed one with max-autotune). Everyone takes turns
+round by round; embert has a process of its own; figures are medians. Before timing, vectors are compared. Models
+without a folder have random weights. The packed model is of BERT: varlen attention has no relative positions, so beside
+MPNet is transformers alone.
 
 A GPU at its power limit lowers its clock, within milliseconds and by as much as a third. So everything is timed in
-bursts of equal time: a rest, a hundredth of a second to wake up, then a twentieth (and two batches at least).
+bursts of equal time: a rest, a hundredth of a second to wake up, then a twentieth; a batch at least of each.
 --sustained names workloads that are also timed after a second without a pause.
 """
 
@@ -23,7 +24,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -238,7 +238,7 @@ def serve(folder: str, pooling: str, pipe: Connection) -> None:
     while (asked := pipe.recv()) is not None:
         what, batch = asked
         if what == "burst":
-            pipe.send(burst(partial(pipelined, ours, batch)))
+            pipe.send(pipelined_burst(ours, batch))
         elif what == "sustained":
             until = time.perf_counter() + SUSTAINED_S
             while time.perf_counter() < until:
@@ -252,24 +252,24 @@ def serve(folder: str, pooling: str, pipe: Connection) -> None:
     ours.close()
 
 
-def burst(timed: Callable[[int], float]) -> float:
-    """Milliseconds a batch in a burst; `timed` runs a number of batches and returns milliseconds for each."""
-    each = timed(4)  # only to know how many make a burst
-    time.sleep(REST_S)
-    timed(max(1, round(WAKE_UP_MS / each)))
-    return timed(max(2, round(BURST_MS / each)))
-
-
-def pipelined(ours: CudaEncoder, batch: PackedBatch, times: int) -> float:
-    """Milliseconds a batch, two in flight."""
-    start = time.perf_counter()
+def pipelined(ours: CudaEncoder, batch: PackedBatch, times: int, before: int = 1) -> float:
+    """Milliseconds from one batch's answer to the next one's, two in flight, once `before` of them are answered."""
     ticket = ours.submit(batch)
-    for _ in range(times - 1):
-        following = ours.submit(batch)
+    start = 0.0
+    for i in range(before + times):
+        following = ours.submit(batch) if i < before + times - 1 else ticket
         ours.wait(ticket)
+        if i == before - 1:
+            start = time.perf_counter()
         ticket = following
-    ours.wait(ticket)
     return (time.perf_counter() - start) / times * 1e3
+
+
+def pipelined_burst(ours: CudaEncoder, batch: PackedBatch) -> float:
+    """Milliseconds a batch, in a burst."""
+    each = pipelined(ours, batch, 4)
+    time.sleep(REST_S)
+    return pipelined(ours, batch, in_burst(BURST_MS, each), in_burst(WAKE_UP_MS, each))
 
 
 def one(ours: CudaEncoder, batch: PackedBatch) -> tuple[float, float]:
@@ -283,7 +283,15 @@ def one(ours: CudaEncoder, batch: PackedBatch) -> tuple[float, float]:
 
 def device_burst(run: Callable[[], object]) -> float:
     """Milliseconds a call, in a burst."""
-    return burst(partial(device_ms, run))
+    each = device_ms(run, 4)
+    time.sleep(REST_S)
+    device_ms(run, in_burst(WAKE_UP_MS, each))
+    return device_ms(run, in_burst(BURST_MS, each))
+
+
+def in_burst(lasts_ms: float, each_ms: float) -> int:
+    """How many batches a part of a burst has."""
+    return max(1, round(lasts_ms / each_ms))
 
 
 def device_sustained(run: Callable[[], object]) -> float:
