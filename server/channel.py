@@ -1,7 +1,7 @@
 """Messages over a Unix socket between two processes of the server, each with its length before it.
 
-A stream socket and nothing between: there and back takes 34 µs (p99 0.9 ms) on two cores, where ZeroMQ, whose own
-threads must be woken at both ends, takes 139 (p99 13 ms).
+A stream socket and nothing between: there and back takes 44 µs (p99 142) on an H100's host, where ZeroMQ, whose own
+threads must be woken at both ends, takes 142 (p99 331).
 """
 
 from __future__ import annotations
