@@ -37,9 +37,9 @@ class Peers:
         received: Callable[[Channel, Submit], None],
         gone: Callable[[Channel], None],
     ) -> None:
-        """`received` and `gone` are called by the receiving thread; `status` for every message that is sent.
+        """`received` and `gone` are called by the receiving thread; `status` for every message, and every second.
 
-        Who connects gets a status at once, and one every second.
+        Who connects gets a status at once, and then at least one every second.
         """
         self._status, self._received, self._gone = status, received, gone
         self._lock = threading.Lock()  # guards what is written, and by whom
@@ -93,6 +93,8 @@ class Peers:
                     self._serve(self._channels[descriptor], events)
             if time.monotonic() >= status_due:
                 status_due = time.monotonic() + STATUS_INTERVAL_S
+                if not self._channels:
+                    self._status()  # which is a sign of life, too
                 for channel in list(self._channels.values()):
                     self.send(channel, [])
 

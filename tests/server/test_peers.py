@@ -100,6 +100,21 @@ def test_a_status_at_once_and_every_interval(engine: Engine) -> None:
     wire.close()
 
 
+def test_the_status_is_asked_for_while_nobody_is_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the engine's sign of life: without one it would be ended, and with it nobody's work."""
+    monkeypatch.setattr(peers, "STATUS_INTERVAL_S", 0.05)
+    asked: list[float] = []
+
+    def ask() -> Status:
+        asked.append(time.monotonic())
+        return status()
+
+    ours = Peers(ask, lambda *_: None, lambda *_: None)
+    ours.listen(f"{tmp_path}/engine")
+    until(lambda: len(asked) >= 4)
+    ours.close()
+
+
 def test_who_is_gone_is_told_once_and_gets_nothing(engine: Engine) -> None:
     gone, other = Wire.connect(engine.path), Wire.connect(engine.path)
     channels = engine.channel_of(gone, 1), engine.channel_of(other, 2)
