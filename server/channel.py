@@ -9,11 +9,15 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections import deque
+from itertools import islice
 
 __all__ = ["Channel"]
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18  # at once
+_SOCKET_BYTES = 1 << 20  # that a socket should hold; the system may allow less
+_PIECES = 64  # written at once
 MESSAGE_BYTES = 1 << 30  # more is no message
 
 
@@ -22,9 +26,10 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         self._socket = sock
-        self._arrived = bytearray()
-        self._unsent = bytearray()
+        self._arrived = bytearray()  # the beginning of a message
+        self._unsent: deque[memoryview] = deque()
 
     @classmethod
     def connect(cls, path: str) -> Channel:
@@ -47,24 +52,22 @@ class Channel:
 
         What is sent to a side that is gone is lost; `receive` tells of it.
         """
-        frame = _LENGTH.pack(len(message)) + message
-        if self._unsent:
-            self._unsent += frame
-        else:
-            sent = self._write(frame)
-            if sent < len(frame):
-                self._unsent += memoryview(frame)[sent:]
-        return not self._unsent
+        self._unsent += memoryview(_LENGTH.pack(len(message))), memoryview(message)
+        return len(self._unsent) <= 2 and self.flush()
 
     def flush(self) -> bool:
         """Send more of what was kept; True when all is sent. To be called when the descriptor can be written."""
-        if self._unsent:
-            with memoryview(self._unsent) as unsent:
-                sent = self._write(unsent)
-            del self._unsent[:sent]
-        return not self._unsent
+        unsent = self._unsent
+        if not unsent:
+            return True
+        sent = self._write(list(islice(unsent, _PIECES)))
+        while unsent and sent >= len(unsent[0]):
+            sent -= len(unsent.popleft())
+        if sent:
+            unsent[0] = unsent[0][sent:]
+        return not unsent
 
-    def receive(self) -> list[bytes]:
+    def receive(self) -> list[memoryview]:
         """The messages that are complete. To be called when the descriptor can be read.
 
         Raises EOFError when the other side is gone, ValueError for what cannot be a message.
@@ -77,18 +80,21 @@ class Channel:
             data = b""
         if not data:
             raise EOFError
-        self._arrived += data
-        messages, start = [], 0
-        with memoryview(self._arrived) as arrived:
-            while (begin := start + _LENGTH.size) <= len(arrived):
-                (length,) = _LENGTH.unpack_from(arrived, start)
-                if length > MESSAGE_BYTES:
-                    raise ValueError(f"a message of {length} bytes")
-                if begin + length > len(arrived):
-                    break
-                start = begin + length
-                messages.append(bytes(arrived[begin:start]))
-        del self._arrived[:start]
+        if self._arrived:
+            self._arrived += data
+            if len(self._arrived) < self._wanted():
+                return []
+            data = bytes(self._arrived)
+        messages, start, arrived = [], 0, memoryview(data)
+        while (begin := start + _LENGTH.size) <= len(data):
+            (length,) = _LENGTH.unpack_from(data, start)
+            if length > MESSAGE_BYTES:
+                raise ValueError(f"a message of {length} bytes")
+            if begin + length > len(data):
+                break
+            start = begin + length
+            messages.append(arrived[begin:start])
+        self._arrived[:] = arrived[start:]
         return messages
 
     def close(self, within_s: float = 0.0) -> None:
@@ -101,10 +107,17 @@ class Channel:
         finally:
             self._socket.close()
 
-    def _write(self, data: bytes | memoryview) -> int:
+    def _wanted(self) -> int:
+        """Bytes until the first message is complete, or until it is known how long it is, or that it is none."""
+        if len(self._arrived) < _LENGTH.size:
+            return _LENGTH.size
+        length: int = _LENGTH.unpack_from(self._arrived)[0]
+        return _LENGTH.size + (length if length <= MESSAGE_BYTES else 0)
+
+    def _write(self, pieces: list[memoryview]) -> int:
         try:
-            return self._socket.send(data)
+            return self._socket.sendmsg(pieces)
         except (BlockingIOError, TimeoutError):
             return 0
         except OSError:
-            return len(data)
+            return sum(map(len, pieces))

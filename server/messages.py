@@ -84,11 +84,11 @@ def encode(message: Submit | Results) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_submit(data: bytes) -> Submit:
+def decode_submit(data: bytes | memoryview) -> Submit:
     """From bytes."""
     return _submit.decode(data)
 
 
-def decode_results(data: bytes) -> Results:
+def decode_results(data: bytes | memoryview) -> Results:
     """From bytes."""
     return _results.decode(data)

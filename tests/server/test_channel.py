@@ -33,7 +33,7 @@ def test_messages_arrive_however_they_are_cut(sizes: list[int], piece: int) -> N
     sender, receiver = socket.socketpair()
     channel = Channel(receiver)
     stream = b"".join(struct.pack("<I", len(message)) + message for message in messages)
-    received: list[bytes] = []
+    received: list[bytes | memoryview] = []
     for start in range(0, len(stream), piece):
         sender.sendall(stream[start : start + piece])
         received += channel.receive()
@@ -54,7 +54,7 @@ def test_what_the_other_side_does_not_take_is_kept(ends: tuple[Channel, Channel]
     assert not ours.send(messages[2])
     assert not ours.send(messages[3])
     assert not ours.flush()
-    received: list[bytes] = []
+    received: list[bytes | memoryview] = []
     while len(received) < len(messages):
         ours.flush()
         received += theirs.receive()
@@ -77,10 +77,15 @@ def test_a_side_that_is_gone_is_noticed_by_reading(ends: tuple[Channel, Channel]
         ours.receive()
 
 
-def test_a_length_that_no_message_has_is_refused() -> None:
+@pytest.mark.parametrize("cut", [1, 4])
+def test_a_length_that_no_message_has_is_refused(cut: int) -> None:
     sender, receiver = socket.socketpair()
     channel = Channel(receiver)
-    sender.sendall(struct.pack("<I", MESSAGE_BYTES + 1))
+    frame = struct.pack("<I", MESSAGE_BYTES + 1)
+    sender.sendall(frame[:cut])
+    if cut < len(frame):
+        assert channel.receive() == []
+        sender.sendall(frame[cut:])
     with pytest.raises(ValueError, match="a message of 1073741825 bytes"):
         channel.receive()
     sender.close()
@@ -90,7 +95,7 @@ def test_a_length_that_no_message_has_is_refused() -> None:
 def test_closing_sends_what_was_kept_while_somebody_reads(ends: tuple[Channel, Channel]) -> None:
     ours, theirs = ends
     ours.send(b"x" * LARGE)
-    received: list[bytes] = []
+    received: list[bytes | memoryview] = []
 
     def read() -> None:
         while not received:

@@ -14,7 +14,7 @@ class Wire:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self._received: deque[bytes] = deque()
+        self._received: deque[memoryview] = deque()
 
     @classmethod
     def connect(cls, path: str, within_s: float = 5.0) -> Wire:
@@ -33,7 +33,7 @@ class Wire:
             assert time.monotonic() < until
             time.sleep(0.001)
 
-    def next(self, within_s: float = 5.0) -> bytes | None:
+    def next(self, within_s: float = 5.0) -> memoryview | None:
         """The next message; None when there is none in time. EOFError when the other side is gone."""
         until = time.monotonic() + within_s
         while not self._received:
