@@ -6,8 +6,13 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from hypothesis import settings
 
 from tests.server.live import Live, live
+
+# Properties are about answers, not about time: a machine that stops for a moment must not fail one.
+settings.register_profile("embert", deadline=None)
+settings.load_profile("embert")
 
 
 @pytest.fixture(scope="session")
