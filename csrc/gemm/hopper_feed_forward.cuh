@@ -200,15 +200,6 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         commit_products();
       }
       pass_turn();
-      if (consumer == 0 && warp == 0 && !(i == 0 && chunk == run.from)) {
-        if (elect_lane()) {
-          for (int half = 0; half < 2; ++half) {
-            wait_barrier(ring.empty + 8 * (2 + half), phase ^ 1);
-            load_out(half, chunk);
-          }
-        }
-        __syncwarp();
-      }
       // Constants are asked for long before they are needed: shared memory is busy with the other consumer's operands,
       // and a read takes hundreds of cycles.
       const uint32_t columns = base + Shape::kInColumns + chunk * (Shape::kChunk * 4) + lane % 4 * 8;
@@ -242,16 +233,20 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         commit_products();
       }
       pass_turn();
-      if (consumer == 0 && warp == 0) {
+      // W_in is free since consumer 1's first product, so consumer 0 asks for the next while it waits; W_out is free when
+      // consumer 1 has read it, so that one does, a product earlier than consumer 0 could.
+      const auto fetch = [&](int stage, const auto& load) {
         if (following >= 0 && elect_lane()) {
           for (int half = 0; half < 2; ++half) {
-            wait_barrier(ring.empty + 8 * half, phase);
-            load_in(half, following);
+            wait_barrier(ring.empty + 8 * (stage + half), phase);
+            load(half, following);
           }
         }
         __syncwarp();
-      }
+      };
+      if (consumer == 0 && warp == 0) fetch(0, load_in);
       wait_read(2);
+      if (consumer == 1 && warp == 0) fetch(2, load_out);
     }
 
     // What follows is 16 rows a warp. The lane is asked for again: what is made of it here would otherwise stand in

@@ -12,15 +12,18 @@ namespace {
 
 constexpr int kWarps = 4;
 
-template <typename T, int kPacks>
+// Two kernels: the one that leaves sums needs neither gamma nor beta, nor their registers.
+template <typename T, int kPacks, bool kLeavesSums>
 __global__ void __launch_bounds__(kWarps * 32)
     embedding_kernel(const T* word, const T* position, const T* type, const T* gamma, const T* beta, const int* ids,
                      const int* types, const int* positions, int rows, int hidden, float epsilon, T* y, float2* sums) {
   const int lane = threadIdx.x % 32;
   const int row = blockIdx.x * kWarps + threadIdx.x / 32;
   Pack<T> gammas[kPacks], betas[kPacks];
-  load_vector(gammas, gamma, lane, hidden);
-  load_vector(betas, beta, lane, hidden);
+  if constexpr (!kLeavesSums) {
+    load_vector(gammas, gamma, lane, hidden);
+    load_vector(betas, beta, lane, hidden);
+  }
   wait_for_earlier_kernels();
   dependents_may_launch();  // not earlier: early_tile (numeric.cuh)
   if (row >= rows) return;
@@ -36,15 +39,15 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
   values.add(words, lane, hidden);
   values.add(places, lane, hidden);
-  if (sums == nullptr) {
+  if constexpr (!kLeavesSums) {
     values.normalise_into(y + size_t(row) * hidden, gammas, betas, lane, hidden, epsilon);
-    return;
-  }
-  values.store_into(y + size_t(row) * hidden, lane, hidden);
-  const float2 total = values.sums();
-  const int groups = (hidden + kSumColumns - 1) / kSumColumns;
-  for (int group = lane; group < groups; group += 32) {
-    sums[size_t(row) * groups + group] = group == 0 ? total : float2{0.0f, 0.0f};
+  } else {
+    values.store_into(y + size_t(row) * hidden, lane, hidden);
+    const float2 total = values.sums();
+    const int groups = (hidden + kSumColumns - 1) / kSumColumns;
+    for (int group = lane; group < groups; group += 32) {
+      sums[size_t(row) * groups + group] = group == 0 ? total : float2{0.0f, 0.0f};
+    }
   }
 }
 
@@ -52,7 +55,8 @@ template <typename T>
 Status launch_embed(const EmbeddingTables& tables, const int* ids, const int* types, const int* positions, int rows,
                     int hidden, float epsilon, void* y, float2* sums, const Stream& stream) {
   return with_row_packs<T>("embedding", hidden, [&](auto packs) {
-    return launch("embedding", embedding_kernel<T, packs>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
+    const auto kernel = sums != nullptr ? embedding_kernel<T, packs, true> : embedding_kernel<T, packs, false>;
+    return launch("embedding", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
                   static_cast<const T*>(tables.word), static_cast<const T*>(tables.position),
                   static_cast<const T*>(tables.type), static_cast<const T*>(tables.gamma),
                   static_cast<const T*>(tables.beta), ids, types, positions, rows, hidden, epsilon, static_cast<T*>(y),
