@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// Two kernels: the one that leaves sums needs neither gamma nor beta, nor their registers.
+// Two kernels of one: what leaves sums needs neither gamma nor beta, nor the registers that hold them.
 template <typename T, int kPacks, bool kLeavesSums>
 __global__ void __launch_bounds__(kWarps * 32)
     embedding_kernel(const T* word, const T* position, const T* type, const T* gamma, const T* beta, const int* ids,

@@ -21,7 +21,7 @@ SOURCES = ("gemm/hopper.cu", "gemm/hopper_joined.cu", "kernels/attention_hopper.
 BARRIERS = 64  # of a multiprocessor
 # Bytes that may be spilled: what these kernels have spilled since they were measured, and no more.
 SPILLS = {
-    # Of its 255 registers accumulators take 224 (csrc/EPILOGUES.md). Nothing of it inside the loop over chunks.
+    # Of its 255 registers accumulators take 224 (csrc/EPILOGUES.md). None is spilled inside the loop over chunks.
     "feed_forward_kernel": 56,
     "few_rows_kernel": 40,  # one variant, bfloat16 with a residual
 }
