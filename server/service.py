@@ -48,22 +48,28 @@ class Timing:
         self.queue_s, self.inference_s, self.answered = answer.queue_s, answer.inference_s, time.perf_counter()
 
     def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
-        """TEI's headers in whole milliseconds, Server-Timing in fractions."""
-        total_s = time.perf_counter() - self.started
-        compute_s = self.tokenize_s + self.inference_s
+        """TEI's headers in whole milliseconds, Server-Timing in fractions; both of the same whole microseconds."""
+        total_us = round((time.perf_counter() - self.started) * 1e6)
+        tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
+        inference_us = round(self.inference_s * 1e6)
         return [
             (b"x-compute-type", compute_type),
-            (b"x-compute-time", b"%d" % (compute_s * 1e3)),
+            (b"x-compute-time", b"%d" % ((tokenize_us + inference_us) // 1000)),
             (b"x-compute-characters", b"%d" % self.characters),
             (b"x-compute-tokens", b"%d" % self.tokens),
-            (b"x-total-time", b"%d" % (total_s * 1e3)),
-            (b"x-tokenization-time", b"%d" % (self.tokenize_s * 1e3)),
-            (b"x-queue-time", b"%d" % (self.queue_s * 1e3)),
-            (b"x-inference-time", b"%d" % (self.inference_s * 1e3)),
+            (b"x-total-time", b"%d" % (total_us // 1000)),
+            (b"x-tokenization-time", b"%d" % (tokenize_us // 1000)),
+            (b"x-queue-time", b"%d" % (queue_us // 1000)),
+            (b"x-inference-time", b"%d" % (inference_us // 1000)),
             (
                 b"server-timing",
-                b"tokenize;dur=%.3f, queue;dur=%.3f, inference;dur=%.3f, total;dur=%.3f"
-                % (self.tokenize_s * 1e3, self.queue_s * 1e3, self.inference_s * 1e3, total_s * 1e3),
+                b"tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d"
+                % (
+                    *divmod(tokenize_us, 1000),
+                    *divmod(queue_us, 1000),
+                    *divmod(inference_us, 1000),
+                    *divmod(total_us, 1000),
+                ),
             ),
         ]
 

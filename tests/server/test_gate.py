@@ -19,6 +19,7 @@ import pytest
 from server.config import ServeConfig
 from server.errors import Unauthorized
 from server.keys import Keys
+from server.service import Timing
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import expected
 
@@ -221,6 +222,15 @@ def test_compute_headers(http: httpx.Client) -> None:
         assert float(parts["total"]) >= float(parts["inference"]) > 0
         assert milliseconds["x-inference-time"] == int(float(parts["inference"]))
         assert milliseconds["x-total-time"] == int(float(parts["total"]))
+
+
+@pytest.mark.parametrize("inference_s", [0.0119996, 0.0120004, 0.012, 0.0129994, 0.0129996])
+def test_both_kinds_of_times_agree(inference_s: float) -> None:
+    headers = dict(Timing(tokenize_s=0.0004, inference_s=inference_s).headers(b"cpu"))
+    found = re.search(rb"inference;dur=(\d+)\.\d{3}", headers[b"server-timing"])
+    assert found is not None
+    assert headers[b"x-inference-time"] == found[1]
+    assert int(headers[b"x-compute-time"]) == round(0.4e3 + inference_s * 1e6) // 1000
 
 
 def test_head_is_get_without_a_body(http: httpx.Client) -> None:
