@@ -59,6 +59,12 @@ __device__ __forceinline__ uint32_t place_of(int row, int chunk) {
   return kDim == 64 ? swizzled(row, chunk) : row * 64 + ((chunk ^ (row / 2 & 3)) << 4);
 }
 
+// A lane's part of a result of wgmma, 8 columns a tile.
+template <int kElements>
+__device__ __forceinline__ float (&tiles(float (&elements)[kElements]))[kElements / 4][4] {
+  return reinterpret_cast<float(&)[kElements / 4][4]>(elements);
+}
+
 template <typename T, int kDim, bool kRelative>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
     attention_hopper_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
@@ -144,31 +150,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
     uint32_t p[kKeys / 16][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float highest = maximum[half];
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) highest = fmaxf(highest, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-      const float correction = exp2_approximate((maximum[half] - highest) * scale_log2);  // 0 at the first step
-      maximum[half] = highest;
-      const float shift = highest * scale_log2;
-      float row_sum = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int i = 4 * n + 2 * half; i < 4 * n + 2 * half + 2; ++i) {
-          s[i] = exp2_approximate(fmaf(s[i], scale_log2, -shift));
-          row_sum += s[i];
-        }
-      sum[half] = fmaf(sum[half], correction, row_sum);
+      const float correction = soften(tiles(s), half, maximum[half], sum[half], scale_log2);
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
         p[n / 2][2 * (n % 2) + half] = pack_two<T>(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]);
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        out[4 * n + 2 * half] *= correction;
-        out[4 * n + 2 * half + 1] *= correction;
-      }
+      rescale(tiles(out), half, correction);
     }
     fence_registers();
 #pragma unroll

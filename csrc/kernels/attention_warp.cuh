@@ -37,6 +37,38 @@ __device__ __forceinline__ const float* first_score(const RelativeScores& relati
   return relative.scores + (2 * head + 1) * relative.reach - query + 2 * (lane % 4) - lane / 4;
 }
 
+// A step of the online softmax for the lane's row lane / 4 + 8·half: its scores become exponentials, its maximum and sum
+// those of all steps so far. Returns what sums of earlier steps are to be multiplied with: 0 at the first.
+template <int kTiles>
+__device__ __forceinline__ float soften(float (&s)[kTiles][4], int half, float& maximum, float& sum, float scale_log2) {
+  float highest = maximum;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) highest = fmaxf(highest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+  highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+  highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+  const float correction = exp2_approximate((maximum - highest) * scale_log2);
+  maximum = highest;
+  const float shift = highest * scale_log2;
+  float row_sum = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int i = 2 * half; i < 2 * half + 2; ++i) {
+      s[n][i] = exp2_approximate(fmaf(s[n][i], scale_log2, -shift));
+      row_sum += s[n][i];
+    }
+  sum = fmaf(sum, correction, row_sum);
+  return correction;
+}
+template <int kTiles>
+__device__ __forceinline__ void rescale(float (&out)[kTiles][4], int half, float correction) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    out[n][2 * half] *= correction;
+    out[n][2 * half + 1] *= correction;
+  }
+}
+
 // kDim: the head size rounded up to a multiple of 16 with zeros in shared memory; kKeys: keys of one step.
 template <typename T, int kDim, int kKeys>
 struct AttentionWarp {
@@ -100,30 +132,8 @@ struct AttentionWarp {
     }
 
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float highest = maximum[half];
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) highest = fmaxf(highest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-      const float correction = exp2_approximate((maximum[half] - highest) * scale_log2);  // 0 at the first step
-      maximum[half] = highest;
-      const float shift = highest * scale_log2;
-      float row_sum = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          s[n][i] = exp2_approximate(fmaf(s[n][i], scale_log2, -shift));
-          row_sum += s[n][i];
-        }
-      sum[half] = fmaf(sum[half], correction, row_sum);
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        out[n][2 * half] *= correction;
-        out[n][2 * half + 1] *= correction;
-      }
-    }
+    for (int half = 0; half < 2; ++half)
+      rescale(out, half, soften(s, half, maximum[half], sum[half], scale_log2));
 
     // B operand of P·V, transposed on the way: (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d
     // 8-15).
