@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from engine import Engine
+from engine import Engine, load_model
 from engine.devices import devices
 from engine.encoders import cuda
+from engine.errors import UnsupportedModel
 from tests.server.live import Live, live, until
 
 pytestmark = [
@@ -43,6 +44,18 @@ def wait_for_log(server: Live, text: str) -> None:
     until(lambda: text in server.log, what=f"the log's {text!r}")
 
 
+@pytest.fixture
+def cublaslt() -> None:
+    """Skips the test where this build was made without cuBLASLt's header."""
+    try:
+        cuda.CudaEncoder(load_model(*MODEL), max_batch_tokens=512, gemm="cublaslt", graphs=False).close()
+    except UnsupportedModel as error:
+        if "this build has no cuBLASLt" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("cublaslt")
 def test_the_portable_path_can_be_asked_for_and_agrees() -> None:
     texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(200)]
     vectors = []
