@@ -6,17 +6,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
+from engine import Model, pack
+from engine.encoders.torch import TorchEncoder
 from engine.encoders.torch_linear import kernel_rows, row_counts
 
 ENCODE = """
 import sys
 import numpy as np
 import engine
-encoder = engine.load_encoder(engine.load_model(), device="cpu", dtype=sys.argv[1])
+encoder = engine.load_encoder(engine.load_model(pooling=sys.argv[2]), device="cpu", dtype=sys.argv[1])
 print("loaded", flush=True)
 random = np.random.default_rng(0)
 for most in [1, 2, 5, 20, 200] * 12:
@@ -30,6 +34,34 @@ print("encoded", flush=True)
 """
 
 
+class Watched:
+    """A model that notes how many threads torch's loops have."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.threads: list[int] = []
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        self.threads.append(torch.get_num_threads())
+        return cast("torch.Tensor", self.model(*arguments))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_short_texts_have_two_threads(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    encoder = TorchEncoder(default_model)
+    watched = Watched(encoder._bert)
+    monkeypatch.setattr(encoder, "_bert", watched)
+    monkeypatch.setattr(encoder, "_threads", 3)
+    try:
+        for length in (1, 12, 40, 41, 128):
+            encoder.encode(pack([np.full(length, 2000, np.int32)]))
+    finally:
+        encoder.close()
+        torch.set_num_threads(before)
+    assert watched.threads == [2, 2, 2, 3, 3]
+
+
 def test_numbers_of_rows() -> None:
     for rows in range(1, 2000):
         assert rows <= kernel_rows(rows) <= max(rows + 7, 1.13 * rows)
@@ -37,13 +69,13 @@ def test_numbers_of_rows() -> None:
     assert list(row_counts(1)) == [8]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_kernel_is_made_after_loading(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "pooling"), [("float32", "mean"), ("float32", "cls"), ("bfloat16", "mean")])
+def test_no_kernel_is_made_after_loading(dtype: str, pooling: str) -> None:
     """oneDNN says so itself, and what it makes later it would make for ever: its caches would be too small."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         pytest.skip("this torch has no oneDNN")
     done = subprocess.run(
-        [sys.executable, "-c", ENCODE, dtype],
+        [sys.executable, "-c", ENCODE, dtype, pooling],
         cwd=Path(__file__).parents[2],
         env=os.environ | {"ONEDNN_VERBOSE": "2"},
         capture_output=True,
