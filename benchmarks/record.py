@@ -39,7 +39,10 @@ def machine() -> dict[str, Any]:
 
 
 def write(name: str, figures: Any, folder: Path = RESULTS) -> Path:
-    """Write `figures` as NAME-DEVICE.json, over the last ones of such a machine, and return the path."""
+    """Write `figures` as NAME-DEVICE.json, over the last ones of such a machine, and return the path.
+
+    The device is the GPU, or the processor and how many cores of it are ours.
+    """
     about = machine()
     document = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -48,7 +51,7 @@ def write(name: str, figures: Any, folder: Path = RESULTS) -> Path:
         "machine": about,
         "figures": figures,
     }
-    device = (about["gpu"] or f"cpu {about['cores']} cores").split(",")[0]
+    device = (about["gpu"] or f"{_short_name(about['cpu'])} {about['cores']} cores").split(",")[0]
     path = folder / f"{name}-{re.sub(r'[^a-z0-9]+', '-', device.lower())}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
@@ -67,6 +70,11 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def _cpu_model() -> str:
     found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1] if found else platform.processor()
+
+
+def _short_name(cpu: str) -> str:
+    """A processor's name without what only its maker's lawyers want: "Intel(R) Xeon(R) Processor" is "Intel Xeon"."""
+    return re.sub(r"\((R|TM)\)|\b(CPU|Processor|\d+-Core)\b|@.*", "", cpu).strip()
 
 
 def _version(package: str) -> str | None:
