@@ -129,8 +129,8 @@ class TorchEncoder:
             torch.set_num_threads(self._threads)
             self._bert.prepare_attention(longest)
             for rows in row_counts(min(max(2 * MIN_RUN_TOKENS, longest), most)):
-                # The few rows that are pooled are computed by as many threads as their sequences' tokens.
-                for threads in {self._threads_for(rows), self._threads if self._pools_one_row else 0} - {0}:
+                # Few rows that are pooled may be left of many: multiplied by as many threads as all of them.
+                for threads in {self._threads_for(rows)} | ({self._threads} if self._pools_one_row else set()):
                     torch.set_num_threads(threads)
                     self._bert.prepare(rows)
             torch.set_num_threads(self._threads)
