@@ -81,7 +81,7 @@ def test_each_has_a_process_and_the_queue_is_as_long_as_they_are_many(two: Live)
 def test_work_goes_to_the_engine_with_less_of_it(two: Live) -> None:
     before = batches(two)
     with ThreadPoolExecutor(8) as pool:
-        busy = pool.submit(two.post, "/embed", {"inputs": [[101, SLEEP + 15, 102], *[[7] * 200] * 5]})
+        busy = pool.submit(two.post, "/embed", {"inputs": [[101, SLEEP + 40, 102], *[[7] * 200] * 5]})
         until(lambda: two.metrics()["embert_admitted_tokens"] == 1003, what="the request that keeps one engine busy")
         assert all(pool.map(lambda number: right(two, number), range(20)))
         assert not busy.done()  # nobody waited for that one

@@ -81,7 +81,7 @@ def test_vectors_are_never_null(client: httpx.Client) -> None:
 def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: Live) -> None:
     before = failing.metrics()['embert_rejected_total{reason="queue_full"}']
     with ThreadPoolExecutor(4) as pool:
-        blocking = [pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 8)})]
+        blocking = [pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 12)})]
         until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
         blocking.append(pool.submit(client.post, "/embed", json={"inputs": [[7] * 200] * 2}))
         until(lambda: failing.metrics()["embert_queue_tokens"] >= 400, what="the queued request")
@@ -122,7 +122,7 @@ def test_out_of_time_is_503(client: httpx.Client, failing: Live) -> None:
 
 def test_health_never_waits_behind_a_batch(client: httpx.Client, failing: Live) -> None:
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 10)})
+        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 15)})
         until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
         for path in ("/health", "/ping", "/readyz", "/livez", "/info", "/metrics", "/v1/models"):
             answer = client.get(path)
@@ -135,7 +135,7 @@ def test_a_client_that_leaves_frees_its_place(client: httpx.Client, failing: Liv
     name = 'embert_cancelled_texts_total{stage="queued"}'
     before = failing.metrics()[name]
     with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 9)})
+        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 15)})
         until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
         with pytest.raises(httpx.ReadTimeout):
             failing.post("/embed", {"inputs": [[7] * 200] * 2}, timeout=0.2)

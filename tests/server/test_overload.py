@@ -127,7 +127,7 @@ def test_what_a_killed_http_process_had_admitted_is_free_again() -> None:
     options = ("--workers", "2", "--max-queue-tokens", "600", "--max-batch-tokens", "256")
     with live(*STAND_IN, *options) as server, one_to_each(server) as connections, ThreadPoolExecutor(1) as pool:
         (victim, first), (_, second) = connections.items()
-        filling = pool.submit(post_on, first, {"inputs": [[101, SLEEP + 15, 102], *[[7] * 200] * 2]})
+        filling = pool.submit(post_on, first, {"inputs": [[101, SLEEP + 30, 102], *[[7] * 200] * 2]})
         # The first two of its texts run together, the third waits.
         until(lambda: server.metrics()["embert_queue_tokens"] == 200, what="the request that fills the queue")
         assert post_on(second, {"inputs": [7] * 200})[0] == 429
@@ -212,7 +212,7 @@ def test_a_deadline_that_cannot_be_met_is_answered_early_and_does_not_reach_the_
 def test_texts_past_their_deadline_do_not_reach_the_encoder(slow: Live) -> None:
     before = slow.metrics()[TEXTS_RUN]
     with clients(slow) as some:
-        blocking = some.send([[101, SLEEP + 10, 102]])
+        blocking = some.send([[101, SLEEP + 20, 102]])
         until(lambda: slow.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
         sent = [some.send([GOOD] * 5, **{"x-request-timeout": "0.3"}) for _ in range(8)]
         assert statuses(sent) == {503}
@@ -226,7 +226,7 @@ def test_texts_past_their_deadline_do_not_reach_the_encoder(slow: Live) -> None:
 def test_a_client_that_leaves_gives_its_share_of_the_budget_back(slow: Live) -> None:
     before = slow.metrics()[TEXTS_RUN]
     with clients(slow) as some:
-        blocking = some.send([[101, SLEEP + 15, 102]])
+        blocking = some.send([[101, SLEEP + 30, 102]])
         until(lambda: slow.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
         with pytest.raises(httpx.ReadTimeout):
             slow.post("/embed", {"inputs": [LONG] * 15}, timeout=0.3)

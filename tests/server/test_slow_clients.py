@@ -108,7 +108,7 @@ def test_a_client_that_closes_its_sending_side_has_left(impatient: Live) -> None
     queued = 'embert_cancelled_texts_total{stage="queued"}'
     before = impatient.metrics()[queued]
     with ThreadPoolExecutor(1) as pool:
-        blocking = pool.submit(impatient.post, "/embed", {"inputs": [[101, SLEEP + 12, 102]]})
+        blocking = pool.submit(impatient.post, "/embed", {"inputs": [[101, SLEEP + 25, 102]]})
         until(lambda: impatient.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
         with connect(impatient) as sock:
             sock.sendall(head(len(GOOD)) + GOOD)
@@ -123,7 +123,7 @@ def test_a_connection_that_is_reset_has_left(impatient: Live) -> None:
     queued = 'embert_cancelled_texts_total{stage="queued"}'
     before = impatient.metrics()[queued]
     with ThreadPoolExecutor(1) as pool:
-        blocking = pool.submit(impatient.post, "/embed", {"inputs": [[101, SLEEP + 12, 102]]})
+        blocking = pool.submit(impatient.post, "/embed", {"inputs": [[101, SLEEP + 25, 102]]})
         until(lambda: impatient.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
         with connect(impatient) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close means reset
