@@ -34,14 +34,16 @@ FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "
 
 
 def limit_kernel_caches() -> None:
-    """Room for the kernels of `row_counts(1024)`, on one thread and on all. To be called before the first product.
+    """Room for the kernels of `row_counts(1024)`, on one thread, on all, and for few rows on two.
+
+    To be called before the first product.
 
     oneDNN, and torch's layer above it, together keep about 0.6 MB for every product, number of rows and number of
     threads they have met, in two entries of oneDNN's cache. With their own limits of 1024 a server of MiniLM grew to
     1.8 GB; with less room than there are kernels, they would be made again and again (see `kernel_rows`).
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(cache, "768")
+        os.environ.setdefault(cache, "896")
 
 
 def kernel_rows(rows: int) -> int:
