@@ -22,26 +22,38 @@ struct Stream {
   }
 };
 
+// `cluster` blocks, neighbours in x, form a cluster (sm_90; up to eight).
 template <typename... Parameters, typename... Arguments>
-Status launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-              const Stream& stream, Arguments&&... arguments) {
+Status launch_clusters(const char* name, void (*kernel)(Parameters...), int cluster, dim3 grid, dim3 block,
+                       size_t shared_bytes, const Stream& stream, Arguments&&... arguments) {
   if (grid.x == 0 || grid.y == 0) return {};
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream.handle;
-  config.attrs = &attribute;
-  config.numAttrs = stream.dependent_launch ? 1 : 0;
+  config.attrs = attributes;
+  if (stream.dependent_launch) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {unsigned(cluster), 1, 1};
+  }
   const cudaError_t code = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
   if (code == cudaSuccess) return {};
   const std::string where = std::string(name) + " (grid " + std::to_string(grid.x) + "x" + std::to_string(grid.y) +
                             ", block " + std::to_string(block.x) + "x" + std::to_string(block.y) + ", " +
                             std::to_string(shared_bytes) + " B shared)";
   return Status::cuda(code, where.c_str());
+}
+
+template <typename... Parameters, typename... Arguments>
+Status launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+              const Stream& stream, Arguments&&... arguments) {
+  return launch_clusters(name, kernel, 1, grid, block, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace embert

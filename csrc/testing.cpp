@@ -226,6 +226,24 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
                                      at<AttentionTile>(shorts)};
              bench.check(compute_offsets(in, out, {tokens, sequences, tile_count, short_count}, bench.stream()));
            })
+      .def("embed_small",
+           [](Bench& bench, int type, Address word, Address position, Address kinds, Address batch, size_t lengths,
+              size_t ids, size_t types, size_t cuts, size_t bytes, Address out_cuts, Address cu_seqlens, Address tiles,
+              Address shorts, int tokens, int sequences, int tile_count, int short_count, int hidden, Address y,
+              Address sums) {
+             const OffsetsInput in{at<int>(batch), at<int>(batch + lengths), at<int>(batch + ids),
+                                   at<int>(batch + types), at<uint32_t>(batch + cuts)};
+             const OffsetsOutput out{nullptr,
+                                     nullptr,
+                                     nullptr,
+                                     at<uint32_t>(out_cuts),
+                                     at<int>(cu_seqlens),
+                                     at<AttentionTile>(tiles),
+                                     at<AttentionTile>(shorts)};
+             bench.check(embed_small(dtype(type), {at(word), at(position), at(kinds), nullptr, nullptr}, in, bytes, out,
+                                     {tokens, sequences, tile_count, short_count}, hidden, at(y), at<float2>(sums),
+                                     bench.stream()));
+           })
       .def("embed",
            [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
               Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y,
@@ -269,13 +287,14 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
           "pool",
           [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
              int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
-             float epsilon, bool gathered) {
+             float epsilon, bool gathered, int longest) {
             bench.check(pool(dtype(type), Pooling(pooling), {at(hidden_states), at<float2>(sums), parts}, gathered,
-                             {at(gamma), at(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts), sequences, hidden,
-                             at<float>(vectors), bench.stream()));
+                             {at(gamma), at(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts), sequences,
+                             longest, hidden, at<float>(vectors), bench.stream()));
           },
           "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
-          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "gathered"_a = false)
+          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "gathered"_a = false,
+          "longest"_a = 0)
       .def("convert", [](Bench& bench, int from, Address x, int to, Address y, size_t count) {
         bench.check(convert(dtype(from), at(x), dtype(to), at(y), count, bench.stream()));
       });

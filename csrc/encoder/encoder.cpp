@@ -251,15 +251,21 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const OffsetsInput input{part(0), part(layout.lengths), part(layout.ids), part(layout.types),
                            reinterpret_cast<const uint32_t*>(part(layout.cuts))};
   const OffsetsOutput& offsets = at_.offsets;
-  EMBERT_TRY(compute_offsets(input, offsets, {rows, plan.sequences, plan.tiles, plan.shorts}, stream));
+  const OffsetsCapacity capacity{rows, plan.sequences, plan.tiles, plan.shorts};
   AttentionWork work{offsets.tiles, plan.tiles, offsets.shorts, plan.shorts};
   uint8_t* const qkv = at_.wide;
   uint8_t* const context = at_.wide + size_t(row_capacity_) * 3 * hidden * bytes_of(dtype);
   // x: the layer's input. sum: its state between attention and the feed-forward part. Folded, both are held as they are
   // before their LayerNorm, with their rows' sums.
   Rows x{at_.x, folds_ ? at_.x_sums : nullptr}, sum{at_.sum, folds_ ? at_.sum_sums : nullptr};
-  EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden,
-                   shape_.epsilon, at_.x, folds_ ? at_.x_sums : nullptr, stream));
+  if (plan.on_host && folds_ && rows <= kSmallRows) {
+    EMBERT_TRY(embed_small(dtype, weights_.tables(), input, layout.bytes, offsets, capacity, hidden, at_.x, at_.x_sums,
+                           stream));
+  } else {
+    EMBERT_TRY(compute_offsets(input, offsets, capacity, stream));
+    EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden,
+                     shape_.epsilon, at_.x, folds_ ? at_.x_sums : nullptr, stream));
+  }
   EMBERT_TRY(look_at(x, rows, stream));
   // Not while rows are looked at: token vectors will want all of the last layer's, too.
   const bool gathers = plan.vectors != nullptr && pools_one_row() && rows >= kGatherRows &&
@@ -291,7 +297,7 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   }
   const Norm norm = folds_ ? Norm{last.out_gamma, last.out_beta} : Norm{};
   return pool(dtype, shape_.pooling, x, gathers, norm, shape_.epsilon, offsets.cu_seqlens, offsets.cuts, plan.sequences,
-              hidden, plan.vectors, stream);
+              plan.longest, hidden, plan.vectors, stream);
 }
 
 Status Encoder::after_attention(int layer, const Rows& attended, const Rows& residual, int count, Rows& x, Rows& sum,
@@ -362,9 +368,10 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
   EMBERT_CUDA(cudaEventRecord(slot.copied, uploads_));
   EMBERT_CUDA(cudaStreamWaitEvent(stream_.handle, slot.copied));
 
-  Plan plan{batch.tokens, batch.sequences, 0, 0, slot.device_input.as(), nullptr};
+  Plan plan{batch.tokens, batch.sequences, 0, 0, 0, slot.device_input.as(), nullptr};
   for (int i = 0; i < batch.sequences; ++i) {
     const int length = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
+    plan.longest = std::max(plan.longest, length);
     if (length <= kAttentionShort) {
       ++plan.shorts;
     } else {
@@ -398,8 +405,14 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
 
 Status Encoder::capture(Slot& slot, std::pair<int, int> bucket) {
   const auto [tokens, sequences] = bucket;
-  Plan plan{tokens,    sequences,       max_tiles(tokens, sequences),
-            sequences, slot.input.as(), slot.direct_output.as<float>()};
+  Plan plan{tokens,
+            sequences,
+            max_tiles(tokens, sequences),
+            sequences,
+            std::min(tokens, shape_.max_length()),
+            slot.input.as(),
+            slot.direct_output.as<float>(),
+            true};
   if (sequences == 1) {  // one sequence is short or long, and the bucket tells
     plan.shorts = tokens <= kAttentionShort ? 1 : 0;
     plan.tiles = plan.shorts == 1 ? 0 : (tokens + kAttentionRows - 1) / kAttentionRows;

@@ -66,8 +66,10 @@ class Encoder {
     int rows;       // tokens, or the bucket they were rounded up to
     int sequences;  // likewise
     int tiles, shorts;
+    int longest;           // sequence's tokens, or more
     const uint8_t* input;  // in InputLayout(rows, sequences)
     float* vectors;        // device or mapped host memory
+    bool on_host = false;  // input is
   };
   struct Slot {
     HostBuffer input, direct_output,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../kernels/cluster.cuh"
 #include "../kernels/mma.cuh"
 
 namespace embert::hopper {
@@ -99,18 +100,6 @@ __device__ __forceinline__ bool elect_lane() {
       "selp.u32 %0, 1, 0, chosen;\n}"
       : "=r"(elected));
   return elected != 0;
-}
-
-// --- clusters
-// -----------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t block_in_cluster() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // --- tensor copies of a box of a 2-D matrix (column, row)

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   dependents_may_launch();
   cluster_sync();
 
-  const int rank = int(block_in_cluster());
+  const int rank = cluster_rank();
   const int tiles = (of.rows + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);  // a cluster's
   const FeedForwardRange range = FeedForwardRange::of(tiles, work.chunks, blockIdx.x / kCluster, gridDim.x / kCluster);
   const int runs = range.runs();
@@ -233,8 +233,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         commit_products();
       }
       pass_turn();
-      // W_in is free since consumer 1's first product, so consumer 0 asks for the next while it waits; W_out is free when
-      // consumer 1 has read it, so that one does, a product earlier than consumer 0 could.
+      // W_in is free since consumer 1's first product, so consumer 0 asks for the next while it waits; W_out is free
+      // when consumer 1 has read it, so that one does, a product earlier than consumer 0 could.
       const auto fetch = [&](int stage, const auto& load) {
         if (following >= 0 && elect_lane()) {
           for (int half = 0; half < 2; ++half) {

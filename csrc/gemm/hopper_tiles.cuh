@@ -43,7 +43,7 @@ struct Tiles {
 
   __device__ __forceinline__ explicit Tiles(const GemmArguments& of)
       : columns_inverse(of.columns_inverse), backwards(of.backwards) {
-    rank = int(block_in_cluster());
+    rank = cluster_rank();
     columns = (of.out + Shape::kColumns - 1) / Shape::kColumns;
     rows = (of.rows + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
     first = blockIdx.x / kCluster;

@@ -42,12 +42,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   if constexpr (!kLeavesSums) {
     values.normalise_into(y + size_t(row) * hidden, gammas, betas, lane, hidden, epsilon);
   } else {
-    values.store_into(y + size_t(row) * hidden, lane, hidden);
-    const float2 total = values.sums();
-    const int groups = (hidden + kSumColumns - 1) / kSumColumns;
-    for (int group = lane; group < groups; group += 32) {
-      sums[size_t(row) * groups + group] = group == 0 ? total : float2{0.0f, 0.0f};
-    }
+    leave_row(values, y, sums, row, lane, hidden);
   }
 }
 
@@ -56,11 +51,10 @@ Status launch_embed(const EmbeddingTables& tables, const int* ids, const int* ty
                     int hidden, float epsilon, void* y, float2* sums, const Stream& stream) {
   return with_row_packs<T>("embedding", hidden, [&](auto packs) {
     const auto kernel = sums != nullptr ? embedding_kernel<T, packs, true> : embedding_kernel<T, packs, false>;
-    return launch("embedding", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
-                  static_cast<const T*>(tables.word), static_cast<const T*>(tables.position),
-                  static_cast<const T*>(tables.type), static_cast<const T*>(tables.gamma),
-                  static_cast<const T*>(tables.beta), ids, types, positions, rows, hidden, epsilon, static_cast<T*>(y),
-                  sums);
+    return launch(
+        "embedding", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, static_cast<const T*>(tables.word),
+        static_cast<const T*>(tables.position), static_cast<const T*>(tables.type), static_cast<const T*>(tables.gamma),
+        static_cast<const T*>(tables.beta), ids, types, positions, rows, hidden, epsilon, static_cast<T*>(y), sums);
   });
 }
 

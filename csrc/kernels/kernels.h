@@ -45,6 +45,14 @@ struct EmbeddingTables {
 Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
              int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);
 
+// --- embedding_small.cu: offsets.cu and embedding.cu in one launch, for a batch in the host's memory (sm_90) ---------
+// in.header: the first of `bytes` that hold all of `in`, types included. Of `out`, ids, types and positions are not
+// written.
+constexpr int kSmallRows = 128;  // capacity.tokens, at most
+Status embed_small(DType dtype, const EmbeddingTables& tables, const OffsetsInput& in, size_t bytes,
+                   const OffsetsOutput& out, const OffsetsCapacity& capacity, int hidden, void* y, float2* sums,
+                   const Stream& stream);
+
 // --- layernorm.cu: y[T, H] = LayerNorm(x + bias + residual); bias and residual may be null; y may be x or residual
 // ----
 Status layernorm(DType dtype, const void* x, const void* bias, const void* residual, const void* gamma,
@@ -75,9 +83,10 @@ Status gather(DType dtype, const void* context, const Rows& x, const int* cu_seq
               int hidden, void* context_to, void* x_to, float2* sums_to, const Stream& stream);
 
 // --- pool.cu: one FP32 vector a sequence, cut to its dimensions and (where asked) of length 1 -----------------------
-// rows: [T, H], or `gathered` [B, H]; where they have sums, `norm` is applied.
+// rows: [T, H], or `gathered` [B, H]; where they have sums, `norm` is applied. longest: no sequence has more rows; it
+// decides how many blocks share one, no bits.
 Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
-            const int* cu_seqlens, const uint32_t* cuts, int sequences, int hidden, float* vectors,
+            const int* cu_seqlens, const uint32_t* cuts, int sequences, int longest, int hidden, float* vectors,
             const Stream& stream);
 
 // --- row_offsets.cu: raises `largest` (device memory, ≥ 0) to the largest |mean| / deviation of rows with sums

@@ -89,6 +89,13 @@ __device__ __forceinline__ void store_pack(T* address, const Pack<T>& pack) {
   *reinterpret_cast<uint4*>(address) = *reinterpret_cast<const uint4*>(&pack);
 }
 
+// Keeps the compiler from converting a pack's values before this point, as FP32 they would take twice the registers.
+template <typename T>
+__device__ __forceinline__ void stay_packed(Pack<T>& pack) {
+  auto* const words = reinterpret_cast<uint32_t*>(&pack);
+  asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]));
+}
+
 __device__ __forceinline__ void bring_to_cache(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }

@@ -1,10 +1,19 @@
 // One FP32 vector a sequence: cls, mean, max or last token, cut to the asked dimensions (Matryoshka) and scaled to
 // length 1.
 //
-// A block a sequence. Mean and max: each of kGroups thread groups takes every kGroups-th token in order, then the
-// groups are combined in order; nothing depends on the rest of the batch. With a Norm the last LayerNorm is applied on
-// the way, in FP32. Floor at T = 26 692, H = 768, FP16: 41 MB read, 14 µs.
+// Mean and max: a block's threads form groups, a row at a time each. A group keeps two sums, of every other of its
+// rows, and adds them at the end; then the groups are added in order. So nothing depends on the rest of the batch.
+// Where sequences are few and long, two blocks of a cluster have one sum each: the same additions, the same bits. With
+// a Norm the last LayerNorm is applied on the way, in FP32.
+//
+// Floor at T = 26 692, H = 768, FP16: 41 MB read, 14 µs. One sequence is latency, so gamma and beta come before the
+// wait, and the first rows are asked for together with their sums: 1 × 32 tokens 4.3 → 2.8 µs, 6.3 → 3.6 at H = 768,
+// against one after another. Refuted: pieces of 64 rows, added up one after another or by a block each (1 × 512 at H =
+// 384 9.7 → 6.2, but passages 7.8 → 15: stores and barriers for every piece), and four sums (registers spill).
 
+#include <algorithm>
+
+#include "cluster.cuh"
 #include "kernels.h"
 #include "numeric.cuh"
 #include "row_sums.cuh"
@@ -13,66 +22,148 @@ namespace embert {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kMaxHidden = 8192;
+constexpr int kMaxGroups = 16;    // of a block's threads
+constexpr int kScaleLanes = 8;    // that add up a row's sums, where they come in parts
+constexpr int kScaledRows = 640;  // of a block, whose LayerNorm scales are in shared memory at a time
+// Sequences have two blocks where that is no more than a block a multiprocessor, and groups would have this many rows:
+// 1 × 512 tokens at H = 768 18.0 → 13.9 µs, 32 × 512 16.2 → 13.4; at H = 384, 51 rows each, 9.7 → 10.2.
+constexpr int kMostShared = 66, kLeastSharedRows = 60;
 
-constexpr int kScaledRows = 512;  // whose LayerNorm scales are in shared memory at a time
+// Two rows that pooling makes one of: their sum, or the larger elements.
+template <Pooling kPooling>
+__device__ __forceinline__ float joined(float a, float b) {
+  return kPooling == Pooling::kMax ? fmaxf(a, b) : a + b;
+}
 
-template <typename T, Pooling kPooling>
-__global__ void __launch_bounds__(kThreads)
+// The LayerNorm's scales of `count` rows, by all threads of the block; `row_of`: the row that the i-th stands for.
+template <typename RowOf>
+__device__ __forceinline__ void leave_scales(const Rows& rows, int count, RowOf row_of, int width, float epsilon,
+                                             float2* scales) {
+  if (rows.sums == nullptr || rows.parts == 1) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += kThreads)
+      scales[i] = rows.sums == nullptr ? float2{1.0f, 0.0f} : row_scale(rows, row_of(i), width, epsilon);
+    return;
+  }
+#pragma unroll 1
+  for (int of_warp = threadIdx.x / 32 * (32 / kScaleLanes); of_warp < count; of_warp += kThreads / kScaleLanes) {
+    const int i = of_warp + threadIdx.x % 32 / kScaleLanes;
+    const float2 scale = row_scale(rows, row_of(min(i, count - 1)), width, epsilon, threadIdx.x % kScaleLanes);
+    if (i < count && threadIdx.x % kScaleLanes == 0) scales[i] = scale;
+  }
+}
+
+// kShared: a cluster of two blocks has the sequence.
+template <typename T, Pooling kPooling, bool kShared>
+__global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
     pool_kernel(const Rows rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
                 const uint32_t* cuts, int hidden, float* vectors) {
   constexpr int kWidth = Pack<T>::kSize;
-  extern __shared__ float shared[];  // [groups][hidden]
-  __shared__ float squares[kThreads / 32];
-  __shared__ float2 scales[kScaledRows];
-  // Written by offsets.cu: early enough (numeric.cuh, early_tile).
-  const int first = __ldcg(cu_seqlens + blockIdx.x), end = __ldcg(cu_seqlens + blockIdx.x + 1);
-  const uint32_t cut = __ldcg(cuts + blockIdx.x);
-  wait_for_earlier_kernels();
-  dependents_may_launch();
-  if (first == end) return;  // past the last sequence of the batch
-
-  const int packs = hidden / kWidth;
   constexpr bool kWalks = kPooling == Pooling::kMean || kPooling == Pooling::kMax;
-  const int groups = kWalks ? max(1, kThreads / packs) : 1;
-  const int row_zero = gathered ? blockIdx.x : kPooling == Pooling::kLast ? end - 1 : first;
-  const int length = kWalks ? end - first : 1;
-  const T* const data = static_cast<const T*>(rows.data) + size_t(row_zero) * hidden;
+  constexpr bool kNormsLast = kPooling != Pooling::kMax;  // the LayerNorm's gamma and beta, after the sum
+  constexpr int kSums = kWalks && !kShared ? 2 : 1;       // of a thread
+  constexpr int kAtOnce = !kWalks ? 1 : kShared ? 8 : 4;  // rows that a thread asks for
+  extern __shared__ __align__(16) float shared[];         // [groups][hidden]
+  __shared__ float squares[kThreads / 32];
+  __shared__ float2 scales[kWalks ? kScaledRows : 1];
+  __shared__ float2 last_norm[kNormsLast ? kMaxSumColumns : 1];  // gamma and beta, each by its one reader
+  // Written by offsets.cu: early enough (numeric.cuh, early_tile).
+  const int rank = kShared ? cluster_rank() : 0, sequence = blockIdx.y;
+  const int first = __ldcg(cu_seqlens + sequence), end = __ldcg(cu_seqlens + sequence + 1);
+  const uint32_t cut = __ldcg(cuts + sequence);
   const T* const gamma = static_cast<const T*>(norm.gamma);
   const T* const beta = static_cast<const T*>(norm.beta);
-  for (int start = 0; start < length; start += kScaledRows) {
-    const int stop = min(length, start + kScaledRows);
-    if (rows.sums != nullptr) {
-      __syncthreads();
-      for (int t = start + threadIdx.x; t < stop; t += kThreads)
-        scales[t - start] = row_scale(rows, row_zero + t, hidden, epsilon);
-      __syncthreads();
+  if (kNormsLast && gamma != nullptr && rank == 0) {
+#pragma unroll 1
+    for (int column = threadIdx.x; column < hidden; column += kThreads)
+      last_norm[column] = {to_float(gamma[column]), to_float(beta[column])};
+  }
+  const int length = kWalks ? end - first : 1;
+  const int row_zero = gathered ? sequence : kPooling == Pooling::kLast ? end - 1 : first;
+  const int packs = hidden / kWidth, groups = kWalks ? min(kMaxGroups, kThreads / packs) : 1;
+  const int group = threadIdx.x / packs, pack = threadIdx.x % packs;
+  // This block's rows come `groups` at a time, `stride` apart.
+  const int block_row = rank * groups, stride = kShared ? 2 * groups : groups;
+  const int scaled = kScaledRows / (kAtOnce * groups) * (kAtOnce * groups);  // of this block's rows at a time
+  wait_for_earlier_kernels();
+  dependents_may_launch();
+  if (first == end || block_row >= length) return;  // past the batch's last sequence, or nothing left for this block
+
+  Pack<T> gammas, betas;
+  if (kPooling == Pooling::kMax && gamma != nullptr && group < groups) {
+    gammas = load_pack(gamma + pack * kWidth);
+    betas = load_pack(beta + pack * kWidth);
+  }
+  float sums[kSums][kWidth];
+#pragma unroll
+  for (int i = 0; i < kSums * kWidth; ++i) sums[i / kWidth][i % kWidth] = kPooling == Pooling::kMax ? -INFINITY : 0.0f;
+  Pack<T> x[kAtOnce];
+  const T* const data = static_cast<const T*>(rows.data) + size_t(row_zero) * hidden + pack * kWidth;
+  const auto ask = [&](int row) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (row + i * stride < length) x[i] = load_fresh(data + size_t(row + i * stride) * hidden);
     }
-    for (int item = threadIdx.x; item < groups * packs; item += kThreads) {
-      const int group = item / packs, pack = item % packs;
-      float* const total = shared + group * hidden + pack * kWidth;
-      float sum[kWidth];
-      Pack<T> gammas, betas;
-      if (kPooling == Pooling::kMax && gamma != nullptr) {
-        gammas = load_pack(gamma + pack * kWidth);
-        betas = load_pack(beta + pack * kWidth);
-      }
+  };
+  int row = group < groups ? block_row + group : length;  // the group's next
+  for (int start = 0; start < length; start += scaled * (stride / groups)) {
+    const int stop = min(length, start + scaled * (stride / groups));
+    ask(row);
+    if (start > 0) __syncthreads();
+    if constexpr (kShared) {
+      const int count = (stop - start + stride - 1) / stride * groups;
+      const auto row_of = [&](int i) {
+        return row_zero + min(start + block_row + i / groups * stride + i % groups, length - 1);
+      };
+      leave_scales(rows, count, row_of, hidden, epsilon, scales);
+    } else {
+      leave_scales(rows, stop - start, [&](int i) { return row_zero + start + i; }, hidden, epsilon, scales);
+    }
+    __syncthreads();
+    for (int turn = 0; row < stop; ++turn) {
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) sum[i] = start > 0 ? total[i] : kPooling == Pooling::kMax ? -INFINITY : 0.0f;
-#pragma unroll 4
-      for (int t = start + group; t < stop; t += groups) {
-        const Pack<T> x = load_fresh(data + size_t(t) * hidden + pack * kWidth);
-        const float2 scale = rows.sums != nullptr ? scales[t - start] : float2{1.0f, 0.0f};
+      for (int i = 0; i < kAtOnce; ++i) {
+        stay_packed(x[i]);
+        if (row + i * stride >= length) continue;
+        const int at = kShared ? (turn * kAtOnce + i) * groups + group : row + i * stride - start;
+        const float2 scale = scales[at];
+        float (&sum)[kWidth] = sums[i % kSums];
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          float value = fmaf(to_float(x.values[i]), scale.x, scale.y);
+        for (int k = 0; k < kWidth; ++k) {
+          float value = fmaf(to_float(x[i].values[k]), scale.x, scale.y);
           if (kPooling == Pooling::kMax && gamma != nullptr)
-            value = fmaf(value, to_float(gammas.values[i]), to_float(betas.values[i]));
-          sum[i] = kPooling == Pooling::kMax ? fmaxf(sum[i], value) : sum[i] + value;
+            value = fmaf(value, to_float(gammas.values[k]), to_float(betas.values[k]));
+          sum[k] = joined<kPooling>(sum[k], value);
         }
       }
+      row += kAtOnce * stride;
+      if (row < stop) ask(row);
+    }
+  }
+  auto* const mine = reinterpret_cast<float4*>(shared + group * hidden + pack * kWidth);
+  float (&sum)[kWidth] = sums[0];
+  if (group < groups) {
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) total[i] = sum[i];
+    for (int k = 0; k < kWidth; ++k) {
+      if constexpr (kSums == 2) sum[k] = joined<kPooling>(sum[k], sums[1][k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kWidth; k += 4) mine[k / 4] = {sum[k], sum[k + 1], sum[k + 2], sum[k + 3]};
+  }
+  if constexpr (kShared) {
+    cluster_sync();
+    if (rank == 0 && group < groups && groups < length) {
+#pragma unroll
+      for (int k = 0; k < kWidth; k += 4) {
+        const float4 other = in_block(mine, 1)[k / 4];
+        mine[k / 4] = {joined<kPooling>(sum[k], other.x), joined<kPooling>(sum[k + 1], other.y),
+                       joined<kPooling>(sum[k + 2], other.z), joined<kPooling>(sum[k + 3], other.w)};
+      }
+    }
+    cluster_arrive();
+    if (rank > 0) {
+      cluster_wait();  // until it has been read
+      return;
     }
   }
   __syncthreads();
@@ -80,15 +171,12 @@ __global__ void __launch_bounds__(kThreads)
   const int asked = int(cut & ~kCutKeepsLength);
   const int dimensions = asked == 0 ? hidden : min(asked, hidden);
   float square = 0.0f;
+#pragma unroll 1
   for (int column = threadIdx.x; column < hidden; column += kThreads) {
     float value = shared[column];
-    for (int group = 1; group < groups; ++group) {
-      const float other = shared[group * hidden + column];
-      value = kPooling == Pooling::kMax ? fmaxf(value, other) : value + other;
-    }
-    if (kPooling == Pooling::kMean) value /= float(end - first);
-    if (kPooling != Pooling::kMax && gamma != nullptr)
-      value = fmaf(value, to_float(gamma[column]), to_float(beta[column]));
+    for (int other = 1; other < groups; ++other) value = joined<kPooling>(value, shared[other * hidden + column]);
+    if (kPooling == Pooling::kMean) value /= float(length);
+    if (kNormsLast && gamma != nullptr) value = fmaf(value, last_norm[column].x, last_norm[column].y);
     if (column >= dimensions) value = 0.0f;
     shared[column] = value;
     square = fmaf(value, value, square);
@@ -103,57 +191,60 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kThreads / 32; ++i) total += squares[i];
     scale = 1.0f / fmaxf(sqrtf(total), 1e-12f);
   }
+#pragma unroll 1
   for (int column = threadIdx.x; column < hidden; column += kThreads) {
-    vectors[size_t(blockIdx.x) * hidden + column] = shared[column] * scale;
+    vectors[size_t(sequence) * hidden + column] = shared[column] * scale;
   }
 }
 
 template <typename T>
 Status launch_pool(Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
-                   const int* cu_seqlens, const uint32_t* cuts, int sequences, int hidden, float* vectors,
+                   const int* cu_seqlens, const uint32_t* cuts, int sequences, int longest, int hidden, float* vectors,
                    const Stream& stream) {
   const int packs = hidden / Pack<T>::kSize;
-  const bool walks = pooling == Pooling::kMean || pooling == Pooling::kMax;
-  const size_t bytes =
-      size_t(walks ? std::max(1, kThreads / packs) : 1) * hidden * sizeof(float);  // ≤ 16 KB or one row
-  const auto run = [&](auto kernel) {
-    return launch("pool", kernel, sequences, kThreads, bytes, stream, rows, gathered, norm, epsilon, cu_seqlens, cuts,
-                  hidden, vectors);
+  if (packs > kThreads) return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large");
+  const int groups = std::min(kMaxGroups, kThreads / packs);
+  const bool shares = stream.dependent_launch && sequences <= kMostShared && longest >= kLeastSharedRows * groups;
+  const auto run = [&](auto kernel, int kernel_groups, int blocks = 1) {
+    return launch_clusters("pool", kernel, blocks, dim3(blocks, sequences), kThreads,
+                           kernel_groups * hidden * sizeof(float), stream, rows, gathered, norm, epsilon, cu_seqlens,
+                           cuts, hidden, vectors);
   };
   switch (pooling) {
     case Pooling::kCls:
-      return run(pool_kernel<T, Pooling::kCls>);
+      return run(pool_kernel<T, Pooling::kCls, false>, 1);
     case Pooling::kMean:
-      return run(pool_kernel<T, Pooling::kMean>);
+      return shares ? run(pool_kernel<T, Pooling::kMean, true>, groups, 2)
+                    : run(pool_kernel<T, Pooling::kMean, false>, groups);
     case Pooling::kMax:
-      return run(pool_kernel<T, Pooling::kMax>);
+      return shares ? run(pool_kernel<T, Pooling::kMax, true>, groups, 2)
+                    : run(pool_kernel<T, Pooling::kMax, false>, groups);
     default:
-      return run(pool_kernel<T, Pooling::kLast>);
+      return run(pool_kernel<T, Pooling::kLast, false>, 1);
   }
 }
 
 }  // namespace
 
 Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
-            const int* cu_seqlens, const uint32_t* cuts, int sequences, int hidden, float* vectors,
+            const int* cu_seqlens, const uint32_t* cuts, int sequences, int longest, int hidden, float* vectors,
             const Stream& stream) {
-  if (rows.sums != nullptr && hidden > kMaxSumColumns)
-    return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large for a LayerNorm's sums");
-  if (hidden % (16 / bytes_of(dtype)) != 0 || hidden > kMaxHidden) {
+  if ((rows.sums != nullptr || norm.gamma != nullptr) && hidden > kMaxSumColumns)
+    return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large for a LayerNorm");
+  if (hidden % (16 / bytes_of(dtype)) != 0)
     return Status::refused("pool: hidden size " + std::to_string(hidden) + " is not supported");
-  }
   if (gathered && (pooling == Pooling::kMean || pooling == Pooling::kMax))
     return Status::refused("pool: this pooling reads every row");
   switch (dtype) {
     case DType::kFloat16:
-      return launch_pool<half_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, hidden, vectors,
-                                 stream);
+      return launch_pool<half_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, longest, hidden,
+                                 vectors, stream);
     case DType::kBFloat16:
-      return launch_pool<bfloat_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, hidden, vectors,
-                                   stream);
+      return launch_pool<bfloat_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, longest, hidden,
+                                   vectors, stream);
     default:
-      return launch_pool<float>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, hidden, vectors,
-                                stream);
+      return launch_pool<float>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, longest, hidden,
+                                vectors, stream);
   }
 }
 

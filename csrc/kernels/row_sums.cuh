@@ -40,19 +40,37 @@ __device__ __forceinline__ float2 row_scale(float2 sums, float inverse_width, fl
   return {scale, -mean * scale};
 }
 
-// The same of one row by one thread.
+// The same of one row by one thread, where its sums come in one part a group.
 __device__ __forceinline__ float2 row_scale(const Rows& rows, int row, int width, float epsilon) {
   const int groups = (width + kSumColumns - 1) / kSumColumns;
-  const float2* const sums = rows.sums + size_t(row) * groups * rows.parts;
-  float2 of_groups[8];
+  const float2* const from = rows.sums + size_t(row) * groups;
+  float2 of[8];
 #pragma unroll
-  for (int g = 0; g < 8; ++g) {
-    of_groups[g] =
-        g < groups ? group_sum(sums + g * rows.parts, rows.parts, width - g * kSumColumns) : float2{0.0f, 0.0f};
-  }
-  const float2 low = (of_groups[0] + of_groups[4]) + (of_groups[1] + of_groups[5]);
-  const float2 high = (of_groups[2] + of_groups[6]) + (of_groups[3] + of_groups[7]);
+  for (int group = 0; group < 8; ++group) of[group] = group < groups ? from[group] : float2{0.0f, 0.0f};
+  const float2 low = (of[0] + of[4]) + (of[1] + of[5]), high = (of[2] + of[6]) + (of[3] + of[7]);
   return row_scale(low + high, 1.0f / width, epsilon, 1.0f);
+}
+
+// The same of one row by eight neighbouring lanes, a group each; all of them get it, and all loads are on their way
+// before the first is used. `of`: 0 … 7, the lane's place among them.
+__device__ __forceinline__ float2 row_scale(const Rows& rows, int row, int width, float epsilon, int of) {
+  const int groups = (width + kSumColumns - 1) / kSumColumns, part_columns = kSumColumns / rows.parts;
+  const float2* const from = rows.sums + (size_t(row) * groups + of) * rows.parts;
+  const auto four = [&](int begin) {  // a row's last group may be narrower; parts past the end were never written
+    float2 parts[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int part = begin + i;
+      const bool written = part < rows.parts && of * kSumColumns + part * part_columns < width;
+      parts[i] = written ? from[part] : float2{0.0f, 0.0f};
+    }
+    return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  };
+  float2 sum = four(0);
+  if (rows.parts > 4) sum = sum + four(4);
+  for (const int step : {4, 1, 2})
+    sum = sum + float2{__shfl_xor_sync(~0u, sum.x, step), __shfl_xor_sync(~0u, sum.y, step)};
+  return row_scale(sum, 1.0f / width, epsilon, 1.0f);
 }
 
 }  // namespace embert

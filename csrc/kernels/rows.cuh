@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../status.h"
+#include "norm.h"
 #include "numeric.cuh"
 
 namespace embert {
@@ -91,6 +92,17 @@ struct WarpRow {
     }
   }
 };
+
+// Stores a row as it is, before its LayerNorm, with its sums: all of them in the first group's one part (norm.h).
+template <typename T, int kPacks>
+__device__ __forceinline__ void leave_row(const WarpRow<T, kPacks>& values, T* y, float2* sums, int row, int lane,
+                                          int hidden) {
+  values.store_into(y + size_t(row) * hidden, lane, hidden);
+  const float2 total = values.sums();
+  const int groups = (hidden + kSumColumns - 1) / kSumColumns;
+  for (int group = lane; group < groups; group += 32)
+    sums[size_t(row) * groups + group] = group == 0 ? total : float2{0.0f, 0.0f};
+}
 
 // A vector of the model (gamma, beta, a bias): read once into registers, before the row is there.
 template <typename T, int kPacks>

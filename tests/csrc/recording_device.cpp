@@ -149,6 +149,12 @@ Status embed(DType, const EmbeddingTables&, const int*, const int*, const int*, 
   tell("embedding rows=%d y=%ld y_sums=%ld backwards=%d\n", rows, at(y), at(sums), stream.backwards);
   return {};
 }
+Status embed_small(DType, const EmbeddingTables&, const OffsetsInput&, size_t bytes, const OffsetsOutput&,
+                   const OffsetsCapacity& capacity, int, void* y, float2* sums, const Stream&) {
+  tell("embedding_small rows=%d sequences=%d tiles=%d shorts=%d bytes=%zu y=%ld y_sums=%ld\n", capacity.tokens,
+       capacity.sequences, capacity.tiles, capacity.shorts, bytes, at(y), at(sums));
+  return {};
+}
 Status layernorm(DType, const void* x, const void*, const void*, const void*, const void*, int rows, int, float,
                  void* y, const Stream&) {
   tell("layernorm x=%ld rows=%d y=%ld\n", at(x), rows, at(y));
@@ -181,9 +187,9 @@ Status gather(DType, const void* context, const Rows& x, const int*, Pooling poo
   return {};
 }
 Status pool(DType, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float, const int*,
-            const uint32_t*, int sequences, int, float* vectors, const Stream&) {
-  tell("pool pooling=%d x=%ld sums=%ld gathered=%d normed=%d rows=%d y=%ld\n", int(pooling), at(rows.data),
-       at(rows.sums), gathered, norm.gamma != nullptr, sequences, at(vectors));
+            const uint32_t*, int sequences, int longest, int, float* vectors, const Stream&) {
+  tell("pool pooling=%d x=%ld sums=%ld gathered=%d normed=%d rows=%d longest=%d y=%ld\n", int(pooling), at(rows.data),
+       at(rows.sums), gathered, norm.gamma != nullptr, sequences, longest, at(vectors));
   return {};
 }
 Status row_offsets(const Rows&, int count, int, float, float*, const Stream&) {

@@ -70,6 +70,63 @@ def test_offsets(device: Device, random: np.random.Generator, lengths: list[int]
     assert (got["shorts"].reshape(-1, 4) == np.pad(short, ((0, spare), (0, 0)))).all()
 
 
+@pytest.mark.parametrize(
+    "lengths",
+    [[], [1], [128], [127, 1], [32], [33], [64, 64], [65, 63], [1] * 64, [3, 40, 12, 1, 30, 9, 25], [2] * 33 + [50]],
+)
+@pytest.mark.parametrize("spare", [0, 9])
+@pytest.mark.parametrize(("dtype", "hidden"), [(ref.FLOAT16, 768), (ref.BFLOAT16, 384), (ref.FLOAT16, 1000)])
+def test_a_small_batch_in_one_launch(
+    device: Device, random: np.random.Generator, lengths: list[int], spare: int, dtype: int, hidden: int
+) -> None:
+    """What embedding_small.cu writes is what offsets.cu and embedding.cu write, to the bit."""
+    tokens, sequences = sum(lengths), len(lengths)
+    rows, slots = max(1, min(128, tokens + spare)), min(64, sequences + spare)
+    tables = [device.put(drawn(random, (count, hidden), dtype, 0.05)) for count in (500, 128, 2)]
+    long, short = (len(each) for each in ref.tiles(lengths))
+    header = np.array([sequences, tokens], np.int32)
+    parts = [
+        np.array(lengths, np.int32), random.integers(0, 500, tokens).astype(np.int32),
+        random.integers(0, 2, tokens).astype(np.int32), random.integers(0, 2**32, sequences, dtype=np.uint32),
+    ]  # fmt: skip
+    groups = -(-hidden // 128)
+
+    def outputs() -> dict[str, tuple[int, int]]:
+        sizes = {"cuts": sequences, "cu_seqlens": slots + 1, "tiles": 4 * (long + spare), "shorts": 4 * (short + spare)}
+        sizes |= {"y": rows * hidden // 2, "sums": rows * groups * 2}
+        return {name: (device.new(4 * count), count) for name, count in sizes.items()}
+
+    def read(out: dict[str, tuple[int, int]]) -> dict[str, bytes]:
+        return {name: device.get(address, (count,), np.int32).tobytes() for name, (address, count) in out.items()}
+
+    apart, scratch = outputs(), [device.new(4 * rows) for _ in range(3)]
+    lists = [apart[name][0] for name in ("cuts", "cu_seqlens", "tiles", "shorts")]
+    capacity = (rows, slots, long + spare, short + spare)
+    device.launch.offsets(device.put(header), *[device.put(part) for part in parts], *scratch, *lists, *capacity)
+    device.launch.embed(
+        dtype, *tables, 0, 0, *scratch, rows, hidden, EPSILON, apart["y"][0], apart["sums"][0]
+    )  # fmt: skip
+
+    padded = [np.pad(part.view(np.int32), (0, -len(part) % 4)) for part in (np.pad(header, (0, 2)), *parts)]
+    begins = np.cumsum([0] + [part.nbytes for part in padded])
+    for dependent in (False, True):
+        device.launch.dependent_launch(dependent)
+        together = outputs()
+        lists = [together[name][0] for name in ("cuts", "cu_seqlens", "tiles", "shorts")]
+        device.launch.embed_small(
+            dtype, *tables, device.put(np.concatenate(padded)), *map(int, begins[1:5]), int(begins[5]), *lists,
+            *capacity, hidden, together["y"][0], together["sums"][0],
+        )  # fmt: skip
+        assert read(together) == read(apart)
+
+
+def test_a_small_batch_too_large_for_one_launch_is_refused(device: Device) -> None:
+    with pytest.raises(RuntimeError, match="129 rows"):
+        device.launch.embed_small(
+            ref.FLOAT16, 0, 0, 0, 0, 16, 32, 544, 1056, 1072, 0, 0, 0, 0, 129, 1, 3, 1, 768, 0, 0
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("hidden", [8, 312, 384, 768, 1024])
 @pytest.mark.parametrize("rows", [0, 1, 777])
@@ -377,6 +434,36 @@ def test_pool_with_the_last_layernorm(
         len(lengths), hidden, vectors, device.put(sums), parts, device.put(gamma), device.put(beta), EPSILON,
     )  # fmt: skip
     assert ref.error(device.get(vectors, wanted.shape, np.float32), wanted) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", ref.DTYPES)
+@pytest.mark.parametrize("kind", [ref.MEAN, ref.MAX])
+@pytest.mark.parametrize("hidden", [312, 384, 1024, 2048])
+def test_blocks_that_share_a_sequence_change_no_bits(
+    device: Device, random: np.random.Generator, dtype: int, kind: int, hidden: int
+) -> None:
+    lengths = [1, 512, 31, 33, 300, 257, 3000, 64, 700]
+    if dtype == ref.FLOAT32 and hidden == 2048:
+        hidden = 1024
+    states = device.put(drawn(random, (sum(lengths), hidden), dtype))
+    sums = device.put(random.random((sum(lengths), -(-hidden // 128), 2)).astype(np.float32) * 100)
+    gamma, beta = (device.put(drawn(random, (hidden,), dtype)) for _ in range(2))
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    cuts = device.put(np.zeros(len(lengths), np.uint32))
+    norm = (sums, 1, gamma, beta, EPSILON) if hidden <= 1024 else ()
+
+    def pooled(first: int, count: int, longest: int) -> npt.NDArray[np.float32]:
+        vectors = device.new(count * hidden * 4)
+        places = device.put(cu_seqlens[first : first + count + 1])
+        device.launch.pool(dtype, kind, states, places, cuts, count, hidden, vectors, *norm, longest=longest)
+        return device.get(vectors, (count, hidden), np.float32)
+
+    device.launch.dependent_launch(True)
+    alone = pooled(0, len(lengths), 0)
+    assert np.isfinite(alone).all()
+    assert pooled(0, len(lengths), 3000).tobytes() == alone.tobytes()
+    for i, length in enumerate(lengths):
+        assert pooled(i, 1, length).tobytes() == alone[i].tobytes()
 
 
 def test_a_size_that_no_kernel_takes_is_refused(device: Device) -> None:

@@ -158,6 +158,25 @@ def test_small_batches_are_one_graph(program: Path) -> None:
     assert [part.split().count("pool") for part in per_batch] == [0, 0, 0, 1, 1, 0]
 
 
+def test_few_rows_are_embedded_by_the_launch_that_fetches_them(program: Path) -> None:
+    captured = everything(program, MEAN, HOPPER, [20], graphs=True)
+    small, apart = only(captured, "embedding_small"), only(captured, "offsets")[2:]  # after the two batches at start
+    assert len(small) + len(apart) == 120
+    assert {each["rows"] for each in small} == {16, 32, 48, 64, 96, 128}
+    assert min(each["tokens"] for each in apart) == 192
+    assert all(each["y_sums"] >= 0 for each in small)
+    assert not only(everything(program, MEAN, PORTABLE, [20], graphs=True), "embedding_small")
+    assert not only(launches(program, MEAN, HOPPER, [20]), "embedding_small")  # without graphs it is copied first
+
+
+def test_pooling_knows_how_long_a_text_may_be(program: Path) -> None:
+    assert [each["longest"] for each in only(launches(program, MEAN, HOPPER, LONG, [7, 3]), "pool")] == [500, 7]
+    captured = only(everything(program, MEAN, HOPPER, [20], graphs=True), "pool")[2:]
+    assert {each["longest"] for each in captured} == {
+        16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512,  # not 640 to 1 024: the model has 512 positions
+    }  # fmt: skip
+
+
 def test_two_batches_are_in_flight_in_slots_of_their_own(program: Path) -> None:
     found = launches(program, MEAN, HOPPER, LONG, [300], LONG, [40, 400])
     slots = [each["slot"] for each in only(found, "submitted")]
