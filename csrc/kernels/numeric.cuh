@@ -132,8 +132,9 @@ __device__ __forceinline__ bool is_wanted(const AttentionTile& tile, Queries que
 }
 
 // An entry of attention's work list, before wait_for_earlier_kernels: that spares a fifth of a microsecond. offsets.cu
-// wrote it, embedding.cu lets its dependents start only when offsets.cu is finished, and attention comes after both.
-// Not through the L1 cache, which may know the last batch's.
+// wrote it, embedding.cu lets its dependents start only when offsets.cu is finished, and attention comes after both; or
+// embedding_small.cu did, which lets them start when it is written. Not through the L1 cache, which may know the last
+// batch's.
 __device__ __forceinline__ AttentionTile early_tile(const AttentionTile* tile) {
   const int4 found = __ldcg(reinterpret_cast<const int4*>(tile));
   return {found.x, found.y, found.z, found.w};

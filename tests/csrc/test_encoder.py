@@ -409,6 +409,7 @@ def test_what_cannot_be_run_is_refused_and_harms_nothing(
     assert encoder.encode(PackedBatch(np.array([5], np.int32), np.array([0, 1], np.int32))).shape == (1, 768)
 
 
+@pytest.mark.alone
 def test_memory_is_bounded_and_does_not_grow(encoder: CudaEncoder, random: np.random.Generator) -> None:
     def forwards(count: int) -> None:
         for _ in range(count):
