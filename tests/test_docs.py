@@ -16,7 +16,13 @@ from server.config import ServeConfig, environment_name, option_name
 from tests.docker.dockerfile import stages
 from tests.server.live import ROOT, Live
 
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "csrc").glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 API = ROOT / "docs" / "api.md"  # its examples are run by test_documentation
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMAGES = {"embert:gpu", "embert:cpu", "embert:hopper", "embert:bge"}
@@ -43,6 +49,13 @@ def flags(words: list[str]) -> dict[str, list[str]]:
         if word.startswith("-"):
             found.setdefault(word, []).append("" if following.startswith("-") else following)
     return found
+
+
+def test_the_map_of_csrc_names_every_kernel() -> None:
+    text = (ROOT / "csrc" / "README.md").read_text()
+    defining = [path for path in (ROOT / "csrc").rglob("*.cu*") if "__global__ void" in path.read_text()]
+    assert len(defining) > 10
+    assert not [path.name for path in defining if f"`{path.name}`" not in text]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

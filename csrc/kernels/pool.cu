@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
   __shared__ float squares[kThreads / 32];
   __shared__ float2 scales[kWalks ? kScaledRows : 1];
   __shared__ float2 last_norm[kNormsLast ? kMaxSumColumns : 1];  // gamma and beta, each by its one reader
-  // Written by offsets.cu: early enough (numeric.cuh, early_tile).
+  // Written by offsets.cu or embedding_small.cu: early enough (numeric.cuh, early_tile).
   const int rank = kShared ? cluster_rank() : 0, sequence = blockIdx.y;
   const int first = __ldcg(cu_seqlens + sequence), end = __ldcg(cu_seqlens + sequence + 1);
   const uint32_t cut = __ldcg(cuts + sequence);
