@@ -7,9 +7,10 @@
 // a Norm the last LayerNorm is applied on the way, in FP32.
 //
 // Floor at T = 26 692, H = 768, FP16: 41 MB read, 14 µs. One sequence is latency, so gamma and beta come before the
-// wait, and the first rows are asked for together with their sums: 1 × 32 tokens 4.3 → 2.8 µs, 6.3 → 3.6 at H = 768,
-// against one after another. Refuted: pieces of 64 rows, added up one after another or by a block each (1 × 512 at H =
-// 384 9.7 → 6.2, but passages 7.8 → 15: stores and barriers for every piece), and four sums (registers spill).
+// wait, and the first rows are asked for together with their sums. Against the kernel before this one, which did one
+// after another: 1 × 32 tokens 4.3 → 2.8 µs, 6.3 → 3.6 at H = 768; passages 7.8 → 8.5 and 18.3 → 20.3. Refuted: pieces
+// of 64 rows, added up one after another or by a block each (1 × 512 at H = 384 9.7 → 6.2, but passages 7.8 → 15; why
+// was not found), and four sums a group (80 bytes spilled, passages 14).
 
 #include <algorithm>
 
@@ -25,8 +26,9 @@ constexpr int kThreads = 512;
 constexpr int kMaxGroups = 16;    // of a block's threads
 constexpr int kScaleLanes = 8;    // that add up a row's sums, where they come in parts
 constexpr int kScaledRows = 640;  // of a block, whose LayerNorm scales are in shared memory at a time
-// Sequences have two blocks where that is no more than a block a multiprocessor, and groups would have this many rows:
-// 1 × 512 tokens at H = 768 18.0 → 13.9 µs, 32 × 512 16.2 → 13.4; at H = 384, 51 rows each, 9.7 → 10.2.
+// Sequences have two blocks where that is no more than a block a multiprocessor, and groups would have this many rows.
+// Against the kernel before this one: 1 × 512 tokens at H = 768 18.0 → 13.9 µs, 32 × 512 16.2 → 13.4; at H = 384, 51
+// rows each, 9.7 → 10.2. One block of this kernel was not timed there.
 constexpr int kMostShared = 66, kLeastSharedRows = 60;
 
 // Two rows that pooling makes one of: their sum, or the larger elements.
