@@ -27,8 +27,8 @@ constexpr int kMaxGroups = 16;    // of a block's threads
 constexpr int kScaleLanes = 8;    // that add up a row's sums, where they come in parts
 constexpr int kScaledRows = 640;  // of a block, whose LayerNorm scales are in shared memory at a time
 // Sequences have two blocks where that is no more than a block a multiprocessor, and groups would have this many rows.
-// Against the kernel before this one: 1 × 512 tokens at H = 768 18.0 → 13.9 µs, 32 × 512 16.2 → 13.4; at H = 384, 51
-// rows each, 9.7 → 10.2. One block of this kernel was not timed there.
+// One block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512 19.9 and 13.7, 60 × 512
+// 28.6 and 22.7; H = 1 024: 16.4 and 11.6, 20.9 and 13.8, 28.1 and 16.1, 35.0 and 28.6. At H = 384 groups have 51 rows.
 constexpr int kMostShared = 66, kLeastSharedRows = 60;
 
 // Two rows that pooling makes one of: their sum, or the larger elements.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -96,9 +96,13 @@ def in_parts(encoder: CudaEncoder, batch: PackedBatch) -> Floats:
 
 
 def hugging_face(folder: Path, batch: PackedBatch, dtype: torch.dtype, pooling: str = "mean") -> Floats:
-    """Pooled vectors of transformers on the GPU, sequences of like length together."""
+    """Pooled vectors of transformers on the GPU."""
     model: Any = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
-    model = model.cuda().eval()
+    return pooled(model.cuda().eval(), batch, pooling)
+
+
+def pooled(model: Any, batch: PackedBatch, pooling: str = "mean") -> Floats:
+    """Pooled vectors of a model of transformers, sequences of like length together."""
     lengths = np.diff(batch.cu_seqlens)
     vectors = np.empty((len(lengths), model.config.hidden_size))
     order = np.argsort(lengths)
@@ -111,12 +115,12 @@ def hugging_face(folder: Path, batch: PackedBatch, dtype: torch.dtype, pooling: 
         with torch.inference_mode():
             states = model(input_ids=torch.tensor(ids, device="cuda"), attention_mask=mask).last_hidden_state.double()
         if pooling == "mean":
-            pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+            vector = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         elif pooling == "max":
-            pooled = states.masked_fill(~mask[..., None], -torch.inf).amax(1)
+            vector = states.masked_fill(~mask[..., None], -torch.inf).amax(1)
         else:
-            pooled = states[:, 0] if pooling == "cls" else states[torch.arange(len(rows)), mask.sum(1) - 1]
-        vectors[rows] = pooled.cpu().numpy()
+            vector = states[:, 0] if pooling == "cls" else states[torch.arange(len(rows)), mask.sum(1) - 1]
+        vectors[rows] = vector.cpu().numpy()
     return vectors
 
 
@@ -150,26 +154,45 @@ def test_1000_sequences_beside_hugging_face(
     assert relative_error(got, wanted) <= 1.1 * relative_error(hugging_face(folder, batch, torch.float16), wanted)
 
 
-# Weights that are stored in FP16 are rounded a second time when they are folded, and transformers' not at all.
-@pytest.mark.parametrize(
-    ("stored", "fold", "limit"),
-    [
-        (torch.float32, True, 1.1),
-        (torch.float32, False, 1.1),
-        (torch.float16, True, 1.6),
-        (torch.float16, False, 1.1),
-    ],
-)
+def with_folded_weights(folder: Path) -> torch.nn.Module:
+    """transformers' BERT in float64, with what is left of its weights when LayerNorms are folded into them and they are
+    rounded to FP16 (csrc/EPILOGUES.md): what folding costs, with nothing else rounded."""
+    model: Any = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float64).cuda()
+
+    def fold(norm: torch.nn.LayerNorm, linear: torch.nn.Linear) -> None:
+        folded = linear.weight * norm.weight
+        rounded = (folded - folded.mean(1, keepdim=True)).half().double() / norm.weight
+        linear.bias.copy_(linear.bias + (linear.weight - rounded) @ norm.bias)
+        linear.weight.copy_(rounded)
+
+    with torch.no_grad():
+        before = model.embeddings.LayerNorm
+        for layer in model.encoder.layer:
+            attention = layer.attention
+            for linear in (attention.self.query, attention.self.key, attention.self.value):
+                fold(before, linear)
+            fold(attention.output.LayerNorm, layer.intermediate.dense)
+            before = layer.output.LayerNorm
+    return cast(torch.nn.Module, model.eval())
+
+
+# Weights that are stored in FP16 are rounded a second time when they are folded, and transformers' not at all: folding
+# may cost as much again as that rounding does by itself. Of 20 batches the error was 0.74 to 0.95 times both together;
+# transformers' alone was 1.4e-4 to 4.0e-4 in them, that rounding 2.7e-4 in all.
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+@pytest.mark.parametrize("fold", [True, False])
 def test_layernorm_folded_or_separate(
-    tmp_path: Path, random: np.random.Generator, stored: torch.dtype, fold: bool, limit: float
+    tmp_path: Path, random: np.random.Generator, stored: torch.dtype, fold: bool
 ) -> None:
     folder = random_bert(tmp_path, stored)
     batch = packed(random, random.integers(1, 513, 40))
     ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS, fold=fold)
     assert ours.layernorm == ("folded" if fold and ours.gemm == "hopper" else "separate")
     wanted = hugging_face(folder, batch, torch.float64)
-    of_transformers = relative_error(hugging_face(folder, batch, torch.float16), wanted)
-    assert relative_error(in_parts(ours, batch), wanted) <= limit * of_transformers
+    allowed = relative_error(hugging_face(folder, batch, torch.float16), wanted)
+    if stored == torch.float16 and ours.layernorm == "folded":
+        allowed = float(np.hypot(allowed, relative_error(pooled(with_folded_weights(folder), batch), wanted)))
+    assert relative_error(in_parts(ours, batch), wanted) <= 1.1 * allowed
     ours.close()
 
 
