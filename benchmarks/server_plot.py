@@ -8,6 +8,8 @@ from typing import Any
 
 __all__ = ["draw"]
 
+WIDTH = 0.42  # of a bar; places are 1 apart
+
 
 def draw(results: Path) -> Path:
     """Draw the results as a PNG beside them and return its path."""
@@ -19,21 +21,30 @@ def draw(results: Path) -> Path:
     document = json.loads(results.read_text())
     rows: list[dict[str, Any]] = document["figures"]["rows"]
     servers = list(dict.fromkeys(row["server"] for row in rows))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(12, 4), layout="constrained", gridspec_kw={"width_ratios": (7, 4)}
+    )
     for axes, chosen, field, title in (
-        (left, [r for r in rows if r["rate"] is None], "texts_per_s", "closed loop: texts/s"),
-        (right, [r for r in rows if r["rate"] is not None], "p99_ms", "open loop: p99 ms from the moment due"),
+        (left, [r for r in rows if r["rate"] is None], "texts_per_s", "closed loops: texts a second"),
+        (right, [r for r in rows if r["rate"] is not None], "p99_ms", "open loops: p99 in ms, from the moment due"),
     ):
         places = list(dict.fromkeys(_place(row) for row in chosen))
         for number, server in enumerate(servers):
-            own = [row for row in chosen if row["server"] == server]
-            x = [places.index(_place(row)) + (number - (len(servers) - 1) / 2) * 0.4 for row in own]
-            bars = axes.bar(x, [_first(row["median"][field]) for row in own], 0.38, label=server)
-            axes.bar_label(bars, fmt="{:,.0f}", fontsize=7)
-        axes.set_xticks(range(len(places)), places, fontsize=8)
-        axes.set_yscale("log")
-        axes.set_title(title)
-        axes.legend()
+            figures = {places.index(_place(r)): _first(r["median"][field]) for r in chosen if r["server"] == server}
+            offset = (number - (len(servers) - 1) / 2) * WIDTH
+            bars = axes.bar([at + offset for at in figures], list(figures.values()), WIDTH * 0.95, label=server)
+            axes.bar_label(bars, fmt="{:,.0f}", fontsize=9, padding=2)
+            for at in set(range(len(places))) - set(figures):  # such rates are not asked of it
+                axes.text(
+                    at + offset, 0, " over its most", rotation=90, ha="center", va="bottom", fontsize=9, color="gray"
+                )
+        axes.set_xticks(range(len(places)), places, fontsize=9)
+        axes.set_xlim(-0.6, len(places) - 0.4)
+        axes.tick_params(bottom=False)
+        axes.set_yticks([])  # bars begin at 0 and say their figures
+        axes.spines[["left", "right", "top"]].set_visible(False)
+        axes.set_title(title, loc="left", fontsize=11)
+    left.legend(frameon=False)
     machine = document["machine"]
     figure.suptitle(
         f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {document['date'][:10]}", fontsize=9
