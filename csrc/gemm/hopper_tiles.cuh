@@ -2,7 +2,7 @@
 //
 // Blocks are persistent and come in clusters of two, which lie below each other in y: each has rows of its own and
 // shares the tile of W, of which each fetches a half for both (multicast). Larger clusters were slower
-// (../EPILOGUES.md).
+// (../EPILOGUES.md); side by side, sharing rows of x, gained whole forwards nothing (docs/cuda-notes.md).
 #pragma once
 
 #include "hopper_epilogue.cuh"
