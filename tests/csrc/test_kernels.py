@@ -436,15 +436,20 @@ def test_pool_with_the_last_layernorm(
     assert ref.error(device.get(vectors, wanted.shape, np.float32), wanted) <= 1e-5
 
 
-@pytest.mark.parametrize("dtype", ref.DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "hidden"),
+    [
+        (dtype, hidden)
+        for dtype in ref.DTYPES
+        for hidden in (312, 384, 1024, 2048)
+        if (dtype, hidden) != (ref.FLOAT32, 2048)
+    ],
+)
 @pytest.mark.parametrize("kind", [ref.MEAN, ref.MAX])
-@pytest.mark.parametrize("hidden", [312, 384, 1024, 2048])
 def test_blocks_that_share_a_sequence_change_no_bits(
     device: Device, random: np.random.Generator, dtype: int, kind: int, hidden: int
 ) -> None:
     lengths = [1, 512, 31, 33, 300, 257, 3000, 64, 700]
-    if dtype == ref.FLOAT32 and hidden == 2048:
-        hidden = 1024
     states = device.put(drawn(random, (sum(lengths), hidden), dtype))
     sums = device.put(random.random((sum(lengths), -(-hidden // 128), 2)).astype(np.float32) * 100)
     gamma, beta = (device.put(drawn(random, (hidden,), dtype)) for _ in range(2))
