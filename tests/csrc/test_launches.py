@@ -20,7 +20,7 @@ Launch = tuple[str, dict[str, int]]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = [CSRC / "encoder" / name for name in ("encoder.cpp", "weights.cpp", "batch.cpp")]
+    sources = [CSRC / "encoder" / name for name in ("encoder.cpp", "forward.cpp", "weights.cpp", "batch.cpp")]
     folder = tmp_path_factory.mktemp("launches")
     return build(folder, Path(__file__).with_name("recording_device.cpp"), *sources)
 
