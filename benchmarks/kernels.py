@@ -145,10 +145,10 @@ def _kernels(cuda: Any, options: argparse.Namespace, tokens: int, timing: Timing
 
     def layernorm(bench: Any, i: int) -> None:
         x, y = small[i].data_ptr(), out[i].data_ptr()
-        bench.layernorm(FLOAT16, x, 0, 0, gamma, beta, tokens, hidden, 1e-12, y)
+        bench.layernorm(FLOAT16, x, gamma, beta, tokens, hidden, 1e-12, y)
 
     def activate(bench: Any, i: int) -> None:
-        bench.activate(FLOAT16, GELU, 0, tokens, inner, out[i].data_ptr())
+        bench.activate(FLOAT16, GELU, tokens, inner, out[i].data_ptr())
 
     def attention(bench: Any, i: int) -> None:
         qkv, context = big[i].data_ptr(), out[i].data_ptr()

@@ -187,8 +187,8 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
             auto made = std::make_unique<Product>();
             bench.check(provider == "hopper" ? make_hopper(dtype(type), made->provider)
                                              : make_cublaslt(dtype(type), library, made->provider));
-            const Norm norm{at(gamma), at(beta)};
-            LinearWeights weights{at(weight), at(bias), out, in, Activation(activation), {}, {}, epsilon};
+            const Norm norm{at<float>(gamma), at<float>(beta)};
+            LinearWeights weights{at(weight), at<float>(bias), out, in, Activation(activation), {}, {}, epsilon};
             (of_residual ? weights.residual_norm : weights.input_norm) = norm;
             bench.check(made->provider->prepare(weights, bench.stream(), made->linear));
             bench.synchronize();  // check_folds wants it done
@@ -203,10 +203,11 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
              int hidden, int inner, int activation, Address gamma, Address beta, float epsilon) {
             auto made = std::make_unique<BothProducts>();
             bench.check(make_hopper(dtype(type), made->provider));
-            const Norm norm{at(gamma), at(beta)};
-            const LinearWeights in{at(in_weight),          at(in_bias), inner, hidden,
-                                   Activation(activation), norm,        {},    epsilon};
-            const LinearWeights out{at(out_weight), at(out_bias), hidden, inner, Activation::kNone, {}, norm, epsilon};
+            const Norm norm{at<float>(gamma), at<float>(beta)};
+            const LinearWeights in{at(in_weight), at<float>(in_bias), inner, hidden, Activation(activation), norm, {},
+                                   epsilon};
+            const LinearWeights out{at(out_weight), at<float>(out_bias), hidden, inner, Activation::kNone, {}, norm,
+                                    epsilon};
             std::unique_ptr<Linear> first, second;
             bench.check(made->provider->prepare(in, bench.stream(), first));
             bench.check(made->provider->prepare(out, bench.stream(), second));
@@ -240,7 +241,7 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
                                      at<int>(cu_seqlens),
                                      at<AttentionTile>(tiles),
                                      at<AttentionTile>(shorts)};
-             bench.check(embed_small(dtype(type), {at(word), at(position), at(kinds), nullptr, nullptr}, in, bytes, out,
+             bench.check(embed_small(dtype(type), {at(word), at(position), at(kinds), {}}, in, bytes, out,
                                      {tokens, sequences, tile_count, short_count}, hidden, at(y), at<float2>(sums),
                                      bench.stream()));
            })
@@ -248,20 +249,19 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
            [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
               Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y,
               Address sums) {
-             bench.check(embed(dtype(type), {at(word), at(position), at(kinds), at(gamma), at(beta)}, at<int>(ids),
-                               at<int>(types), at<int>(positions), rows, hidden, epsilon, at(y), at<float2>(sums),
-                               bench.stream()));
+             bench.check(embed(dtype(type), {at(word), at(position), at(kinds), {at<float>(gamma), at<float>(beta)}},
+                               at<int>(ids), at<int>(types), at<int>(positions), rows, hidden, epsilon, at(y),
+                               at<float2>(sums), bench.stream()));
            })
       .def("layernorm",
-           [](Bench& bench, int type, Address x, Address bias, Address residual, Address gamma, Address beta, int rows,
-              int hidden, float epsilon, Address y) {
-             bench.check(layernorm(dtype(type), at(x), at(bias), at(residual), at(gamma), at(beta), rows, hidden,
-                                   epsilon, at(y), bench.stream()));
+           [](Bench& bench, int type, Address x, Address gamma, Address beta, int rows, int hidden, float epsilon,
+              Address y) {
+             bench.check(layernorm(dtype(type), at(x), {at<float>(gamma), at<float>(beta)}, rows, hidden, epsilon,
+                                   at(y), bench.stream()));
            })
       .def("activate",
-           [](Bench& bench, int type, int activation, Address bias, int rows, int columns, Address x) {
-             bench.check(
-                 activate_rows(dtype(type), Activation(activation), at(bias), rows, columns, at(x), bench.stream()));
+           [](Bench& bench, int type, int activation, int rows, int columns, Address x) {
+             bench.check(activate_rows(dtype(type), Activation(activation), rows, columns, at(x), bench.stream()));
            })
       .def(
           "attention",
@@ -289,8 +289,8 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
              int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
              float epsilon, bool gathered, int longest) {
             bench.check(pool(dtype(type), Pooling(pooling), {at(hidden_states), at<float2>(sums), parts}, gathered,
-                             {at(gamma), at(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts), sequences,
-                             longest, hidden, at<float>(vectors), bench.stream()));
+                             {at<float>(gamma), at<float>(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts),
+                             sequences, longest, hidden, at<float>(vectors), bench.stream()));
           },
           "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
           "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "gathered"_a = false,

@@ -151,9 +151,8 @@ Status Encoder::start(std::string& fold_refusal) {
     // The LayerNorms before the layer and inside it, where the products take them over.
     Norm before, inside;
     if (folds_) {
-      before = i == 0 ? Norm{weights_.tables().gamma, weights_.tables().beta}
-                      : Norm{weights_.layer(i - 1).out_gamma, weights_.layer(i - 1).out_beta};
-      inside = {w.attention_gamma, w.attention_beta};
+      before = i == 0 ? weights_.tables().norm : weights_.layer(i - 1).out_norm;
+      inside = w.attention_norm;
     }
     const float epsilon = shape_.epsilon;
     const int inner = shape_.inner;

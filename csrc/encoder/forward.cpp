@@ -66,10 +66,9 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const LayerWeights& last = weights_.layer(shape_.layers - 1);
   if (plan.vectors == nullptr) {
     if (!folds_) return {};
-    return layernorm(dtype, at_.x, nullptr, nullptr, last.out_gamma, last.out_beta, rows, hidden, shape_.epsilon, at_.x,
-                     stream);
+    return layernorm(dtype, at_.x, last.out_norm, rows, hidden, shape_.epsilon, at_.x, stream);
   }
-  const Norm norm = folds_ ? Norm{last.out_gamma, last.out_beta} : Norm{};
+  const Norm norm = folds_ ? last.out_norm : Norm{};
   return pool(dtype, shape_.pooling, x, gathers, norm, shape_.epsilon, offsets.cu_seqlens, offsets.cuts, plan.sequences,
               plan.longest, hidden, plan.vectors, stream);
 }
@@ -86,14 +85,13 @@ Status Encoder::after_attention(int layer, const Rows& attended, const Rows& res
     EMBERT_TRY(p.feed_forward->run(sum, count, inner, at_.x, at_.x_sums, x.parts, along));
     return look_at(x, count, along);
   }
-  const auto normalise = [&](const void* gamma, const void* beta) {
-    return layernorm(shape_.dtype, at_.sum, nullptr, nullptr, gamma, beta, count, shape_.hidden, shape_.epsilon, at_.x,
-                     along);
+  const auto normalise = [&](const Norm& norm) {
+    return layernorm(shape_.dtype, at_.sum, norm, count, shape_.hidden, shape_.epsilon, at_.x, along);
   };
   EMBERT_TRY(p.attention_out->run(attended, residual, count, at_.sum, nullptr, none, along.turned()));
-  EMBERT_TRY(normalise(w.attention_gamma, w.attention_beta));
+  EMBERT_TRY(normalise(w.attention_norm));
   EMBERT_TRY(p.feed_forward->run(x, count, inner, at_.sum, nullptr, none, along));
-  return normalise(w.out_gamma, w.out_beta);
+  return normalise(w.out_norm);
 }
 
 }  // namespace embert

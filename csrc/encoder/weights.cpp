@@ -25,27 +25,25 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
   Carver carver(base);
   const size_t size = bytes_of(shape_.dtype);
   const size_t hidden = shape_.hidden, inner = shape_.inner;
-  const auto take = [&](size_t count) { return carver.take(count * size); };
-  tables_.word = take(shape_.vocabulary * hidden);
-  tables_.position = take(shape_.positions * hidden);
-  tables_.type = take(shape_.types * hidden);
-  tables_.gamma = take(hidden);
-  tables_.beta = take(hidden);
+  const auto matrix = [&](size_t rows, size_t columns) { return carver.take(rows * columns * size); };
+  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(carver.take(count * sizeof(float))); };
+  tables_.word = matrix(shape_.vocabulary, hidden);
+  tables_.position = matrix(shape_.positions, hidden);
+  tables_.type = matrix(shape_.types, hidden);
+  tables_.norm = {vector(hidden), vector(hidden)};
   if (shape_.types == 0) tables_.type = nullptr;
   layers_.resize(shape_.layers);
   for (LayerWeights& layer : layers_) {
-    layer.qkv_weight = take(3 * hidden * hidden);
-    layer.qkv_bias = take(3 * hidden);
-    layer.attention_weight = take(hidden * hidden);
-    layer.attention_bias = take(hidden);
-    layer.attention_gamma = take(hidden);
-    layer.attention_beta = take(hidden);
-    layer.inner_weight = take(inner * hidden);
-    layer.inner_bias = take(inner);
-    layer.out_weight = take(hidden * inner);
-    layer.out_bias = take(hidden);
-    layer.out_gamma = take(hidden);
-    layer.out_beta = take(hidden);
+    layer.qkv_weight = matrix(3 * hidden, hidden);
+    layer.qkv_bias = vector(3 * hidden);
+    layer.attention_weight = matrix(hidden, hidden);
+    layer.attention_bias = vector(hidden);
+    layer.attention_norm = {vector(hidden), vector(hidden)};
+    layer.inner_weight = matrix(inner, hidden);
+    layer.inner_bias = vector(inner);
+    layer.out_weight = matrix(hidden, inner);
+    layer.out_bias = vector(hidden);
+    layer.out_norm = {vector(hidden), vector(hidden)};
   }
   if (shape_.relative) relative_ = reinterpret_cast<float*>(carver.take(size_t(shape_.heads) * 2 * shape_.reach() * 4));
   bytes = carver.used();
@@ -61,34 +59,40 @@ Status Weights::allocate() {
   return conversion_.allocate(largest * 4);
 }
 
-Status Weights::find(const std::string& name, int layer, uint8_t*& to, size_t& count) const {
-  const size_t hidden = shape_.hidden, inner = shape_.inner, size = bytes_of(shape_.dtype);
-  const auto is = [&](const char* this_one, const void* where, size_t elements) {
-    if (name != this_one) return false;
-    to = static_cast<uint8_t*>(const_cast<void*>(where));
-    count = elements;
+Status Weights::find(const std::string& name, int layer, Place& place) const {
+  const size_t hidden = shape_.hidden, inner = shape_.inner;
+  const auto matrix = [&](const char* of_name, const void* base, size_t rows, size_t columns, size_t before = 0) {
+    if (name != of_name) return false;
+    auto* const first = static_cast<uint8_t*>(const_cast<void*>(base));
+    place = {first + before * rows * columns * bytes_of(shape_.dtype), rows * columns, shape_.dtype};
+    return base != nullptr;
+  };
+  const auto vector = [&](const char* of_name, const float* to, size_t count) {
+    if (name != of_name) return false;
+    place = {const_cast<float*>(to), count, DType::kFloat32};
     return true;
   };
   bool found = false;
   if (layer < 0) {
-    found = is("word", tables_.word, shape_.vocabulary * hidden) ||
-            is("position", tables_.position, shape_.positions * hidden) ||
-            is("type", tables_.type, shape_.types * hidden) || is("gamma", tables_.gamma, hidden) ||
-            is("beta", tables_.beta, hidden);
+    found = matrix("word", tables_.word, shape_.vocabulary, hidden) ||
+            matrix("position", tables_.position, shape_.positions, hidden) ||
+            matrix("type", tables_.type, shape_.types, hidden) || vector("gamma", tables_.norm.gamma, hidden) ||
+            vector("beta", tables_.norm.beta, hidden);
   } else if (layer < shape_.layers) {
     const LayerWeights& w = layers_[layer];
-    const size_t matrix = hidden * hidden;
-    found = is("query.weight", w.qkv_weight, matrix) || is("key.weight", w.qkv_weight + matrix * size, matrix) ||
-            is("value.weight", w.qkv_weight + 2 * matrix * size, matrix) || is("query.bias", w.qkv_bias, hidden) ||
-            is("key.bias", w.qkv_bias + hidden * size, hidden) ||
-            is("value.bias", w.qkv_bias + 2 * hidden * size, hidden) ||
-            is("attention.weight", w.attention_weight, matrix) || is("attention.bias", w.attention_bias, hidden) ||
-            is("attention.gamma", w.attention_gamma, hidden) || is("attention.beta", w.attention_beta, hidden) ||
-            is("inner.weight", w.inner_weight, inner * hidden) || is("inner.bias", w.inner_bias, inner) ||
-            is("out.weight", w.out_weight, hidden * inner) || is("out.bias", w.out_bias, hidden) ||
-            is("out.gamma", w.out_gamma, hidden) || is("out.beta", w.out_beta, hidden);
+    found = matrix("query.weight", w.qkv_weight, hidden, hidden) ||
+            matrix("key.weight", w.qkv_weight, hidden, hidden, 1) ||
+            matrix("value.weight", w.qkv_weight, hidden, hidden, 2) || vector("query.bias", w.qkv_bias, hidden) ||
+            vector("key.bias", w.qkv_bias + hidden, hidden) || vector("value.bias", w.qkv_bias + 2 * hidden, hidden) ||
+            matrix("attention.weight", w.attention_weight, hidden, hidden) ||
+            vector("attention.bias", w.attention_bias, hidden) ||
+            vector("attention.gamma", w.attention_norm.gamma, hidden) ||
+            vector("attention.beta", w.attention_norm.beta, hidden) ||
+            matrix("inner.weight", w.inner_weight, inner, hidden) || vector("inner.bias", w.inner_bias, inner) ||
+            matrix("out.weight", w.out_weight, hidden, inner) || vector("out.bias", w.out_bias, hidden) ||
+            vector("out.gamma", w.out_norm.gamma, hidden) || vector("out.beta", w.out_norm.beta, hidden);
   }
-  if (found && to != nullptr) return {};
+  if (found) return {};
   return Status::refused("no weight is called " + name + " in layer " + std::to_string(layer));
 }
 
@@ -106,23 +110,22 @@ Status Weights::exact_place(const std::string& name, int layer, uint8_t*& to) {
 Status Weights::load(const std::string& name, int layer, const void* host, size_t count, DType stored,
                      const Stream& stream) {
   if (name == "relative" && layer < 0 && shape_.relative) return load_relative(host, count, stored, stream);
-  uint8_t* to = nullptr;
-  size_t expected = 0;
-  EMBERT_TRY(find(name, layer, to, expected));
-  if (count != expected) {
+  Place place;
+  EMBERT_TRY(find(name, layer, place));
+  if (count != place.count) {
     return Status::refused(name + " of layer " + std::to_string(layer) + " has " + std::to_string(count) +
-                           " elements, expected " + std::to_string(expected));
+                           " elements, expected " + std::to_string(place.count));
   }
   ++loaded_;
   const size_t bytes = count * bytes_of(stored);
-  if (stored == shape_.dtype) {
-    EMBERT_CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream.handle));
+  if (stored == place.dtype) {
+    EMBERT_CUDA(cudaMemcpyAsync(place.to, host, bytes, cudaMemcpyHostToDevice, stream.handle));
     return {};
   }
   uint8_t* from = conversion_.as();
   if (stored == DType::kFloat32) EMBERT_TRY(exact_place(name, layer, from));
   EMBERT_CUDA(cudaMemcpyAsync(from, host, bytes, cudaMemcpyHostToDevice, stream.handle));
-  return convert(stored, from, shape_.dtype, to, count, stream);
+  return convert(stored, from, place.dtype, place.to, count, stream);
 }
 
 // Distances that only masked scores have are 0. The rest is multiplied by √d, because the kernels add before they

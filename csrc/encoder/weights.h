@@ -25,13 +25,13 @@ struct ModelShape {
   Status check() const;
 };
 
+// Matrices are of the shape's type, vectors of FP32.
 struct LayerWeights {
-  uint8_t *qkv_weight, *qkv_bias;              // [3·hidden, hidden], [3·hidden]: query, key, value
-  uint8_t *attention_weight, *attention_bias;  // [hidden, hidden], [hidden]
-  uint8_t *attention_gamma, *attention_beta;   // [hidden]
-  uint8_t *inner_weight, *inner_bias;          // [inner, hidden], [inner]
-  uint8_t *out_weight, *out_bias;              // [hidden, inner], [hidden]
-  uint8_t *out_gamma, *out_beta;               // [hidden]
+  uint8_t *qkv_weight, *attention_weight;  // [3·hidden, hidden]: query, key, value; [hidden, hidden]
+  uint8_t *inner_weight, *out_weight;      // [inner, hidden], [hidden, inner]
+  float *qkv_bias, *attention_bias;        // [3·hidden], [hidden]
+  float *inner_bias, *out_bias;            // [inner], [hidden]
+  Norm attention_norm, out_norm;           // [hidden]
 };
 
 class Weights {
@@ -64,7 +64,13 @@ class Weights {
  private:
   void carve(uint8_t* base, size_t& bytes);
   Status load_relative(const void* host, size_t count, DType stored, const Stream& stream);
-  Status find(const std::string& name, int layer, uint8_t*& to, size_t& count) const;
+  // Where a tensor goes.
+  struct Place {
+    void* to = nullptr;
+    size_t count = 0;
+    DType dtype = DType::kFloat32;
+  };
+  Status find(const std::string& name, int layer, Place& place) const;
   Status exact_place(const std::string& name, int layer, uint8_t*& to);
   size_t exact_count() const { return (3 * size_t(shape_.hidden) + shape_.inner) * shape_.hidden; }  // of a layer
   bool has_exact() const { return exact_loaded_ == 4 * shape_.layers && exact_.bytes() > 0; }

@@ -13,6 +13,7 @@
 #include <map>
 #include <vector>
 
+#include "../encoder/memory.h"
 #include "../kernels/kernels.h"
 
 namespace embert {
@@ -117,7 +118,7 @@ class CublasLtLinear final : public Linear {
     if (desc_ != nullptr) owner_.library_.desc_destroy(desc_);
   }
 
-  Status init() {
+  Status init(const Stream& stream) {
     // cuBLAS is column-major: yᵀ[out, rows] = (Wᵀ)ᵀ[out, in] · xᵀ[in, rows].
     const Library& library = owner_.library_;
     EMBERT_TRY(
@@ -126,7 +127,10 @@ class CublasLtLinear final : public Linear {
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_TRANSA, transpose));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_EPILOGUE,
                    weights_.activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS));
-    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, weights_.bias));
+    // It adds a bias of y's type only.
+    EMBERT_TRY(bias_.allocate(size_t(weights_.out) * bytes_of(owner_.dtype_)));
+    EMBERT_TRY(convert(DType::kFloat32, weights_.bias, owner_.dtype_, bias_.as(), weights_.out, stream));
+    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_.as()));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(owner_.dtype_)));
     return CublasLt::check(
         library.layout_create(&weight_layout_, data_type(owner_.dtype_), weights_.in, weights_.out, weights_.in),
@@ -148,7 +152,7 @@ class CublasLtLinear final : public Linear {
     EMBERT_TRY(CublasLt::check(status, "cublasLtMatmul (" + std::to_string(rows) + " rows, " +
                                            std::to_string(weights_.in) + " to " + std::to_string(weights_.out) + ")"));
     if (weights_.activation == Activation::kGeluErf || weights_.activation == Activation::kGeluTanh) {
-      return activate_rows(owner_.dtype_, weights_.activation, nullptr, rows, weights_.out, y, stream);
+      return activate_rows(owner_.dtype_, weights_.activation, rows, weights_.out, y, stream);
     }
     return {};
   }
@@ -241,17 +245,18 @@ class CublasLtLinear final : public Linear {
 
   CublasLt& owner_;
   LinearWeights weights_;
+  DeviceBuffer bias_;
   cublasLtMatmulDesc_t desc_ = nullptr;
   cublasLtMatrixLayout_t weight_layout_ = nullptr;
   std::map<std::pair<int, bool>, Plan> plans_;                  // by rows
   std::map<std::pair<int, bool>, cublasLtMatmulAlgo_t> algos_;  // by bucket
 };
 
-Status CublasLt::prepare(const LinearWeights& weights, const Stream&, std::unique_ptr<Linear>& linear) {
+Status CublasLt::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
   if (weights.input_norm.gamma != nullptr || weights.residual_norm.gamma != nullptr)
     return Status::refused("cuBLASLt folds no LayerNorm");
   auto made = std::make_unique<CublasLtLinear>(*this, weights);
-  EMBERT_TRY(made->init());
+  EMBERT_TRY(made->init(stream));
   linear = std::move(made);
   return {};
 }

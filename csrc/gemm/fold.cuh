@@ -47,15 +47,15 @@ __device__ double balance(T* row, const float* exact, int count, float enough) {
 // error that this rounding made in a row, for rows of x that stand off zero by up to kMostOffset of their deviations.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
-    fold_input_kernel(T* weight, const float* unrounded, const T* bias, const T* gamma, const T* beta, int in,
-                      float factor, float* columns, float* worst) {
+    fold_input_kernel(T* weight, const float* unrounded, const float* bias, const Norm norm, int in, float factor,
+                      float* columns, float* worst) {
   __shared__ float exact[kMaxSumColumns];
   __shared__ float2 parts[kFoldThreads / 32];
   __shared__ float left;
   wait_for_earlier_kernels();
   const int n = blockIdx.x;
-  if (gamma == nullptr) {
-    if (threadIdx.x == 0) columns[n] = factor * to_float(bias[n]);
+  if (norm.gamma == nullptr) {
+    if (threadIdx.x == 0) columns[n] = factor * bias[n];
     return;
   }
   const auto of_block = [&](float x, float y) {
@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(kFoldThreads)
   float sum = 0.0f, shift = 0.0f;
   for (int k = threadIdx.x; k < in; k += kFoldThreads) {
     const float w = unrounded == nullptr ? to_float(row[k]) : unrounded[size_t(n) * in + k];
-    exact[k] = w * to_float(gamma[k]);
+    exact[k] = w * norm.gamma[k];
     sum += exact[k];
-    shift = fmaf(w, to_float(beta[k]), shift);
+    shift = fmaf(w, norm.beta[k], shift);
   }
   const float2 sums = of_block(sum, shift);
   float wanted = 0.0f, missed = 0.0f;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kFoldThreads)
   }
   missed = of_block(missed, 0.0f).x;
   if (threadIdx.x != 0) return;
-  columns[n] = factor * (to_float(bias[n]) + sums.y);
+  columns[n] = factor * (bias[n] + sums.y);
   const float of_offset = kMostOffset * left, all_missed = fmaf(of_offset, of_offset, missed);
   if (wanted > 0.0f || all_missed != 0.0f) {  // positive floats order as their bits do; a NaN counts as the largest
     const float error = sqrtf(all_missed / wanted);
@@ -101,14 +101,12 @@ __global__ void __launch_bounds__(kFoldThreads)
 }
 
 // {γ, bias + β} of the residual's LayerNorm; {1, bias} without one.
-template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
-    fold_residual_kernel(const T* bias, const T* gamma, const T* beta, int out, float2* columns) {
+    fold_residual_kernel(const float* bias, const Norm norm, int out, float2* columns) {
   wait_for_earlier_kernels();
   const int n = blockIdx.x * kFoldThreads + threadIdx.x;
   if (n >= out) return;
-  const float b = to_float(bias[n]);
-  columns[n] = gamma == nullptr ? float2{1.0f, b} : float2{to_float(gamma[n]), b + to_float(beta[n])};
+  columns[n] = norm.gamma == nullptr ? float2{1.0f, bias[n]} : float2{norm.gamma[n], bias[n] + norm.beta[n]};
 }
 
 }  // namespace embert::hopper

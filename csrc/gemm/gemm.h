@@ -16,8 +16,8 @@
 namespace embert {
 
 struct LinearWeights {
-  void* weight = nullptr;      // [out, in]; input_norm is folded into it in place
-  const void* bias = nullptr;  // [out]
+  void* weight = nullptr;       // [out, in]; input_norm is folded into it in place
+  const float* bias = nullptr;  // [out]
   int out = 0, in = 0;
   Activation activation = Activation::kNone;
   Norm input_norm, residual_norm;  // only where the provider folds

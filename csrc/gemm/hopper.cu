@@ -115,14 +115,13 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
 
 template <typename T>
 Status HopperLinear::fold(const Stream& stream) {
-  const auto as = [](const void* vector) { return static_cast<const T*>(vector); };
   const int out = weights_.out;
   EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, out, kFoldThreads, 0, stream, static_cast<T*>(weights_.weight),
-                    weights_.exact, as(weights_.bias), as(weights_.input_norm.gamma), as(weights_.input_norm.beta),
-                    weights_.in, activation_factor(weights_.activation), plain_columns(), owner_.fold_error()));
+                    weights_.exact, weights_.bias, weights_.input_norm, weights_.in,
+                    activation_factor(weights_.activation), plain_columns(), owner_.fold_error()));
   const int blocks = (out + kFoldThreads - 1) / kFoldThreads;
-  return launch("fold_residual", fold_residual_kernel<T>, blocks, kFoldThreads, 0, stream, as(weights_.bias),
-                as(weights_.residual_norm.gamma), as(weights_.residual_norm.beta), out, residual_columns());
+  return launch("fold_residual", fold_residual_kernel, blocks, kFoldThreads, 0, stream, weights_.bias,
+                weights_.residual_norm, out, residual_columns());
 }
 
 Status HopperLinear::init(const Stream& stream) {

@@ -15,32 +15,31 @@ constexpr int kWarps = 4;
 // Two kernels of one: what leaves sums needs neither gamma nor beta, nor the registers that hold them.
 template <typename T, int kPacks, bool kLeavesSums>
 __global__ void __launch_bounds__(kWarps * 32)
-    embedding_kernel(const T* word, const T* position, const T* type, const T* gamma, const T* beta, const int* ids,
-                     const int* types, const int* positions, int rows, int hidden, float epsilon, T* y, float2* sums) {
+    embedding_kernel(const T* word, const T* position, const T* type, const Norm norm, const int* ids, const int* types,
+                     const int* positions, int rows, int hidden, float epsilon, T* y, float2* sums) {
   const int lane = threadIdx.x % 32;
   const int row = blockIdx.x * kWarps + threadIdx.x / 32;
-  Pack<T> gammas[kPacks], betas[kPacks];
+  WarpRow<T, kPacks> values, gamma, beta;
   if constexpr (!kLeavesSums) {
-    load_vector(gammas, gamma, lane, hidden);
-    load_vector(betas, beta, lane, hidden);
+    gamma.load_vector(norm.gamma, lane, hidden);
+    beta.load_vector(norm.beta, lane, hidden);
   }
   wait_for_earlier_kernels();
   dependents_may_launch();  // not earlier: early_tile (numeric.cuh)
   if (row >= rows) return;
-  WarpRow<T, kPacks> values;
   values.clear();
   Pack<T> words[kPacks], places[kPacks];
-  load_vector(words, word + size_t(ids[row]) * hidden, lane, hidden);
-  load_vector(places, position + size_t(positions[row]) * hidden, lane, hidden);
+  load_table_row(words, word + size_t(ids[row]) * hidden, lane, hidden);
+  load_table_row(places, position + size_t(positions[row]) * hidden, lane, hidden);
   if (type != nullptr) {
     Pack<T> kinds[kPacks];
-    load_vector(kinds, type + size_t(types[row]) * hidden, lane, hidden);
+    load_table_row(kinds, type + size_t(types[row]) * hidden, lane, hidden);
     values.add(kinds, lane, hidden);
   }
   values.add(words, lane, hidden);
   values.add(places, lane, hidden);
   if constexpr (!kLeavesSums) {
-    values.normalise_into(y + size_t(row) * hidden, gammas, betas, lane, hidden, epsilon);
+    values.normalise_into(y + size_t(row) * hidden, gamma, beta, lane, hidden, epsilon);
   } else {
     leave_row(values, y, sums, row, lane, hidden);
   }
@@ -51,10 +50,10 @@ Status launch_embed(const EmbeddingTables& tables, const int* ids, const int* ty
                     int hidden, float epsilon, void* y, float2* sums, const Stream& stream) {
   return with_row_packs<T>("embedding", hidden, [&](auto packs) {
     const auto kernel = sums != nullptr ? embedding_kernel<T, packs, true> : embedding_kernel<T, packs, false>;
-    return launch(
-        "embedding", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, static_cast<const T*>(tables.word),
-        static_cast<const T*>(tables.position), static_cast<const T*>(tables.type), static_cast<const T*>(tables.gamma),
-        static_cast<const T*>(tables.beta), ids, types, positions, rows, hidden, epsilon, static_cast<T*>(y), sums);
+    return launch("embedding", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
+                  static_cast<const T*>(tables.word), static_cast<const T*>(tables.position),
+                  static_cast<const T*>(tables.type), tables.norm, ids, types, positions, rows, hidden, epsilon,
+                  static_cast<T*>(y), sums);
   });
 }
 

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool exists = row < tokens;  // the rest is as offsets.cu has it: token 0 at position 0
   Pack<T> words[kPacks], places[kPacks], kinds[kPacks];
   const auto load = [&](Pack<T>(&packs)[kPacks], const void* table, int index) {
-    load_vector(packs, static_cast<const T*>(table) + size_t(index) * hidden, lane, hidden);
+    load_table_row(packs, static_cast<const T*>(table) + size_t(index) * hidden, lane, hidden);
   };
   load(words, tables.word, exists ? brought(in.ids)[row] : 0);
   if (tables.type != nullptr) load(kinds, tables.type, exists ? brought(in.types)[row] : 0);

@@ -39,8 +39,7 @@ struct EmbeddingTables {
   const void* word;      // [vocabulary, H]
   const void* position;  // [positions, H]
   const void* type;      // [types, H] or null
-  const void* gamma;     // [H]
-  const void* beta;      // [H]
+  Norm norm;
 };
 Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
              int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);
@@ -53,16 +52,13 @@ Status embed_small(DType dtype, const EmbeddingTables& tables, const OffsetsInpu
                    const OffsetsOutput& out, const OffsetsCapacity& capacity, int hidden, void* y, float2* sums,
                    const Stream& stream);
 
-// --- layernorm.cu: y[T, H] = LayerNorm(x + bias + residual); bias and residual may be null; y may be x or residual
-// ----
-Status layernorm(DType dtype, const void* x, const void* bias, const void* residual, const void* gamma,
-                 const void* beta, int rows, int hidden, float epsilon, void* y, const Stream& stream);
+// --- layernorm.cu: y[T, H] = LayerNorm(x); y may be x ----------------------------------------------------------------
+Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
+                 const Stream& stream);
 bool layernorm_takes(DType dtype, int hidden);
 
-// --- activate.cu: x[T, N] = activation(x + bias), in place; bias may be null
-// ------------------------------------------
-Status activate_rows(DType dtype, Activation activation, const void* bias, int rows, int columns, void* x,
-                     const Stream& stream);
+// --- activate.cu: x[T, N] = activation(x), in place ------------------------------------------------------------------
+Status activate_rows(DType dtype, Activation activation, int rows, int columns, void* x, const Stream& stream);
 
 // --- attention*.cu: context[T, heads·d] = softmax((Q·Kᵀ + relative)/√d)·V within each sequence; qkv is [T, 3·heads·d]
 struct AttentionWork {

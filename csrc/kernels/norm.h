@@ -7,10 +7,11 @@
 
 namespace embert {
 
-// A LayerNorm that rows still have to go through.
+// A LayerNorm that rows still have to go through. Like all vectors of a model in FP32: rounded to FP16, gamma alone
+// would cost more than all matrices do (docs/encoder.md).
 struct Norm {
-  const void* gamma = nullptr;  // [columns]; null: none
-  const void* beta = nullptr;   // [columns]
+  const float* gamma = nullptr;  // [columns]; null: none
+  const float* beta = nullptr;   // [columns]
 };
 
 // Rows of a matrix. With `sums` they are not normalised yet: for each row and each group of 128 columns there are

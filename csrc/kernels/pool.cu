@@ -73,12 +73,10 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
   const int rank = kShared ? cluster_rank() : 0, sequence = blockIdx.y;
   const int first = __ldcg(cu_seqlens + sequence), end = __ldcg(cu_seqlens + sequence + 1);
   const uint32_t cut = __ldcg(cuts + sequence);
-  const T* const gamma = static_cast<const T*>(norm.gamma);
-  const T* const beta = static_cast<const T*>(norm.beta);
-  if (kNormsLast && gamma != nullptr && rank == 0) {
+  if (kNormsLast && norm.gamma != nullptr && rank == 0) {
 #pragma unroll 1
     for (int column = threadIdx.x; column < hidden; column += kThreads)
-      last_norm[column] = {to_float(gamma[column]), to_float(beta[column])};
+      last_norm[column] = {norm.gamma[column], norm.beta[column]};
   }
   const int length = kWalks ? end - first : 1;
   const int row_zero = gathered ? sequence : kPooling == Pooling::kLast ? end - 1 : first;
@@ -91,10 +89,13 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
   dependents_may_launch();
   if (first == end || block_row >= length) return;  // past the batch's last sequence, or nothing left for this block
 
-  Pack<T> gammas, betas;
-  if (kPooling == Pooling::kMax && gamma != nullptr && group < groups) {
-    gammas = load_pack(gamma + pack * kWidth);
-    betas = load_pack(beta + pack * kWidth);
+  float gamma[kWidth], beta[kWidth];
+  if (kPooling == Pooling::kMax && norm.gamma != nullptr && group < groups) {
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) {
+      gamma[k] = __ldg(norm.gamma + pack * kWidth + k);
+      beta[k] = __ldg(norm.beta + pack * kWidth + k);
+    }
   }
   float sums[kSums][kWidth];
 #pragma unroll
@@ -133,8 +134,7 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) {
           float value = fmaf(to_float(x[i].values[k]), scale.x, scale.y);
-          if (kPooling == Pooling::kMax && gamma != nullptr)
-            value = fmaf(value, to_float(gammas.values[k]), to_float(betas.values[k]));
+          if (kPooling == Pooling::kMax && norm.gamma != nullptr) value = fmaf(value, gamma[k], beta[k]);
           sum[k] = joined<kPooling>(sum[k], value);
         }
       }
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
     float value = shared[column];
     for (int other = 1; other < groups; ++other) value = joined<kPooling>(value, shared[other * hidden + column]);
     if (kPooling == Pooling::kMean) value /= float(length);
-    if (kNormsLast && gamma != nullptr) value = fmaf(value, last_norm[column].x, last_norm[column].y);
+    if (kNormsLast && norm.gamma != nullptr) value = fmaf(value, last_norm[column].x, last_norm[column].y);
     if (column >= dimensions) value = 0.0f;
     shared[column] = value;
     square = fmaf(value, value, square);

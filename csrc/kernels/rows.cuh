@@ -28,6 +28,20 @@ struct WarpRow {
     }
   }
 
+  // A vector of the model (gamma, beta): read once, before the row is there.
+  __device__ void load_vector(const float* vector, int lane, int hidden) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!holds(p, lane, hidden)) continue;
+#pragma unroll
+      for (int i = 0; i < kWidth; i += 4) {
+        const Pack<float> four = load_pack(vector + (p * 32 + lane) * kWidth + i);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) values[p][i + k] = four.values[k];
+      }
+    }
+  }
+
   __device__ void clear() {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
@@ -60,8 +74,8 @@ struct WarpRow {
   }
 
   // Two passes over registers: the mean, then the variance about it, so that outlier channels cost no digits.
-  __device__ void normalise_into(T* y, const Pack<T> (&gamma)[kPacks], const Pack<T> (&beta)[kPacks], int lane,
-                                 int hidden, float epsilon) const {
+  __device__ void normalise_into(T* y, const WarpRow& gamma, const WarpRow& beta, int lane, int hidden,
+                                 float epsilon) const {
     float sum = 0.0f;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
@@ -85,8 +99,7 @@ struct WarpRow {
       Pack<T> out;
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        out.values[i] = from_float<T>(
-            fmaf((values[p][i] - mean) * scale, to_float(gamma[p].values[i]), to_float(beta[p].values[i])));
+        out.values[i] = from_float<T>(fmaf((values[p][i] - mean) * scale, gamma.values[p][i], beta.values[p][i]));
       }
       store_pack(y + (p * 32 + lane) * kWidth, out);
     }
@@ -104,12 +117,12 @@ __device__ __forceinline__ void leave_row(const WarpRow<T, kPacks>& values, T* y
     sums[size_t(row) * groups + group] = group == 0 ? total : float2{0.0f, 0.0f};
 }
 
-// A vector of the model (gamma, beta, a bias): read once into registers, before the row is there.
+// Of a table of the model's, which no kernel writes.
 template <typename T, int kPacks>
-__device__ __forceinline__ void load_vector(Pack<T> (&packs)[kPacks], const T* vector, int lane, int hidden) {
+__device__ __forceinline__ void load_table_row(Pack<T> (&packs)[kPacks], const T* row, int lane, int hidden) {
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    if (WarpRow<T, kPacks>::holds(p, lane, hidden)) packs[p] = load_pack(vector + (p * 32 + lane) * Pack<T>::kSize);
+    if (WarpRow<T, kPacks>::holds(p, lane, hidden)) packs[p] = load_pack(row + (p * 32 + lane) * Pack<T>::kSize);
   }
 }
 template <typename T, int kPacks>

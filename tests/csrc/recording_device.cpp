@@ -155,8 +155,7 @@ Status embed_small(DType, const EmbeddingTables&, const OffsetsInput&, size_t by
        capacity.sequences, capacity.tiles, capacity.shorts, bytes, at(y), at(sums));
   return {};
 }
-Status layernorm(DType, const void* x, const void*, const void*, const void*, const void*, int rows, int, float,
-                 void* y, const Stream&) {
+Status layernorm(DType, const void* x, const Norm&, int rows, int, float, void* y, const Stream&) {
   tell("layernorm x=%ld rows=%d y=%ld\n", at(x), rows, at(y));
   return {};
 }

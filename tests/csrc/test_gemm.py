@@ -34,7 +34,10 @@ class Weights:
         self, device: Device, random: np.random.Generator, provider: str, dtype: int, out: int, width: int, kind: int
     ):
         self.weight = ref.stored(random.standard_normal((out, width)) / np.sqrt(width), dtype)
-        self.bias = ref.stored(random.standard_normal(out), dtype)
+        bias = random.standard_normal(out)
+        if provider == "cublaslt":  # adds what its type holds
+            bias = ref.exact(ref.stored(bias, dtype))
+        self.bias = bias.astype(np.float32)
         self.device, self.dtype, self.kind = device, dtype, kind
         try:
             self.product: Any = device.launch.product(
@@ -106,11 +109,11 @@ class Folded:
 
     def __init__(self, device: Device, random: np.random.Generator, dtype: int, hidden: int, inner: int) -> None:
         self.device, self.dtype, self.hidden, self.inner = device, dtype, hidden, inner
-        self.gamma = ref.stored(random.uniform(0.2, 1.6, hidden), dtype)
-        self.beta = ref.stored(random.standard_normal(hidden) / 4, dtype)
+        self.gamma = random.uniform(0.2, 1.6, hidden).astype(np.float32)
+        self.beta = (random.standard_normal(hidden) / 4).astype(np.float32)
         self.first = Weights(device, random, "hopper", dtype, hidden, hidden, ref.NONE)
         weight = random.standard_normal((inner, hidden)) / np.sqrt(hidden)
-        self.weight, self.bias = ref.stored(weight, dtype), ref.stored(random.standard_normal(inner), dtype)
+        self.weight, self.bias = ref.stored(weight, dtype), random.standard_normal(inner).astype(np.float32)
         gamma, beta = device.put(self.gamma), device.put(self.beta)
         self.second = device.launch.product(
             "hopper", "", dtype, device.put(self.weight), device.put(self.bias), inner, hidden, ref.GELU,
@@ -207,9 +210,9 @@ def test_both_products_in_one_kernel_have_the_bits_of_two(
     hidden = 384
     in_weight = ref.stored(random.standard_normal((inner, hidden)) / np.sqrt(hidden), dtype)
     out_weight = ref.stored(random.standard_normal((hidden, inner)) / np.sqrt(inner), dtype)
-    in_bias, out_bias = (ref.stored(random.standard_normal(n), dtype) for n in (inner, hidden))
-    gamma = ref.stored(random.uniform(0.2, 1.6, hidden), dtype)
-    beta = ref.stored(random.standard_normal(hidden) / 4, dtype)
+    in_bias, out_bias = (random.standard_normal(n).astype(np.float32) for n in (inner, hidden))
+    gamma = random.uniform(0.2, 1.6, hidden).astype(np.float32)
+    beta = (random.standard_normal(hidden) / 4).astype(np.float32)
     norm = {"gamma": device.put(gamma), "beta": device.put(beta), "epsilon": EPSILON} if folds else {}
     both = device.launch.feed_forward(
         dtype, device.put(in_weight), device.put(in_bias), device.put(out_weight), device.put(out_bias), hidden, inner,
@@ -246,7 +249,7 @@ def test_both_products_in_one_kernel_have_the_bits_of_two(
 def test_what_cannot_be_folded_is_told(device: Device, random: np.random.Generator) -> None:
     def product(gamma: float) -> Any:
         weight = ref.stored(random.standard_normal((64, 64)), ref.FLOAT16)
-        vector = device.put(np.full(64, gamma, np.float16))
+        vector = device.put(np.full(64, gamma, np.float32))
         return device.launch.product(
             "hopper", "", ref.FLOAT16, device.put(weight), vector, 64, 64, ref.NONE, gamma=vector, beta=vector
         )
