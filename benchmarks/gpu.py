@@ -8,7 +8,7 @@ transformers padded (sdpa) by events around the call; the same in batches of 32 
 sentence-transformers does; the packed torch model (varlen attention, no padding) as a replayed CUDA graph; with
 --compile the first and the last through torch.compile too (the packed one with max-autotune). Everyone takes turns
 round by round; embert has a process of its own; figures are medians. Before timing, vectors are compared. Models
-without a folder have random weights. The packed model is of BERT: varlen attention has no relative positions, so beside
+without a folder have random weights, stored in FP32 as most models are. The packed model is of BERT: varlen attention has no relative positions, so beside
 MPNet is transformers alone.
 
 A GPU at its power limit lowers its clock, within milliseconds and by as much as a third. So everything is timed in
@@ -70,7 +70,12 @@ LATENCY = ["1x16", "1x32", "1x64", "1x128", "1x256", "1x512", "8x32", "32x32"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu")
-    parser.add_argument("--models", nargs="+", default=["base", "large"], help="base, large, mpnet, or name=FOLDER")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=["base", "large"],
+        help="base, large, mpnet (in FP32, or base/float16), or name=FOLDER",
+    )
     parser.add_argument("--workloads", nargs="+", default=[*THROUGHPUT, *LATENCY])
     parser.add_argument(
         "--compile",
@@ -187,19 +192,20 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
 
 
 def model_folder(name: str, scratch: Path) -> Path:
-    """A folder given by name=FOLDER; else one with random weights of a known shape, in FP16."""
+    """A folder given by name=FOLDER; else one with random weights of a known shape, in FP32 or as `name/float16` says."""
     if "=" in name:
         return Path(name.partition("=")[2])
     # A model folder needs a tokenizer, though none is used here.
     (scratch / "tokenizer.json").write_text("{}")
     torch.manual_seed(0)
+    shape, _, stored = name.partition("/")
     model: Any
-    if name == "mpnet":
+    if shape == "mpnet":
         of_mpnet = transformers.MPNetConfig(vocab_size=30527, max_position_embeddings=514)
         model = transformers.MPNetModel(of_mpnet, add_pooling_layer=False)
     else:
-        model = transformers.BertModel(transformers.BertConfig(**SHAPES[name]), add_pooling_layer=False)
-    model.to(torch.float16).save_pretrained(scratch)
+        model = transformers.BertModel(transformers.BertConfig(**SHAPES[shape]), add_pooling_layer=False)
+    model.to(getattr(torch, stored or "float32")).save_pretrained(scratch)
     return scratch
 
 

@@ -141,7 +141,7 @@ def _kernels(cuda: Any, options: argparse.Namespace, tokens: int, timing: Timing
     def embed(bench: Any, i: int) -> None:
         tables = (words.data_ptr(), places.data_ptr(), kinds.data_ptr(), gamma, beta)
         of_tokens = (ids.data_ptr(), zeros.data_ptr(), positions.data_ptr())
-        bench.embed(FLOAT16, *tables, *of_tokens, tokens, hidden, 1e-12, out[i].data_ptr(), 0)
+        bench.embed(FLOAT16, *tables, *of_tokens, tokens, hidden, 1e-12, out[i].data_ptr(), 0, False)
 
     def layernorm(bench: Any, i: int) -> None:
         x, y = small[i].data_ptr(), out[i].data_ptr()

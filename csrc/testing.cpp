@@ -183,31 +183,39 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
           "product",
           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
              Address bias, int out, int in, int activation, Address gamma, Address beta, bool of_residual,
-             float epsilon) {
+             float epsilon, Address exact, bool gamma_in_rows, Address next_gamma) {
             auto made = std::make_unique<Product>();
             bench.check(provider == "hopper" ? make_hopper(dtype(type), made->provider)
                                              : make_cublaslt(dtype(type), library, made->provider));
             const Norm norm{at<float>(gamma), at<float>(beta)};
             LinearWeights weights{at(weight), at<float>(bias), out, in, Activation(activation), {}, {}, epsilon};
             (of_residual ? weights.residual_norm : weights.input_norm) = norm;
+            weights.exact = at<float>(exact);
+            weights.gamma_in_rows = gamma_in_rows;
+            weights.next_gamma = at<float>(next_gamma);
             bench.check(made->provider->prepare(weights, bench.stream(), made->linear));
             bench.synchronize();  // check_folds wants it done
             return made;
           },
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,
-          "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f,
-          "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place.")
+          "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f, "exact"_a = 0, "gamma_in_rows"_a = false,
+          "next_gamma"_a = 0,
+          "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place from `exact`, "
+          "the same in FP32, unless gamma is in the rows.")
       .def(
           "feed_forward",
           [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,
-             int hidden, int inner, int activation, Address gamma, Address beta, float epsilon) {
+             int hidden, int inner, int activation, Address gamma, Address beta, float epsilon, Address exact,
+             bool gamma_in_rows, Address next_gamma) {
             auto made = std::make_unique<BothProducts>();
             bench.check(make_hopper(dtype(type), made->provider));
             const Norm norm{at<float>(gamma), at<float>(beta)};
-            const LinearWeights in{at(in_weight), at<float>(in_bias), inner, hidden, Activation(activation), norm, {},
-                                   epsilon};
-            const LinearWeights out{at(out_weight), at<float>(out_bias), hidden, inner, Activation::kNone, {}, norm,
-                                    epsilon};
+            LinearWeights in{at(in_weight), at<float>(in_bias), inner, hidden, Activation(activation), norm, {},
+                             epsilon};
+            LinearWeights out{at(out_weight), at<float>(out_bias), hidden, inner, Activation::kNone, {}, norm, epsilon};
+            in.exact = at<float>(exact);
+            in.gamma_in_rows = out.gamma_in_rows = gamma_in_rows;
+            out.next_gamma = at<float>(next_gamma);
             std::unique_ptr<Linear> first, second;
             bench.check(made->provider->prepare(in, bench.stream(), first));
             bench.check(made->provider->prepare(out, bench.stream(), second));
@@ -215,8 +223,8 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
             return made;
           },
           "dtype"_a, "in_weight"_a, "in_bias"_a, "out_weight"_a, "out_bias"_a, "hidden"_a, "inner"_a, "activation"_a,
-          "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f,
-          "The Norm (gamma, beta) is of x; the first product's weights are rewritten in place.")
+          "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "exact"_a = 0, "gamma_in_rows"_a = false, "next_gamma"_a = 0,
+          "The Norm (gamma, beta) is of x; the rest as in `product`, of the first product's weights.")
       .def("offsets",
            [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
               Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles, Address shorts,
@@ -231,7 +239,7 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
            [](Bench& bench, int type, Address word, Address position, Address kinds, Address batch, size_t lengths,
               size_t ids, size_t types, size_t cuts, size_t bytes, Address out_cuts, Address cu_seqlens, Address tiles,
               Address shorts, int tokens, int sequences, int tile_count, int short_count, int hidden, Address y,
-              Address sums) {
+              Address sums, Address gamma) {
              const OffsetsInput in{at<int>(batch), at<int>(batch + lengths), at<int>(batch + ids),
                                    at<int>(batch + types), at<uint32_t>(batch + cuts)};
              const OffsetsOutput out{nullptr,
@@ -241,15 +249,16 @@ void bind_testing(nb::module_& m, void (*raise)(const Status&)) {
                                      at<int>(cu_seqlens),
                                      at<AttentionTile>(tiles),
                                      at<AttentionTile>(shorts)};
-             bench.check(embed_small(dtype(type), {at(word), at(position), at(kinds), {}}, in, bytes, out,
-                                     {tokens, sequences, tile_count, short_count}, hidden, at(y), at<float2>(sums),
-                                     bench.stream()));
+             bench.check(embed_small(
+                 dtype(type), {at(word), at(position), at(kinds), {at<float>(gamma), nullptr}, gamma != 0}, in, bytes,
+                 out, {tokens, sequences, tile_count, short_count}, hidden, at(y), at<float2>(sums), bench.stream()));
            })
       .def("embed",
            [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
               Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y,
-              Address sums) {
-             bench.check(embed(dtype(type), {at(word), at(position), at(kinds), {at<float>(gamma), at<float>(beta)}},
+              Address sums, bool gamma_in_rows) {
+             bench.check(embed(dtype(type),
+                               {at(word), at(position), at(kinds), {at<float>(gamma), at<float>(beta)}, gamma_in_rows},
                                at<int>(ids), at<int>(types), at<int>(positions), rows, hidden, epsilon, at(y),
                                at<float2>(sums), bench.stream()));
            })

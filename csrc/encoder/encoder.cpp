@@ -144,6 +144,7 @@ Status Encoder::start(std::string& fold_refusal) {
   EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
   EMBERT_TRY(weights_.complete());
   const int hidden = shape_.hidden;
+  gamma_in_rows_ = folds_ && weights_.has_what_is_stored();
   products_.resize(shape_.layers);
   for (int i = 0; i < shape_.layers; ++i) {
     const LayerWeights& w = weights_.layer(i);
@@ -161,8 +162,14 @@ Status Encoder::start(std::string& fold_refusal) {
         w.attention_weight, w.attention_bias, hidden, hidden, Activation::kNone, {}, before, epsilon};
     LinearWeights wide{w.inner_weight, w.inner_bias, inner, hidden, shape_.activation, inside, {}, epsilon};
     LinearWeights out{w.out_weight, w.out_bias, hidden, inner, Activation::kNone, {}, inside, epsilon};
-    qkv.exact = weights_.exact_qkv(i);
-    wide.exact = weights_.exact_inner(i);
+    if (gamma_in_rows_) {
+      for (LinearWeights* each : {&qkv, &attention_out, &wide, &out}) each->gamma_in_rows = true;
+      attention_out.next_gamma = inside.gamma;
+      if (i + 1 < shape_.layers) out.next_gamma = w.out_norm.gamma;  // no product reads the last layer's rows
+    } else if (folds_) {
+      qkv.exact = weights_.exact_qkv(i);
+      wide.exact = weights_.exact_inner(i);
+    }
     // Two products ahead; the last layer's are followed by the next batch's first.
     const LayerWeights& after = weights_.layer((i + 1) % shape_.layers);
     const size_t element = bytes_of(shape_.dtype);

@@ -119,6 +119,7 @@ class Encoder {
   Stream stream_;
   cudaStream_t uploads_ = nullptr, downloads_ = nullptr;
   bool folds_ = false;
+  bool gamma_in_rows_ = false;   // where a folded LayerNorm's gamma goes: gemm.h
   DeviceBuffer largest_offset_;  // of a row before its LayerNorm; while the first batch is looked at, else empty
   int row_capacity_ = 0, sequence_capacity_ = 0, tile_capacity_ = 0;
   size_t free_before_ = 0;

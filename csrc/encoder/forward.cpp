@@ -30,15 +30,16 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   uint8_t* const qkv = at_.wide;
   uint8_t* const context = at_.wide + size_t(row_capacity_) * 3 * hidden * bytes_of(dtype);
   // x: the layer's input. sum: its state between attention and the feed-forward part. Folded, both are held as they are
-  // before their LayerNorm, with their rows' sums.
+  // before their LayerNorm, or times its gamma, with their rows' sums.
   Rows x{at_.x, folds_ ? at_.x_sums : nullptr}, sum{at_.sum, folds_ ? at_.sum_sums : nullptr};
+  EmbeddingTables tables = weights_.tables();
+  tables.gamma_in_rows = gamma_in_rows_;
   if (plan.on_host && folds_ && rows <= kSmallRows) {
-    EMBERT_TRY(embed_small(dtype, weights_.tables(), input, layout.bytes, offsets, capacity, hidden, at_.x, at_.x_sums,
-                           stream));
+    EMBERT_TRY(embed_small(dtype, tables, input, layout.bytes, offsets, capacity, hidden, at_.x, at_.x_sums, stream));
   } else {
     EMBERT_TRY(compute_offsets(input, offsets, capacity, stream));
-    EMBERT_TRY(embed(dtype, weights_.tables(), offsets.ids, offsets.types, offsets.positions, rows, hidden,
-                     shape_.epsilon, at_.x, folds_ ? at_.x_sums : nullptr, stream));
+    EMBERT_TRY(embed(dtype, tables, offsets.ids, offsets.types, offsets.positions, rows, hidden, shape_.epsilon, at_.x,
+                     folds_ ? at_.x_sums : nullptr, stream));
   }
   EMBERT_TRY(look_at(x, rows, stream));
   // Not while rows are looked at: token vectors will want all of the last layer's, too.

@@ -96,15 +96,25 @@ Status Weights::find(const std::string& name, int layer, Place& place) const {
   return Status::refused("no weight is called " + name + " in layer " + std::to_string(layer));
 }
 
-Status Weights::exact_place(const std::string& name, int layer, uint8_t*& to) {
+Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
   const char* const names[] = {"query.weight", "key.weight", "value.weight", "inner.weight"};
   const auto* const at = std::find(std::begin(names), std::end(names), name);
-  if (!keeps_exact_ || at == std::end(names)) return {};
+  const bool is_matrix = at != std::end(names);
+  const bool is_gamma = name == "gamma" || name == "attention.gamma" || name == "out.gamma";
+  if (!keeps_exact_ || !(is_matrix || is_gamma)) return {};
+  // What is BF16 fits FP16, but not the other way.
+  if (stored != shape_.dtype && !(stored == DType::kBFloat16 && shape_.dtype == DType::kFloat16)) ++rounded_;
+  if (is_gamma) return {};
   if (exact_.bytes() == 0) EMBERT_TRY(exact_.allocate(exact_count() * shape_.layers * sizeof(float)));
   const size_t matrix = size_t(shape_.hidden) * shape_.hidden;
-  to = reinterpret_cast<uint8_t*>(exact_.as<float>() + layer * exact_count() + (at - names) * matrix);
-  ++exact_loaded_;
+  to = exact_.as<float>() + layer * exact_count() + (at - names) * matrix;
   return {};
+}
+
+Status Weights::upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream) {
+  void* const from = stored == dtype ? to : conversion_.as();
+  EMBERT_CUDA(cudaMemcpyAsync(from, host, count * bytes_of(stored), cudaMemcpyHostToDevice, stream.handle));
+  return stored == dtype ? Status() : convert(stored, from, dtype, to, count, stream);
 }
 
 Status Weights::load(const std::string& name, int layer, const void* host, size_t count, DType stored,
@@ -117,15 +127,11 @@ Status Weights::load(const std::string& name, int layer, const void* host, size_
                            " elements, expected " + std::to_string(place.count));
   }
   ++loaded_;
-  const size_t bytes = count * bytes_of(stored);
-  if (stored == place.dtype) {
-    EMBERT_CUDA(cudaMemcpyAsync(place.to, host, bytes, cudaMemcpyHostToDevice, stream.handle));
-    return {};
-  }
-  uint8_t* from = conversion_.as();
-  if (stored == DType::kFloat32) EMBERT_TRY(exact_place(name, layer, from));
-  EMBERT_CUDA(cudaMemcpyAsync(from, host, bytes, cudaMemcpyHostToDevice, stream.handle));
-  return convert(stored, from, place.dtype, place.to, count, stream);
+  float* exact = nullptr;
+  EMBERT_TRY(exact_place(name, layer, stored, exact));
+  if (exact == nullptr) return upload(host, count, stored, place.to, place.dtype, stream);
+  EMBERT_TRY(upload(host, count, stored, exact, DType::kFloat32, stream));
+  return convert(DType::kFloat32, exact, place.dtype, place.to, count, stream);
 }
 
 // Distances that only masked scores have are 0. The rest is multiplied by √d, because the kernels add before they

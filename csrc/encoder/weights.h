@@ -46,15 +46,15 @@ class Weights {
   // All there? Then the room for conversions is given back.
   Status complete();
 
-  // To be called before `load`: matrices that a LayerNorm will be folded into (query, key, value, inner) are kept as
-  // they are stored, too, where that is FP32, until `forget_exact`: folded from there, they are rounded once.
+  // To be called before `load`: matrices that a LayerNorm may be folded into (query, key, value, inner) are kept in
+  // FP32, too, until `forget_exact`: folded from there, they are rounded once.
   void keep_exact() { keeps_exact_ = true; }
   void forget_exact() { exact_.release(); }
-  // [3·hidden, hidden] and [inner, hidden] of a layer; null where they are not kept.
-  const float* exact_qkv(int layer) const { return has_exact() ? exact_.as<float>() + layer * exact_count() : nullptr; }
-  const float* exact_inner(int layer) const {
-    return has_exact() ? exact_qkv(layer) + 3 * size_t(shape_.hidden) * shape_.hidden : nullptr;
-  }
+  // [3·hidden, hidden] and [inner, hidden] of a layer, where they are kept.
+  const float* exact_qkv(int layer) const { return exact_.as<float>() + layer * exact_count(); }
+  const float* exact_inner(int layer) const { return exact_qkv(layer) + 3 * size_t(shape_.hidden) * shape_.hidden; }
+  // Whether these matrices and all gammas are in the checkpoint what they are here, not rounded.
+  bool has_what_is_stored() const { return rounded_ == 0; }
 
   const EmbeddingTables& tables() const { return tables_; }
   const LayerWeights& layer(int i) const { return layers_[i]; }
@@ -71,16 +71,17 @@ class Weights {
     DType dtype = DType::kFloat32;
   };
   Status find(const std::string& name, int layer, Place& place) const;
-  Status exact_place(const std::string& name, int layer, uint8_t*& to);
+  Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream);
+  // Where a matrix is to be kept in FP32, if it is. Counts what is rounded.
+  Status exact_place(const std::string& name, int layer, DType stored, float*& to);
   size_t exact_count() const { return (3 * size_t(shape_.hidden) + shape_.inner) * shape_.hidden; }  // of a layer
-  bool has_exact() const { return exact_loaded_ == 4 * shape_.layers && exact_.bytes() > 0; }
 
   ModelShape shape_;
   DeviceBuffer storage_, conversion_, exact_;
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
   float* relative_ = nullptr;  // as kernels/shapes.h has it
-  int loaded_ = 0, exact_loaded_ = 0;
+  int loaded_ = 0, rounded_ = 0;
   bool keeps_exact_ = false;
 };
 

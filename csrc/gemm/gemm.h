@@ -16,14 +16,17 @@
 namespace embert {
 
 struct LinearWeights {
-  void* weight = nullptr;       // [out, in]; input_norm is folded into it in place
+  void* weight = nullptr;       // [out, in]; rewritten where input_norm's gamma goes into it
   const float* bias = nullptr;  // [out]
   int out = 0, in = 0;
   Activation activation = Activation::kNone;
   Norm input_norm, residual_norm;  // only where the provider folds
   float epsilon = 0.0f;            // of both
-  // [out, in]: what `weight` was rounded from, where that is at hand. Only while it is prepared.
-  const float* exact = nullptr;
+  // Where a LayerNorm's gamma goes (../EPILOGUES.md): false: into the weights of the product after it, which are then
+  // rounded from `exact`. True: into its rows, which come and go multiplied with it, and no weight is touched.
+  bool gamma_in_rows = false;
+  const float* exact = nullptr;       // [out, in]: `weight` in FP32. Only while it is prepared.
+  const float* next_gamma = nullptr;  // [out]: with gamma_in_rows and a residual, what y is multiplied with; null: 1
   // What another product will want soon: brought to the L2 cache while this one is at work, where a provider sees a use
   // in it.
   const void* ahead = nullptr;

@@ -97,7 +97,7 @@ Status Hopper::check_folds() const {
   EMBERT_CUDA(cudaMemcpy(&worst, fold_error_.as(), sizeof(worst), cudaMemcpyDeviceToHost));
   const float usual = dtype_ == DType::kFloat16 ? 2.1e-4f : 1.7e-3f;
   if (worst <= kFoldTolerance * usual) return {};
-  return Status::refused("LayerNorm's gamma cannot be folded into the weights: their relative error would be " +
+  return Status::refused("LayerNorm's gamma cannot be folded into the products: its relative error would be " +
                          std::to_string(worst) + ", at most " + std::to_string(kFoldTolerance * usual) + " is taken");
 }
 
@@ -105,6 +105,8 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
   if (weights.in % 8 != 0 || weights.out % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
   if (weights.residual_norm.gamma != nullptr && weights.activation != Activation::kNone)
     return Status::refused("hopper gemm: a residual and an activation");
+  if (weights.input_norm.gamma != nullptr && !weights.gamma_in_rows && weights.exact == nullptr)
+    return Status::refused("hopper gemm: weights are folded from FP32 ones, which are not there");
   if (weights.input_norm.gamma != nullptr && weights.in > kMaxSumColumns)
     return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxSumColumns) + " columns");
   auto made = std::make_unique<HopperLinear>(*this, weights);
@@ -116,17 +118,25 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
 template <typename T>
 Status HopperLinear::fold(const Stream& stream) {
   const int out = weights_.out;
-  EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, out, kFoldThreads, 0, stream, static_cast<T*>(weights_.weight),
-                    weights_.exact, weights_.bias, weights_.input_norm, weights_.in,
-                    activation_factor(weights_.activation), plain_columns(), owner_.fold_error()));
+  T* const weight = static_cast<T*>(weights_.weight);
+  const float factor = activation_factor(weights_.activation);
+  if (weights_.gamma_in_rows && weights_.input_norm.gamma != nullptr) {
+    EMBERT_TRY(launch("sum_input", sum_input_kernel<T>, out, kFoldThreads, 0, stream, weight, weights_.bias,
+                      weights_.input_norm, weights_.in, factor, static_cast<float2*>(plain_columns()),
+                      owner_.fold_error()));
+  } else {
+    EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, out, kFoldThreads, 0, stream, weight, weights_.exact,
+                      weights_.bias, weights_.input_norm, weights_.in, factor, static_cast<float*>(plain_columns()),
+                      owner_.fold_error()));
+  }
   const int blocks = (out + kFoldThreads - 1) / kFoldThreads;
-  return launch("fold_residual", fold_residual_kernel, blocks, kFoldThreads, 0, stream, weights_.bias,
-                weights_.residual_norm, out, residual_columns());
+  return launch("fold_residual", fold_residual_kernel<T>, blocks, kFoldThreads, 0, stream, weights_.bias,
+                weights_.residual_norm, weights_.next_gamma, out, residual_columns(), static_cast<T*>(next_gamma()));
 }
 
 Status HopperLinear::init(const Stream& stream) {
   padded_ = (weights_.out + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
-  EMBERT_TRY(columns_.allocate(size_t(padded_) * (sizeof(float2) + sizeof(float))));
+  EMBERT_TRY(columns_.allocate(size_t(padded_) * (2 * sizeof(float2) + sizeof(half_t))));
   EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
   EMBERT_TRY(owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream));
   weights_.exact = nullptr;  // its time is over
@@ -139,8 +149,9 @@ GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) con
   const Rows& normed = adds ? call.residual : call.x;
   const int width = adds ? weights_.out : weights_.in;
   return {
-      adds ? static_cast<const void*>(residual_columns()) : plain_columns(),
+      adds ? residual_columns() : plain_columns(),
       call.residual.data,
+      next_gamma(),
       call.y,
       normed.sums,
       call.y_sums,
@@ -190,9 +201,9 @@ cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, cudaLaunchAttr
   return config;
 }
 
-template <typename T, Activation kActivation, bool kTurns>
+template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
 Status HopperLinear::run_pingpong(const Call& call) {
-  const auto kernel = pingpong_kernel<T, kActivation, kTurns>;
+  const auto kernel = pingpong_kernel<T, kActivation, kTurns, kGammaInRows>;
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), PingPongShape::kSharedBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
   EMBERT_TRY(map_operands(call, PingPongShape::kRows, PingPongShape::kWShare, 0, x_map, w_map));
@@ -203,9 +214,9 @@ Status HopperLinear::run_pingpong(const Call& call) {
               call.rows);
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual>
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
 Status HopperLinear::run_wide(const Call& call) {
-  const auto kernel = wide_kernel<T, Shape, kActivation, kResidual>;
+  const auto kernel = wide_kernel<T, Shape, kActivation, kResidual, kGammaInRows>;
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
   EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, 0, x_map, w_map));
@@ -220,9 +231,9 @@ Status HopperLinear::run_wide(const Call& call) {
       call.rows);
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual>
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
 Status HopperLinear::launch_few(const Call& call) {
-  const auto kernel = few_rows_kernel<T, Shape, kActivation, kResidual>;
+  const auto kernel = few_rows_kernel<T, Shape, kActivation, kResidual, kGammaInRows>;
   const int x_rows = std::min(call.tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
   const int wanted = tiles_of(weights_.in, Shape::kDepth);
   const dim3 grid(tiles_of(weights_.out, Shape::kColumns), tiles_of(call.rows, x_rows));
@@ -248,26 +259,28 @@ Status HopperLinear::said(cudaError_t code, int rows) const {
                                 .c_str());
 }
 
-template <typename T, typename Shape>
+template <typename T, typename Shape, bool kGammaInRows>
 Status HopperLinear::run_few(const Call& call) {
-  if (call.residual.data != nullptr) return launch_few<T, Shape, Activation::kNone, true>(call);
+  if (call.residual.data != nullptr) return launch_few<T, Shape, Activation::kNone, true, kGammaInRows>(call);
   return with_activation(weights_.activation, [&](auto activation) {
-    return launch_few<T, Shape, decltype(activation)::value, false>(call);
+    return launch_few<T, Shape, decltype(activation)::value, false, kGammaInRows>(call);
   });
 }
 
-template <typename T>
+template <typename T, bool kGammaInRows>
 Status HopperLinear::run_plain(const Call& call) {
   const int tiles = tiles_of(call.rows, PingPongShape::kRows) * tiles_of(weights_.out, PingPongShape::kColumns);
   return with_activation(weights_.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
-    if (tiles <= owner_.processors()) return run_pingpong<T, kActivation, false>(call);
-    if (weights_.in <= kMostPingPongIn) return run_pingpong<T, kActivation, true>(call);
-    return run_wide<T, Wide256, kActivation, false>(call);
+    if (tiles <= owner_.processors()) return run_pingpong<T, kActivation, false, kGammaInRows>(call);
+    if constexpr (!kGammaInRows) {
+      if (weights_.in > kMostPingPongIn) return run_wide<T, Wide256, kActivation, false, false>(call);
+    }
+    return run_pingpong<T, kActivation, true, kGammaInRows>(call);
   });
 }
 
-template <typename T>
+template <typename T, bool kGammaInRows>
 Status HopperLinear::run_residual(const Call& call) {
   const auto cost = [&](auto of) {
     using Shape = decltype(of);
@@ -276,9 +289,9 @@ Status HopperLinear::run_residual(const Call& call) {
     return rounds * steps * kWideCost<Shape>.step + kWideCost<Shape>.rest;
   };
   const int least = std::min({cost(Wide256{}), cost(Wide128{}), cost(Tall128{})});
-  if (least == cost(Wide256{})) return run_wide<T, Wide256, Activation::kNone, true>(call);
-  if (least == cost(Wide128{})) return run_wide<T, Wide128, Activation::kNone, true>(call);
-  return run_wide<T, Tall128, Activation::kNone, true>(call);
+  if (least == cost(Wide256{})) return run_wide<T, Wide256, Activation::kNone, true, kGammaInRows>(call);
+  if (least == cost(Wide128{})) return run_wide<T, Wide128, Activation::kNone, true, kGammaInRows>(call);
+  return run_wide<T, Tall128, Activation::kNone, true, kGammaInRows>(call);
 }
 
 template <typename T>
@@ -287,6 +300,14 @@ Status HopperLinear::run_type(const Call& call) {
   if (adds && weights_.activation != Activation::kNone)
     return Status::refused("hopper gemm: a residual and an activation");
   if (!adds && call.y_sums != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
+  // A product that has neither norm takes its rows as they are.
+  const bool in_rows = weights_.gamma_in_rows && (adds || weights_.input_norm.gamma != nullptr);
+  return in_rows ? run_tiled<T, true>(call) : run_tiled<T, false>(call);
+}
+
+template <typename T, bool kGammaInRows>
+Status HopperLinear::run_tiled(const Call& call) {
+  const bool adds = call.residual.data != nullptr;
   // Tiles change no bits, so any rule is right.
   const int few_tiles = tiles_of(call.rows, 64) * tiles_of(weights_.out, 64);
   const bool is_few = few_tiles <= kFewTiles[weights_.out > weights_.in ? 0 : 1] && call.rows <= kMostFewRows;
@@ -294,9 +315,9 @@ Status HopperLinear::run_type(const Call& call) {
     const FewTile tile = few_tile(call.rows, weights_.out, weights_.in);
     Call tiled = call;
     tiled.tile_rows = tile.rows;
-    return tile.columns == 64 ? run_few<T, Middle>(tiled) : run_few<T, Narrow>(tiled);
+    return tile.columns == 64 ? run_few<T, Middle, kGammaInRows>(tiled) : run_few<T, Narrow, kGammaInRows>(tiled);
   }
-  return adds ? run_residual<T>(call) : run_plain<T>(call);
+  return adds ? run_residual<T, kGammaInRows>(call) : run_plain<T, kGammaInRows>(call);
 }
 
 Status HopperLinear::run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,

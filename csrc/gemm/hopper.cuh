@@ -162,10 +162,13 @@ __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
 
 // A read that the compiler is asked to leave where it is written: an ordinary one it puts off until its value is
 // needed, which saves it registers.
-__device__ __forceinline__ float2 load_now(uint32_t address) {
-  float2 two;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y) : "r"(address));
-  return two;
+__device__ __forceinline__ void load_now(uint32_t address, float2& to) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to.x), "=f"(to.y) : "r"(address));
+}
+__device__ __forceinline__ void load_now(uint32_t address, float4& to) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(to.x), "=f"(to.y), "=f"(to.z), "=f"(to.w)
+               : "r"(address));
 }
 __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]), "r"(r[1]),

@@ -12,15 +12,17 @@
 
 namespace embert::hopper {
 
-// What an epilogue reads of two neighbouring columns (fold.cuh): (c, c), or with a residual (γ, b, γ, b).
-template <bool kResidual>
-using ColumnPair = std::conditional_t<kResidual, float4, float2>;
+// What an epilogue reads of two neighbouring columns (fold.cuh): (c, c), or where gamma is in the rows (s, c, s, c), or
+// with a residual (γ, b, γ, b).
+template <bool kResidual, bool kGammaInRows>
+using ColumnPair = std::conditional_t<kResidual || kGammaInRows, float4, float2>;
 
 // What the epilogue needs beside the tensor maps.
 struct GemmArguments {
   const void* columns;     // a ColumnPair each two
   const void* residual;    // [rows, out]; many rows take it through a tensor map
-  void* y;                 // likewise
+  const void* next_gamma;  // [out] of T: y's; where gamma is in the rows and there is a residual
+  void* y;                 // [rows, out], likewise
   const float2* row_sums;  // of x's rows, or of the residual's; null: they are normalised already
   float2* y_sums;          // null: not wanted
   int parts;               // of row_sums, a group
@@ -37,9 +39,12 @@ struct GemmArguments {
   uint32_t columns_inverse;
 };
 
-template <bool kResidual>
-__device__ __forceinline__ const ColumnPair<kResidual>* column_pairs(const GemmArguments& of) {
-  return static_cast<const ColumnPair<kResidual>*>(of.columns);
+template <bool kResidual, bool kGammaInRows>
+__device__ __forceinline__ const ColumnPair<kResidual, kGammaInRows>* column_pairs(const GemmArguments& of) {
+  return static_cast<const ColumnPair<kResidual, kGammaInRows>*>(of.columns);
+}
+__device__ __forceinline__ const uint32_t* next_gamma_pairs(const GemmArguments& of) {
+  return static_cast<const uint32_t*>(of.next_gamma);
 }
 
 // Both ways to read a row's sums add them up in the order of row_sums.cuh: its scale has the same bits in any tile.
@@ -158,17 +163,30 @@ __device__ __forceinline__ void leave_sums(const GemmArguments& of, float2 (&sum
   }
 }
 
-// Two neighbouring elements of y from their products. `k`: their columns' constants; `by`: the row's scale and, for a
-// residual, shift; `sum`: of the row's 16 columns, begun with the `first` of a lane's two pairs.
-template <typename T, Activation kActivation, bool kResidual>
-__device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kResidual> k, float2 by, uint32_t residual,
-                                           bool first, float2& sum) {
+// Two neighbouring elements of y from their products. `k`: their columns' constants; `by`: the row's scale and shift;
+// `next`: what a residual's y is multiplied with where gamma is in the rows; `sum`: of the row's 16 columns, begun with
+// the `first` of a lane's two pairs.
+template <typename T, Activation kActivation, bool kResidual, bool kGammaInRows>
+__device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kResidual, kGammaInRows> k, float2 by,
+                                           uint32_t residual, uint32_t next, bool first, float2& sum) {
   if constexpr (kResidual) {
     const float2 rest = unpack_two<T>(residual);
-    low = fmaf(fmaf(rest.x, by.x, by.y), k.x, low + k.y);
-    high = fmaf(fmaf(rest.y, by.x, by.y), k.z, high + k.w);
+    if constexpr (kGammaInRows) {
+      low = fmaf(rest.x, by.x, fmaf(k.x, by.y, low + k.y));
+      high = fmaf(rest.y, by.x, fmaf(k.z, by.y, high + k.w));
+    } else {
+      low = fmaf(fmaf(rest.x, by.x, by.y), k.x, low + k.y);
+      high = fmaf(fmaf(rest.y, by.x, by.y), k.z, high + k.w);
+    }
     const float2 two = {low + high, fmaf(low, low, high * high)};
     sum = first ? two : sum + two;
+    if constexpr (kGammaInRows) {
+      const float2 gamma = unpack_two<T>(next);
+      low *= gamma.x, high *= gamma.y;
+    }
+  } else if constexpr (kGammaInRows) {
+    low = activate<kActivation, false>(fmaf(low, by.x, fmaf(k.x, by.y, k.y)));
+    high = activate<kActivation, false>(fmaf(high, by.x, fmaf(k.z, by.y, k.w)));
   } else {
     low = activate<kActivation, false>(fmaf(low, by.x, k.x));
     high = activate<kActivation, false>(fmaf(high, by.x, k.y));

@@ -38,8 +38,9 @@ struct FeedForwardShape {
   static constexpr int kMostInner = 3072;  // columns whose constants are there all along
   static constexpr int kRing = 2 * kXBytes;
   static constexpr int kInColumns = kRing + kStages * kStageBytes;
-  static constexpr int kOutColumns = kInColumns + kMostInner * 4;
-  static constexpr int kScales = kOutColumns + kHidden * 8;  // of the rows, a float2 each
+  static constexpr int kOutColumns = kInColumns + kMostInner * 8;
+  static constexpr int kNexts = kOutColumns + kHidden * 8;  // what y is multiplied with
+  static constexpr int kScales = kNexts + kHidden * 2;      // of the rows, a float2 each
   static constexpr int kFull = kScales + kRows * 8;
   static constexpr int kEmpty = kFull + 8 * kStages;
   static constexpr int kXFull = kEmpty + 8 * kStages;  // a barrier a consumer
@@ -53,13 +54,13 @@ struct FeedForwardShape {
 
 // What is said of the second product in GemmArguments; of the first, and of what clusters leave each other, this.
 struct FeedForwardArguments {
-  const float2* columns;  // two columns each: (c, c)
+  const void* columns;  // a ColumnPair each two
   int chunks;
   float* held;  // [blocks, kHeldFloats]
   int* flags;   // [blocks, kFlags]; 0 before and after
 };
 
-template <typename T, Activation kActivation>
+template <typename T, Activation kActivation, bool kGammaInRows>
 __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     feed_forward_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap in_map,
                         const __grid_constant__ CUtensorMap out_map, const __grid_constant__ CUtensorMap y_map,
@@ -73,7 +74,10 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   const int consumer = warp_of_block() / 4, warp = warp_of_block() % 4, lane = threadIdx.x % 32;
   const uint32_t x_full = base + Shape::kXFull + 8 * consumer;
   const uint32_t own_x = base + consumer * Shape::kXBytes;
+  using InPair = ColumnPair<false, kGammaInRows>;
+  InPair* const in_columns = reinterpret_cast<InPair*>(raw + Shape::kInColumns);
   float4* const out_columns = reinterpret_cast<float4*>(raw + Shape::kOutColumns);
+  uint32_t* const nexts = reinterpret_cast<uint32_t*>(raw + Shape::kNexts);
   float2* const scales_of_warp = reinterpret_cast<float2*>(raw + Shape::kScales) + consumer * 64 + warp * 16;
 
   if (threadIdx.x == 0) {
@@ -84,9 +88,12 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     }
     fence_barrier_init();
   }
-  if (threadIdx.x < Shape::kHidden / 2) out_columns[threadIdx.x] = __ldg(column_pairs<true>(of) + threadIdx.x);
+  if (threadIdx.x < Shape::kHidden / 2) {
+    out_columns[threadIdx.x] = __ldg(column_pairs<true, kGammaInRows>(of) + threadIdx.x);
+    if constexpr (kGammaInRows) nexts[threadIdx.x] = __ldg(next_gamma_pairs(of) + threadIdx.x);
+  }
   for (int i = threadIdx.x; i < work.chunks * Shape::kChunk / 2; i += Shape::kThreads)
-    reinterpret_cast<float2*>(raw + Shape::kInColumns)[i] = __ldg(work.columns + i);
+    in_columns[i] = __ldg(static_cast<const InPair*>(work.columns) + i);
   dependents_may_launch();
   cluster_sync();
 
@@ -201,11 +208,14 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       }
       pass_turn();
       // Constants are asked for long before they are needed: shared memory is busy with the other consumer's operands,
-      // and a read takes hundreds of cycles.
-      const uint32_t columns = base + Shape::kInColumns + chunk * (Shape::kChunk * 4) + lane % 4 * 8;
-      float2 of_columns[Shape::kChunk / 8];
+      // and a read takes hundreds of cycles. All at once, or where they are twice as many what registers there are for.
+      const uint32_t columns =
+          base + Shape::kInColumns + (chunk * (Shape::kChunk / 2) + lane % 4) * int(sizeof(InPair));
+      constexpr int kPairs = Shape::kChunk / 8, kAhead = kGammaInRows ? kPairs / 2 : kPairs;
+      InPair of_columns[kPairs];
+      const auto ask_columns = [&](int i) { load_now(columns + i * 4 * int(sizeof(InPair)), of_columns[i]); };
 #pragma unroll
-      for (int i = 0; i < Shape::kChunk / 8; ++i) of_columns[i] = load_now(columns + i * 32);
+      for (int i = 0; i < kAhead; ++i) ask_columns(i);
       const float2 by[2] = {scales_of_warp[lane / 4], scales_of_warp[lane / 4 + 8]};
       wait_read(0);
 
@@ -213,11 +223,13 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
 #pragma unroll
       for (int piece = 0; piece < Shape::kChunk / 16; ++piece) {
 #pragma unroll
+        for (int i = 2 * piece + kAhead; i < min(2 * piece + kAhead + 2, kPairs); ++i) ask_columns(i);
+#pragma unroll
         for (int k = 0; k < 4; ++k) {
           const int at = 8 * piece + 2 * k;
           float2 none;
-          packed[piece][k] = finish<T, kActivation, false>(inner[at], inner[at + 1], of_columns[2 * piece + k / 2],
-                                                           by[k % 2], 0, true, none);
+          packed[piece][k] = finish<T, kActivation, false, kGammaInRows>(
+              inner[at], inner[at + 1], of_columns[2 * piece + k / 2], by[k % 2], 0, 0, true, none);
         }
       }
       const int following = chunk + 1 < run.to ? chunk + 1 : next;
@@ -283,14 +295,16 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
             const uint32_t box_at = own_x + piece / 4 * kBoxBytes;
             const uint32_t at_x = box_at + swizzled(warp * 16 + lane % 16, 2 * (piece % 4) + lane / 16);
             const float4 of_columns[2] = {out_columns[piece * 8 + lane % 4], out_columns[piece * 8 + lane % 4 + 4]};
-            uint32_t residuals[4], stored[4];
+            uint32_t residuals[4], stored[4], of_next[2] = {};
+            if constexpr (kGammaInRows)
+              of_next[0] = nexts[piece * 8 + lane % 4], of_next[1] = nexts[piece * 8 + lane % 4 + 4];
             load_matrices(residuals, at_x);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
               const int at = 8 * (piece % 12) + 4 * (k / 2) + 2 * (k % 2);
-              stored[k] =
-                  finish<T, Activation::kNone, true>(y[piece / 12][at], y[piece / 12][at + 1], of_columns[k / 2],
-                                                     by[k % 2], residuals[k], k < 2, sums[k % 2][in_part]);
+              stored[k] = finish<T, Activation::kNone, true, kGammaInRows>(y[piece / 12][at], y[piece / 12][at + 1],
+                                                                           of_columns[k / 2], by[k % 2], residuals[k],
+                                                                           of_next[k / 2], k < 2, sums[k % 2][in_part]);
             }
             store_matrices(at_x, stored);
             if (piece % 4 == 3) {

@@ -46,7 +46,7 @@ constexpr int kFewScales = 1;  // the named barrier for the rows' scales
 // text) 553 and 523; of eight texts, and MiniLM, the same.
 constexpr int kEarlyRows = 256;
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual>
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
 __global__ void __launch_bounds__(kFewThreads, 2)
     few_rows_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                     const GemmArguments of, int x_rows, int stages) {
@@ -116,10 +116,14 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 
   // What the epilogue needs is on its way while the products are made.
   constexpr int kChunks = Shape::kColumns / 16;
-  ColumnPair<kResidual> columns[kChunks][2];
+  ColumnPair<kResidual, kGammaInRows> columns[kChunks][2];
+  uint32_t nexts[kChunks][2] = {};
 #pragma unroll
-  for (int i = 0; i < 2 * kChunks; ++i)
-    columns[i / 2][i % 2] = __ldg(column_pairs<kResidual>(of) + column / 2 + lane % 4 + i * 4);
+  for (int i = 0; i < 2 * kChunks; ++i) {
+    const int pair = column / 2 + lane % 4 + i * 4;
+    columns[i / 2][i % 2] = __ldg(column_pairs<kResidual, kGammaInRows>(of) + pair);
+    if constexpr (kResidual && kGammaInRows) nexts[i / 2][i % 2] = __ldg(next_gamma_pairs(of) + pair);
+  }
   const int first_row = row + warp * 16 + lane / 4, first_column = column + 2 * (lane % 4);
   // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
   const auto is_inside = [&](int chunk, int i) {
@@ -178,9 +182,9 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
-      const uint32_t two =
-          finish<T, kActivation, kResidual>(c[at], c[at + 1], columns[chunk][i / 2], scale[i % 2],
-                                            residuals[kResidual ? chunk : 0][i], i < 2, sums[i % 2][chunk]);
+      const uint32_t two = finish<T, kActivation, kResidual, kGammaInRows>(
+          c[at], c[at + 1], columns[chunk][i / 2], scale[i % 2], residuals[kResidual ? chunk : 0][i],
+          nexts[chunk][i / 2], i < 2, sums[i % 2][chunk]);
       if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<T*>(of.y) + place(chunk, i)) = two;
     }
   }

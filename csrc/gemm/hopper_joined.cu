@@ -27,7 +27,8 @@ class HopperFeedForward final : public FeedForward {
   Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
     if (rows >= kJoinedRows) {
       const HopperLinear::Call call{x, x, rows, y, y_sums, y_parts, along.turned()};  // x is its own residual
-      return in_->owner_.dtype() == DType::kFloat16 ? run_joined<half_t>(call) : run_joined<bfloat_t>(call);
+      if (in_->weights_.gamma_in_rows) return run_type<true>(call);
+      return run_type<false>(call);
     }
     int none = 0;
     EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, along.turned()));
@@ -35,16 +36,22 @@ class HopperFeedForward final : public FeedForward {
   }
 
  private:
-  template <typename T>
+  template <bool kGammaInRows>
+  Status run_type(const HopperLinear::Call& call) {
+    return in_->owner_.dtype() == DType::kFloat16 ? run_joined<half_t, kGammaInRows>(call)
+                                                  : run_joined<bfloat_t, kGammaInRows>(call);
+  }
+  template <typename T, bool kGammaInRows>
   Status run_joined(const HopperLinear::Call& call) {
-    return with_activation(in_->weights_.activation,
-                           [&](auto activation) { return launch_joined<T, decltype(activation)::value>(call); });
+    return with_activation(in_->weights_.activation, [&](auto activation) {
+      return launch_joined<T, decltype(activation)::value, kGammaInRows>(call);
+    });
   }
 
-  template <typename T, Activation kActivation>
+  template <typename T, Activation kActivation, bool kGammaInRows>
   Status launch_joined(const HopperLinear::Call& call) {
     using Shape = FeedForwardShape;
-    const auto kernel = feed_forward_kernel<T, kActivation>;
+    const auto kernel = feed_forward_kernel<T, kActivation, kGammaInRows>;
     Hopper& owner = in_->owner_;
     const int inner = in_->weights_.out;
     EMBERT_TRY(owner.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
@@ -64,8 +71,7 @@ class HopperFeedForward final : public FeedForward {
     config.blockDim = dim3(Shape::kThreads);
     auto* const held = owner.between_blocks().as<float>();
     auto* const flags = reinterpret_cast<int*>(held + size_t(owner.processors()) * Shape::kHeldFloats);
-    const FeedForwardArguments work{reinterpret_cast<const float2*>(in_->plain_columns()), inner / Shape::kChunk, held,
-                                    flags};
+    const FeedForwardArguments work{in_->plain_columns(), inner / Shape::kChunk, held, flags};
     return in_->said(
         cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_->arguments_of(call), work),
         call.rows);

@@ -60,17 +60,19 @@ class HopperLinear final : public Linear {
   Status fold(const Stream& stream);
   template <typename T>
   Status run_type(const Call& call);
-  template <typename T, typename Shape>
+  template <typename T, bool kGammaInRows>
+  Status run_tiled(const Call& call);
+  template <typename T, typename Shape, bool kGammaInRows>
   Status run_few(const Call& call);
-  template <typename T>
+  template <typename T, bool kGammaInRows>
   Status run_plain(const Call& call);
-  template <typename T>
+  template <typename T, bool kGammaInRows>
   Status run_residual(const Call& call);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual>
+  template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
   Status launch_few(const Call& call);
-  template <typename T, Activation kActivation, bool kTurns>
+  template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
   Status run_pingpong(const Call& call);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual>
+  template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
   Status run_wide(const Call& call);
   GemmArguments arguments_of(const Call& call, int tile_columns = 0) const;
   Status map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
@@ -81,11 +83,14 @@ class HopperLinear final : public Linear {
   Status said(cudaError_t code, int rows) const;
 
   float2* residual_columns() const { return columns_.as<float2>(); }
-  float* plain_columns() const { return reinterpret_cast<float*>(residual_columns() + padded_); }
+  void* plain_columns() const { return residual_columns() + padded_; }
+  void* next_gamma() const { return residual_columns() + 2 * padded_; }
 
   Hopper& owner_;
   LinearWeights weights_;
-  DeviceBuffer columns_;  // what the epilogue reads for each column of y: with a residual, then without one
+  // What the epilogue reads for each column of y: with a residual, without one (a float2 or a float), and what y is
+  // multiplied with.
+  DeviceBuffer columns_;
   int padded_ = 0;
 };
 

@@ -20,7 +20,7 @@ namespace embert::hopper {
 struct PingPongShape : StageShape<128> {
   static constexpr int kStages = 6;                  // what fits
   static constexpr int kBoxes = 2;                   // of staging memory, a consumer
-  static constexpr int kColumnBytes = kColumns * 4;  // a consumer's constants
+  static constexpr int kColumnBytes = kColumns * 8;  // a consumer's constants
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + 2 * kColumnBytes;
@@ -32,7 +32,7 @@ struct PingPongShape : StageShape<128> {
 };
 
 // kTurns: the consumers take tiles in turn; otherwise both work on each.
-template <typename T, Activation kActivation, bool kTurns>
+template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                     const __grid_constant__ CUtensorMap y_map, const GemmArguments of) {
@@ -68,14 +68,15 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int own_row = kTurns ? 0 : consumer * kConsumerRows;  // in the tile
     const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes + warp * 16 * 128;
-    float2* const columns = reinterpret_cast<float2*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
+    using Pair = ColumnPair<false, kGammaInRows>;
+    Pair* const columns = reinterpret_cast<Pair*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
 
     // What the epilogue needs is asked for a tile ahead: the columns' constants (a thread two columns), the rows' sums.
-    float2 own_columns = {};
+    Pair own_columns = {};
     ManyRowsSums row_sums[kHalves];
     const auto ask_columns = [&](int tile) {
       if (thread < Shape::kColumns / 2)
-        own_columns = __ldg(column_pairs<false>(of) + tiles.column_of(tile) / 2 + thread);
+        own_columns = __ldg(column_pairs<false, kGammaInRows>(of) + tiles.column_of(tile) / 2 + thread);
     };
     const auto ask_sums = [&](int tile) {
       if (of.row_sums == nullptr) return;
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
       // so a box's worth of independent work stands between one and the next.
 #pragma unroll
       for (int box = 0; box < Shape::kColumns / 64; ++box) {
-        float2 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+        Pair of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
 #pragma unroll
         for (int i = 0; i < 8; ++i) of_columns[i] = columns[box * 32 + i * 4 + lane % 4];
 #pragma unroll
@@ -153,8 +154,8 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
 #pragma unroll
           for (int i = 0; i < 16; ++i) {
             const int at = 32 * box + 2 * i;
-            packed[i / 4][i % 4] = finish<T, kActivation, false>(c[half][at], c[half][at + 1], of_columns[i / 2],
-                                                                 scale[half][i % 2], 0, true, none);
+            packed[i / 4][i % 4] = finish<T, kActivation, false, kGammaInRows>(
+                c[half][at], c[half][at + 1], of_columns[i / 2], scale[half][i % 2], 0, 0, true, none);
           }
           if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();  // all but the warp's newest: this box is empty
           __syncwarp();

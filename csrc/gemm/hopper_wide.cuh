@@ -22,8 +22,9 @@ template <int kColumnsValue, int kStagesValue, int kConsumersValue = 2>
 struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
   using Stage = StageShape<kColumnsValue, kConsumersValue>;
   static constexpr int kStages = kStagesValue;
-  static constexpr int kBoxes = 2;                      // of staging memory, a consumer
-  static constexpr int kColumnBytes = kSumColumns * 8;  // a consumer's constants of 128 columns
+  static constexpr int kBoxes = 2;  // of staging memory, a consumer
+  // A consumer's constants of 128 columns, and what y is multiplied with.
+  static constexpr int kPairBytes = kSumColumns * 8, kColumnBytes = kPairBytes + kSumColumns * 2;
   static constexpr int kStaging = kStages * Stage::kStageBytes;
   static constexpr int kConstants = kStaging + Stage::kConsumers * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + Stage::kConsumers * kColumnBytes;
@@ -44,7 +45,7 @@ struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
 
 constexpr int kLag = 2;  // steps between the first consumer and the others
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual>
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wide_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
@@ -86,8 +87,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int own_row = consumer * 64;  // in the block's tile
     const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
-    using Pair = ColumnPair<kResidual>;
-    Pair* const columns = reinterpret_cast<Pair*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
+    constexpr bool kNext = kResidual && kGammaInRows;
+    using Pair = ColumnPair<kResidual, kGammaInRows>;
+    uint8_t* const constants = raw + Shape::kConstants + consumer * Shape::kColumnBytes;
+    Pair* const columns = reinterpret_cast<Pair*>(constants);
+    uint32_t* const nexts = reinterpret_cast<uint32_t*>(constants + Shape::kPairBytes);
     uint32_t stage = 0, phase = 0;
     const auto advance = [&] {
       if (++stage == Shape::kStages) stage = 0, phase ^= 1;
@@ -98,7 +102,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
       // What the epilogue will need is asked for now: the columns' constants (a thread two columns), the rows' sums.
       Pair own_columns = {};
-      if (thread < Shape::kColumns / 2) own_columns = __ldg(column_pairs<kResidual>(of) + column / 2 + thread);
+      uint32_t own_next = 0;
+      if (thread < Shape::kColumns / 2) {
+        own_columns = __ldg(column_pairs<kResidual, kGammaInRows>(of) + column / 2 + thread);
+        if constexpr (kNext) own_next = __ldg(next_gamma_pairs(of) + column / 2 + thread);
+      }
       const int first_row = row + warp * 16 + lane / 4;
       if (of.row_sums != nullptr && tile == tiles.first) wait_for_earlier_kernels();
       ManyRowsSums row_sums;
@@ -147,7 +155,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           const int in_box = 2 * (chunk % 4) + lane / 16;  // 8 columns
           if (in_part == 0) {
             named_barrier_sync(1 + consumer, 128);  // everyone is done with the columns before
-            if (thread / 64 == part) columns[thread % 64] = own_columns;
+            if (thread / 64 == part) {
+              columns[thread % 64] = own_columns;
+              if constexpr (kNext) nexts[thread % 64] = own_next;
+            }
             named_barrier_sync(1 + consumer, 128);
           }
           if (chunk % 4 == 0) {  // an empty box: all but the warp's newest stores have read theirs
@@ -155,6 +166,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
             __syncwarp();
           }
           const Pair of_columns[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
+          uint32_t of_next[2] = {};
+          if constexpr (kNext) {
+            of_next[0] = nexts[in_part * 8 + lane % 4];
+            of_next[1] = nexts[in_part * 8 + lane % 4 + 4];
+          }
           uint32_t residuals[4] = {};
           if constexpr (kResidual) {
             const int residual_box = chunk % (Shape::kResidualColumns / 16) / 4;
@@ -166,8 +182,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
-            packed[i] = finish<T, kActivation, kResidual>(c[at], c[at + 1], of_columns[i / 2], scale[i % 2],
-                                                          residuals[i], i < 2, sums[i % 2][in_part]);
+            packed[i] = finish<T, kActivation, kResidual, kGammaInRows>(c[at], c[at + 1], of_columns[i / 2],
+                                                                        scale[i % 2], residuals[i], of_next[i / 2],
+                                                                        i < 2, sums[i % 2][in_part]);
           }
           store_matrices(box_at + swizzled(warp * 16 + lane % 16, in_box), packed);
           if (chunk % 4 == 3) {

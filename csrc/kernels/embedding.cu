@@ -1,5 +1,5 @@
 // y = LayerNorm(word[id] + position[p] + type[t]): gather and normalisation in one pass, a warp a token. With `sums`
-// the sum itself, and what its LayerNorm needs to know (norm.h).
+// the sum itself, or gamma times it, and what its LayerNorm needs to know (norm.h).
 //
 // Floor at T = 26 692, H = 768, FP16: one word row read (mostly from L2 for common words) and one row written a token,
 // 82 MB, 27 µs at 3 TB/s. The sum is FP32: HuggingFace's FP16 rounds it twice.
@@ -12,28 +12,28 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// Two kernels of one: what leaves sums needs neither gamma nor beta, nor the registers that hold them.
+// Two kernels of one: what leaves sums needs no beta, and gamma at the end at most, so no registers that hold them.
 template <typename T, int kPacks, bool kLeavesSums>
 __global__ void __launch_bounds__(kWarps * 32)
-    embedding_kernel(const T* word, const T* position, const T* type, const Norm norm, const int* ids, const int* types,
-                     const int* positions, int rows, int hidden, float epsilon, T* y, float2* sums) {
+    embedding_kernel(const EmbeddingTables tables, const int* ids, const int* types, const int* positions, int rows,
+                     int hidden, float epsilon, T* y, float2* sums) {
   const int lane = threadIdx.x % 32;
   const int row = blockIdx.x * kWarps + threadIdx.x / 32;
   WarpRow<T, kPacks> values, gamma, beta;
   if constexpr (!kLeavesSums) {
-    gamma.load_vector(norm.gamma, lane, hidden);
-    beta.load_vector(norm.beta, lane, hidden);
+    gamma.load_vector(tables.norm.gamma, lane, hidden);
+    beta.load_vector(tables.norm.beta, lane, hidden);
   }
   wait_for_earlier_kernels();
   dependents_may_launch();  // not earlier: early_tile (numeric.cuh)
   if (row >= rows) return;
   values.clear();
   Pack<T> words[kPacks], places[kPacks];
-  load_table_row(words, word + size_t(ids[row]) * hidden, lane, hidden);
-  load_table_row(places, position + size_t(positions[row]) * hidden, lane, hidden);
-  if (type != nullptr) {
+  load_table_row(words, static_cast<const T*>(tables.word) + size_t(ids[row]) * hidden, lane, hidden);
+  load_table_row(places, static_cast<const T*>(tables.position) + size_t(positions[row]) * hidden, lane, hidden);
+  if (tables.type != nullptr) {
     Pack<T> kinds[kPacks];
-    load_table_row(kinds, type + size_t(types[row]) * hidden, lane, hidden);
+    load_table_row(kinds, static_cast<const T*>(tables.type) + size_t(types[row]) * hidden, lane, hidden);
     values.add(kinds, lane, hidden);
   }
   values.add(words, lane, hidden);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   if constexpr (!kLeavesSums) {
     values.normalise_into(y + size_t(row) * hidden, gamma, beta, lane, hidden, epsilon);
   } else {
-    leave_row(values, y, sums, row, lane, hidden);
+    leave_row(values, tables, y, sums, row, lane, hidden);
   }
 }
 
@@ -50,10 +50,8 @@ Status launch_embed(const EmbeddingTables& tables, const int* ids, const int* ty
                     int hidden, float epsilon, void* y, float2* sums, const Stream& stream) {
   return with_row_packs<T>("embedding", hidden, [&](auto packs) {
     const auto kernel = sums != nullptr ? embedding_kernel<T, packs, true> : embedding_kernel<T, packs, false>;
-    return launch("embedding", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
-                  static_cast<const T*>(tables.word), static_cast<const T*>(tables.position),
-                  static_cast<const T*>(tables.type), tables.norm, ids, types, positions, rows, hidden, epsilon,
-                  static_cast<T*>(y), sums);
+    return launch("embedding", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, tables, ids, types,
+                  positions, rows, hidden, epsilon, static_cast<T*>(y), sums);
   });
 }
 

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
   if (tables.type != nullptr) values.add(kinds, lane, hidden);
   values.add(words, lane, hidden);
   values.add(places, lane, hidden);
-  leave_row(values, y, sums, row, lane, hidden);
+  leave_row(values, tables, y, sums, row, lane, hidden);
 }
 
 template <typename T>

@@ -40,6 +40,7 @@ struct EmbeddingTables {
   const void* position;  // [positions, H]
   const void* type;      // [types, H] or null
   Norm norm;
+  bool gamma_in_rows = false;  // rows that are not normalised are multiplied with norm.gamma
 };
 Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
              int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);

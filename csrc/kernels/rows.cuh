@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "../status.h"
-#include "norm.h"
+#include "kernels.h"
 #include "numeric.cuh"
 
 namespace embert {
@@ -38,6 +38,19 @@ struct WarpRow {
         const Pack<float> four = load_pack(vector + (p * 32 + lane) * kWidth + i);
 #pragma unroll
         for (int k = 0; k < 4; ++k) values[p][i + k] = four.values[k];
+      }
+    }
+  }
+
+  __device__ void multiply(const float* vector, int lane, int hidden) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!holds(p, lane, hidden)) continue;
+#pragma unroll
+      for (int i = 0; i < kWidth; i += 4) {
+        const Pack<float> four = load_pack(vector + (p * 32 + lane) * kWidth + i);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) values[p][i + k] *= four.values[k];
       }
     }
   }
@@ -106,12 +119,14 @@ struct WarpRow {
   }
 };
 
-// Stores a row as it is, before its LayerNorm, with its sums: all of them in the first group's one part (norm.h).
+// Stores an embedded row before its LayerNorm, as it is or times gamma, with its sums: all of them in the first group's
+// one part (norm.h).
 template <typename T, int kPacks>
-__device__ __forceinline__ void leave_row(const WarpRow<T, kPacks>& values, T* y, float2* sums, int row, int lane,
-                                          int hidden) {
-  values.store_into(y + size_t(row) * hidden, lane, hidden);
+__device__ __forceinline__ void leave_row(WarpRow<T, kPacks>& values, const EmbeddingTables& of, T* y, float2* sums,
+                                          int row, int lane, int hidden) {
   const float2 total = values.sums();
+  if (of.gamma_in_rows) values.multiply(of.norm.gamma, lane, hidden);
+  values.store_into(y + size_t(row) * hidden, lane, hidden);
   const int groups = (hidden + kSumColumns - 1) / kSumColumns;
   for (int group = lane; group < groups; group += 32)
     sums[size_t(row) * groups + group] = group == 0 ? total : float2{0.0f, 0.0f};

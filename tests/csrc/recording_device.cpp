@@ -144,15 +144,17 @@ Status compute_offsets(const OffsetsInput&, const OffsetsOutput&, const OffsetsC
        capacity.shorts);
   return {};
 }
-Status embed(DType, const EmbeddingTables&, const int*, const int*, const int*, int rows, int, float, void* y,
+Status embed(DType, const EmbeddingTables& tables, const int*, const int*, const int*, int rows, int, float, void* y,
              float2* sums, const Stream& stream) {
-  tell("embedding rows=%d y=%ld y_sums=%ld backwards=%d\n", rows, at(y), at(sums), stream.backwards);
+  tell("embedding rows=%d y=%ld y_sums=%ld gamma_in_rows=%d backwards=%d\n", rows, at(y), at(sums),
+       tables.gamma_in_rows, stream.backwards);
   return {};
 }
-Status embed_small(DType, const EmbeddingTables&, const OffsetsInput&, size_t bytes, const OffsetsOutput&,
+Status embed_small(DType, const EmbeddingTables& tables, const OffsetsInput&, size_t bytes, const OffsetsOutput&,
                    const OffsetsCapacity& capacity, int, void* y, float2* sums, const Stream&) {
-  tell("embedding_small rows=%d sequences=%d tiles=%d shorts=%d bytes=%zu y=%ld y_sums=%ld\n", capacity.tokens,
-       capacity.sequences, capacity.tiles, capacity.shorts, bytes, at(y), at(sums));
+  tell("embedding_small rows=%d sequences=%d tiles=%d shorts=%d bytes=%zu y=%ld y_sums=%ld gamma_in_rows=%d\n",
+       capacity.tokens, capacity.sequences, capacity.tiles, capacity.shorts, bytes, at(y), at(sums),
+       tables.gamma_in_rows);
   return {};
 }
 Status layernorm(DType, const void* x, const Norm&, int rows, int, float, void* y, const Stream&) {
@@ -227,7 +229,9 @@ class RecordingGemm final : public GemmProvider {
   explicit RecordingGemm(bool folds) : folds_(folds) {}
   const char* name() const override { return folds_ ? "hopper" : "cublaslt"; }
   Status prepare(const LinearWeights& weights, const Stream&, std::unique_ptr<Linear>& linear) override {
-    tell("prepare in=%d out=%d exact=%ld ", weights.in, weights.out, at(weights.exact));
+    tell("prepare in=%d out=%d exact=%ld gamma_in_rows=%d normed=%ld residual_normed=%ld next_gamma=%ld ", weights.in,
+         weights.out, at(weights.exact), weights.gamma_in_rows, at(weights.input_norm.gamma),
+         at(weights.residual_norm.gamma), at(weights.next_gamma));
     if (weights.exact != nullptr) {  // its first row, those a third and two thirds on, and its last element
       const size_t all = size_t(weights.in) * weights.out;
       tell("first=%d second=%d third=%d last=%d", int(weights.exact[0]), int(weights.exact[all / 3]),

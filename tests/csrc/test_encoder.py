@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ Floats = npt.NDArray[Any]
 
 
 def random_bert(folder: Path, dtype: torch.dtype = torch.float32, /, **config: Any) -> Path:
-    """A model with random weights. Its LayerNorms are no identities: folding them into products costs a rounding."""
+    """A model with random weights. Its LayerNorms are no identities."""
     (folder / "tokenizer.json").write_text("{}")
     torch.manual_seed(0)
     model: torch.nn.Module = transformers.BertModel(transformers.BertConfig(**config), add_pooling_layer=False)
@@ -96,13 +96,9 @@ def in_parts(encoder: CudaEncoder, batch: PackedBatch) -> Floats:
 
 
 def hugging_face(folder: Path, batch: PackedBatch, dtype: torch.dtype, pooling: str = "mean") -> Floats:
-    """Pooled vectors of transformers on the GPU."""
+    """Pooled vectors of transformers on the GPU, sequences of like length together."""
     model: Any = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
-    return pooled(model.cuda().eval(), batch, pooling)
-
-
-def pooled(model: Any, batch: PackedBatch, pooling: str = "mean") -> Floats:
-    """Pooled vectors of a model of transformers, sequences of like length together."""
+    model.cuda().eval()
     lengths = np.diff(batch.cu_seqlens)
     vectors = np.empty((len(lengths), model.config.hidden_size))
     order = np.argsort(lengths)
@@ -150,37 +146,13 @@ def test_1000_sequences_beside_hugging_face(
     cosine = cosines(got, wanted)
     assert float(np.median(cosine)) >= 0.99999
     assert cosine.min() >= 0.9999
-    # Most of either error is the weights' rounding, the same size in both: other numbers are rounded, though.
-    assert relative_error(got, wanted) <= 1.1 * relative_error(hugging_face(folder, batch, torch.float16), wanted)
+    assert relative_error(got, wanted) <= 0.8 * relative_error(hugging_face(folder, batch, torch.float16), wanted)
 
 
-def with_folded_weights(folder: Path) -> torch.nn.Module:
-    """transformers' BERT in float64, with what is left of its weights when LayerNorms are folded into them and they are
-    rounded to FP16 (csrc/EPILOGUES.md): what folding costs, with nothing else rounded."""
-    model: Any = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float64).cuda()
-
-    def fold(norm: torch.nn.LayerNorm, linear: torch.nn.Linear) -> None:
-        folded = linear.weight * norm.weight
-        rounded = (folded - folded.mean(1, keepdim=True)).half().double() / norm.weight
-        linear.bias.copy_(linear.bias + (linear.weight - rounded) @ norm.bias)
-        linear.weight.copy_(rounded)
-
-    with torch.no_grad():
-        before = model.embeddings.LayerNorm
-        for layer in model.encoder.layer:
-            attention = layer.attention
-            for linear in (attention.self.query, attention.self.key, attention.self.value):
-                fold(before, linear)
-            fold(attention.output.LayerNorm, layer.intermediate.dense)
-            before = layer.output.LayerNorm
-    return cast(torch.nn.Module, model.eval())
-
-
-# Weights that are stored in FP16 are rounded a second time when they are folded, and transformers' not at all: folding
-# may cost as much again as that rounding does by itself. No multiple of transformers' error says that: of 20 batches
-# ours was 0.89 to 2.01 times it (docs/encoder.md), since by batch theirs was 1.4e-4 to 4.0e-4 and that rounding 2.7e-4
-# in all; but 0.74 to 0.95 times both together.
-@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+# A checkpoint in FP32 is rounded by transformers as a whole, here only its matrices: vectors stay as they are, of which
+# gamma alone would cost more. In 16 bits nothing is rounded on either side; folded, a LayerNorm's output is not either.
+# Measured, times transformers' error: 0.44 to 0.64, 0.58 to 0.80 (docs/encoder.md).
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("fold", [True, False])
 def test_layernorm_folded_or_separate(
     tmp_path: Path, random: np.random.Generator, stored: torch.dtype, fold: bool
@@ -190,10 +162,9 @@ def test_layernorm_folded_or_separate(
     ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS, fold=fold)
     assert ours.layernorm == ("folded" if fold and ours.gemm == "hopper" else "separate")
     wanted = hugging_face(folder, batch, torch.float64)
-    allowed = relative_error(hugging_face(folder, batch, torch.float16), wanted)
-    if stored == torch.float16 and ours.layernorm == "folded":
-        allowed = float(np.hypot(allowed, relative_error(pooled(with_folded_weights(folder), batch), wanted)))
-    assert relative_error(in_parts(ours, batch), wanted) <= 1.1 * allowed
+    allowed = 0.8 if stored == torch.float32 else 0.9 if ours.layernorm == "folded" else 1.1
+    of_torch = relative_error(hugging_face(folder, batch, torch.float16), wanted)
+    assert relative_error(in_parts(ours, batch), wanted) <= allowed * of_torch
     ours.close()
 
 

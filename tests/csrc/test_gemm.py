@@ -31,7 +31,15 @@ class Weights:
     """Weights on the device, and their product with any rows."""
 
     def __init__(
-        self, device: Device, random: np.random.Generator, provider: str, dtype: int, out: int, width: int, kind: int
+        self,
+        device: Device,
+        random: np.random.Generator,
+        provider: str,
+        dtype: int,
+        out: int,
+        width: int,
+        kind: int,
+        **more: Any,
     ):
         self.weight = ref.stored(random.standard_normal((out, width)) / np.sqrt(width), dtype)
         bias = random.standard_normal(out)
@@ -41,8 +49,9 @@ class Weights:
         self.device, self.dtype, self.kind = device, dtype, kind
         try:
             self.product: Any = device.launch.product(
-                provider, _cublaslt_library(), dtype, device.put(self.weight), device.put(self.bias), out, width, kind
-            )
+                provider, _cublaslt_library(), dtype, device.put(self.weight), device.put(self.bias), out, width, kind,
+                **more,
+            )  # fmt: skip
         except RuntimeError as error:
             pytest.skip(str(error))
 
@@ -104,26 +113,37 @@ def test_a_row_has_the_same_bits_in_any_company(
 class Folded:
     """The two products around a LayerNorm: r = c·V + bias + residual, then activation(LayerNorm(r)·W + bias).
 
-    And the one after: inner·U + bias + LayerNorm(r), so that a residual is normalised too.
+    And the one after: inner·U + bias + LayerNorm(r), so that a residual is normalised too. With gamma in the rows r is
+    stored times that LayerNorm's gamma, and what the third leaves times the next one's.
     """
 
-    def __init__(self, device: Device, random: np.random.Generator, dtype: int, hidden: int, inner: int) -> None:
+    def __init__(
+        self, device: Device, random: np.random.Generator, dtype: int, hidden: int, inner: int, in_rows: bool
+    ) -> None:
         self.device, self.dtype, self.hidden, self.inner = device, dtype, hidden, inner
-        self.gamma = random.uniform(0.2, 1.6, hidden).astype(np.float32)
+        self.gamma, next_gamma = (self._drawn_gamma(random) for _ in range(2))
         self.beta = (random.standard_normal(hidden) / 4).astype(np.float32)
-        self.first = Weights(device, random, "hopper", dtype, hidden, hidden, ref.NONE)
+        gamma, beta, after = device.put(self.gamma), device.put(self.beta), device.put(next_gamma)
+        # What r and the third's result are stored times.
+        self.of_r = ref.exact(self.gamma) if in_rows else np.ones(hidden)
+        self.of_third = ref.exact(next_gamma) if in_rows else np.ones(hidden)
+        rows = {"gamma_in_rows": in_rows}
+        self.first = Weights(device, random, "hopper", dtype, hidden, hidden, ref.NONE, **rows, next_gamma=gamma)
         weight = random.standard_normal((inner, hidden)) / np.sqrt(hidden)
         self.weight, self.bias = ref.stored(weight, dtype), random.standard_normal(inner).astype(np.float32)
-        gamma, beta = device.put(self.gamma), device.put(self.beta)
+        exact = device.put(ref.exact(self.weight).astype(np.float32))
         self.second = device.launch.product(
             "hopper", "", dtype, device.put(self.weight), device.put(self.bias), inner, hidden, ref.GELU,
-            gamma=gamma, beta=beta, epsilon=EPSILON,
+            gamma=gamma, beta=beta, epsilon=EPSILON, exact=exact, **rows,
         )  # fmt: skip
-        self.third_weights = Weights(device, random, "hopper", dtype, hidden, inner, ref.NONE)
-        self.third = device.launch.product(
-            "hopper", "", dtype, device.put(self.third_weights.weight), device.put(self.third_weights.bias), hidden,
-            inner, ref.NONE, gamma=gamma, beta=beta, of_residual=True, epsilon=EPSILON,
+        self.third = Weights(
+            device, random, "hopper", dtype, hidden, inner, ref.NONE,
+            gamma=gamma, beta=beta, of_residual=True, epsilon=EPSILON, next_gamma=after, **rows,
         )  # fmt: skip
+
+    def _drawn_gamma(self, random: np.random.Generator) -> npt.NDArray[np.float32]:
+        """Such as the storage type holds, which it is rounded to where it is in the rows."""
+        return ref.exact(ref.stored(random.uniform(0.2, 1.6, self.hidden), self.dtype)).astype(np.float32)
 
     def run(self, context: npt.NDArray[Any], residual: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """r, the second product, the third; as stored."""
@@ -135,7 +155,7 @@ class Folded:
         self.first.product.run(launch, device.put(context), device.put(residual), rows, r, y_sums=sums)
         parts = self.first.product.parts
         self.second.run(launch, r, 0, rows, second, sums, parts)
-        self.third.run(launch, second, r, rows, third, sums, parts, last_sums)
+        self.third.product.run(launch, second, r, rows, third, sums, parts, last_sums)
         shapes = [(rows, self.hidden), (rows, self.inner), (rows, self.hidden)]
         kind = numpy_type(self.dtype)
         return [device.get(at, shape, kind) for at, shape in zip((r, second, third), shapes, strict=True)]
@@ -148,10 +168,11 @@ EPSILON = 1e-12
 @pytest.mark.parametrize("offset", [1, 20])
 @pytest.mark.parametrize("dtype", [ref.FLOAT16, ref.BFLOAT16])
 @pytest.mark.parametrize(("hidden", "inner"), [(768, 3072), (384, 1536), (312, 1200), (1024, 4096)])
+@pytest.mark.parametrize("in_rows", [False, True])
 def test_layernorm_folded_into_the_products(
-    device: Device, random: np.random.Generator, dtype: int, hidden: int, inner: int, offset: int
+    device: Device, random: np.random.Generator, dtype: int, hidden: int, inner: int, offset: int, in_rows: bool
 ) -> None:
-    folded = Folded(device, random, dtype, hidden, inner)
+    folded = Folded(device, random, dtype, hidden, inner, in_rows)
     for rows in (1, 16, 17, 64, 200, 777, 3001):
         residual = random.standard_normal((rows, hidden)) + offset * random.standard_normal((rows, 1))
         # One channel is fifty times the rest.
@@ -160,10 +181,10 @@ def test_layernorm_folded_into_the_products(
         context = ref.stored(random.standard_normal((rows, hidden)), dtype)
         r, second, third = folded.run(context, stored)
         wanted = folded.first.exact(context, stored)
-        assert ref.error(r, wanted) <= 1.2 * ref.rounding(wanted, dtype)
+        assert ref.error(r, wanted * folded.of_r) <= 1.2 * ref.rounding(wanted * folded.of_r, dtype)
         # The sums are of r before its rounding; of one outlier's rounding a whole row's deviation would depend.
         deviation = np.sqrt(wanted.var(axis=1, keepdims=True) + EPSILON)
-        norm = (ref.exact(r) - wanted.mean(axis=1, keepdims=True)) / deviation
+        norm = (ref.exact(r) / folded.of_r - wanted.mean(axis=1, keepdims=True)) / deviation
         norm = norm * ref.exact(folded.gamma) + ref.exact(folded.beta)
         wanted = ref.activation(norm @ ref.exact(folded.weight).T + ref.exact(folded.bias), ref.GELU)
         # As good as rounding the LayerNorm's output, which is what folding leaves out; few rows scatter.
@@ -171,15 +192,16 @@ def test_layernorm_folded_into_the_products(
         separate = ref.exact(ref.stored(norm, dtype)) @ ref.exact(folded.weight).T + ref.exact(folded.bias)
         limit = allowed * ref.error(ref.stored(ref.activation(separate, ref.GELU), dtype), wanted)
         assert ref.error(second, wanted) <= limit, rows
-        wanted = ref.exact(second) @ ref.exact(folded.third_weights.weight).T + ref.exact(folded.third_weights.bias)
-        assert ref.error(third, wanted + norm) <= allowed * ref.rounding(wanted + norm, dtype), rows
+        wanted = (folded.third.exact(second, None) + norm) * folded.of_third
+        assert ref.error(third, wanted) <= allowed * ref.rounding(wanted, dtype), rows
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(768, 3072), (384, 1536), (312, 1200)])
+@pytest.mark.parametrize("in_rows", [False, True])
 def test_folded_rows_have_the_same_bits_in_any_company(
-    device: Device, random: np.random.Generator, hidden: int, inner: int
+    device: Device, random: np.random.Generator, hidden: int, inner: int, in_rows: bool
 ) -> None:
-    folded = Folded(device, random, ref.FLOAT16, hidden, inner)
+    folded = Folded(device, random, ref.FLOAT16, hidden, inner, in_rows)
     context, residual = (ref.stored(random.standard_normal((20_000, hidden)), ref.FLOAT16) for _ in range(2))
     together = [rows.view(np.uint16) for rows in folded.run(context, residual)]
     for rows in (1, 16, 33, 64, 100, 129, 256, 500, 1000, 2500, 3300, 7000, 10_000):  # each tile's
@@ -193,39 +215,45 @@ def test_folded_rows_have_the_same_bits_in_any_company(
 # clusters share, a last tile with few rows.
 @pytest.mark.parametrize("rows", [12_801, 16_896, 16_897, 26_368, 40_000])
 @pytest.mark.parametrize(
-    ("dtype", "kind", "inner", "folds"),
+    ("dtype", "kind", "inner", "gamma_in"),
     [
-        (ref.FLOAT16, ref.GELU, 1536, True),
-        (ref.FLOAT16, ref.GELU, 1536, False),
-        (ref.BFLOAT16, ref.GELU_TANH, 1536, True),
-        (ref.FLOAT16, ref.RELU, 64, True),
-        (ref.FLOAT16, ref.NONE, 960, True),
-        (ref.FLOAT16, ref.GELU, 128, True),
+        (ref.FLOAT16, ref.GELU, 1536, "weights"),
+        (ref.FLOAT16, ref.GELU, 1536, "rows"),
+        (ref.FLOAT16, ref.GELU, 1536, ""),
+        (ref.BFLOAT16, ref.GELU_TANH, 1536, "weights"),
+        (ref.FLOAT16, ref.RELU, 64, "weights"),
+        (ref.FLOAT16, ref.NONE, 960, "weights"),
+        (ref.FLOAT16, ref.GELU, 128, "weights"),
     ],
-    ids=["GELU", "unfolded", "bfloat16", "one_chunk", "no_activation", "two_chunks"],
+    ids=["GELU", "gamma_in_rows", "unfolded", "bfloat16", "one_chunk", "no_activation", "two_chunks"],
 )
 def test_both_products_in_one_kernel_have_the_bits_of_two(
-    device: Device, random: np.random.Generator, rows: int, dtype: int, kind: int, inner: int, folds: bool
+    device: Device, random: np.random.Generator, rows: int, dtype: int, kind: int, inner: int, gamma_in: str
 ) -> None:
     hidden = 384
     in_weight = ref.stored(random.standard_normal((inner, hidden)) / np.sqrt(hidden), dtype)
     out_weight = ref.stored(random.standard_normal((hidden, inner)) / np.sqrt(inner), dtype)
     in_bias, out_bias = (random.standard_normal(n).astype(np.float32) for n in (inner, hidden))
-    gamma = random.uniform(0.2, 1.6, hidden).astype(np.float32)
+    gamma, next_gamma = (random.uniform(0.2, 1.6, hidden).astype(np.float32) for _ in range(2))
     beta = (random.standard_normal(hidden) / 4).astype(np.float32)
-    norm = {"gamma": device.put(gamma), "beta": device.put(beta), "epsilon": EPSILON} if folds else {}
+    norm = {"gamma": device.put(gamma), "beta": device.put(beta), "epsilon": EPSILON} if gamma_in else {}
+    if gamma_in == "weights":
+        norm["exact"] = device.put(ref.exact(in_weight).astype(np.float32))
+    elif gamma_in == "rows":
+        norm |= {"gamma_in_rows": True, "next_gamma": device.put(next_gamma)}
     both = device.launch.feed_forward(
         dtype, device.put(in_weight), device.put(in_bias), device.put(out_weight), device.put(out_bias), hidden, inner,
         kind, **norm,
     )  # fmt: skip
     stored = ref.stored(random.standard_normal((rows, hidden)) + random.standard_normal((rows, 1)), dtype)
-    groups = ref.exact(stored).reshape(rows, 3, 128)
+    r = ref.exact(stored) / (gamma if gamma_in == "rows" else 1)
+    groups = r.reshape(rows, 3, 128)
     sums = np.stack([groups.sum(axis=2), (groups * groups).sum(axis=2)], axis=2).astype(np.float32)
     x, x_sums = device.put(stored), device.put(sums)
     room, y, y_sums = device.new(rows * inner * 2), device.new(rows * hidden * 2), device.new(rows * 3 * 8 * 8)
 
     def run(first: int, count: int, backwards: bool) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        of_x = x_sums + first * 24 if folds else 0
+        of_x = x_sums + first * 24 if gamma_in else 0
         both.run(device.launch, x + first * hidden * 2, count, room, y, of_x, 1, y_sums, backwards)
         parts = device.get(y_sums, (count, 3, both.parts, 2), np.float32)
         while parts.shape[2] > 1:  # a balanced tree
@@ -246,13 +274,15 @@ def test_both_products_in_one_kernel_have_the_bits_of_two(
     assert (few_sums == together_sums[:100]).all()
 
 
-def test_what_cannot_be_folded_is_told(device: Device, random: np.random.Generator) -> None:
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_what_cannot_be_folded_is_told(device: Device, random: np.random.Generator, in_rows: bool) -> None:
     def product(gamma: float) -> Any:
         weight = ref.stored(random.standard_normal((64, 64)), ref.FLOAT16)
-        vector = device.put(np.full(64, gamma, np.float32))
+        vector, exact = device.put(np.full(64, gamma, np.float32)), device.put(weight.astype(np.float32))
         return device.launch.product(
-            "hopper", "", ref.FLOAT16, device.put(weight), vector, 64, 64, ref.NONE, gamma=vector, beta=vector
-        )
+            "hopper", "", ref.FLOAT16, device.put(weight), vector, 64, 64, ref.NONE, gamma=vector, beta=vector,
+            exact=exact, gamma_in_rows=in_rows,
+        )  # fmt: skip
 
     product(1.0).check_folds()
     for gamma in (6e4, 1e-6):

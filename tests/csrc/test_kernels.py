@@ -80,14 +80,24 @@ def test_offsets(device: Device, random: np.random.Generator, lengths: list[int]
     [[], [1], [128], [127, 1], [32], [33], [64, 64], [65, 63], [1] * 64, [3, 40, 12, 1, 30, 9, 25], [2] * 33 + [50]],
 )
 @pytest.mark.parametrize("spare", [0, 9])
-@pytest.mark.parametrize(("dtype", "hidden"), [(ref.FLOAT16, 768), (ref.BFLOAT16, 384), (ref.FLOAT16, 1000)])
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "gamma_in_rows"),
+    [(ref.FLOAT16, 768, False), (ref.BFLOAT16, 384, True), (ref.FLOAT16, 1000, True)],
+)
 def test_a_small_batch_in_one_launch(
-    device: Device, random: np.random.Generator, lengths: list[int], spare: int, dtype: int, hidden: int
+    device: Device,
+    random: np.random.Generator,
+    lengths: list[int],
+    spare: int,
+    dtype: int,
+    hidden: int,
+    gamma_in_rows: bool,
 ) -> None:
     """What embedding_small.cu writes is what offsets.cu and embedding.cu write, to the bit."""
     tokens, sequences = sum(lengths), len(lengths)
     rows, slots = max(1, min(128, tokens + spare)), min(64, sequences + spare)
     tables = [device.put(drawn(random, (count, hidden), dtype, 0.05)) for count in (500, 128, 2)]
+    gamma = device.put(vector(random, hidden)) if gamma_in_rows else 0
     long, short = (len(each) for each in ref.tiles(lengths))
     header = np.array([sequences, tokens], np.int32)
     parts = [
@@ -109,7 +119,7 @@ def test_a_small_batch_in_one_launch(
     capacity = (rows, slots, long + spare, short + spare)
     device.launch.offsets(device.put(header), *[device.put(part) for part in parts], *scratch, *lists, *capacity)
     device.launch.embed(
-        dtype, *tables, 0, 0, *scratch, rows, hidden, EPSILON, apart["y"][0], apart["sums"][0]
+        dtype, *tables, gamma, 0, *scratch, rows, hidden, EPSILON, apart["y"][0], apart["sums"][0], gamma_in_rows
     )  # fmt: skip
 
     padded = [np.pad(part.view(np.int32), (0, -len(part) % 4)) for part in (np.pad(header, (0, 2)), *parts)]
@@ -120,7 +130,7 @@ def test_a_small_batch_in_one_launch(
         lists = [together[name][0] for name in ("cuts", "cu_seqlens", "tiles", "shorts")]
         device.launch.embed_small(
             dtype, *tables, device.put(np.concatenate(padded)), *map(int, begins[1:5]), int(begins[5]), *lists,
-            *capacity, hidden, together["y"][0], together["sums"][0],
+            *capacity, hidden, together["y"][0], together["sums"][0], gamma,
         )  # fmt: skip
         assert read(together) == read(apart)
 
@@ -128,7 +138,7 @@ def test_a_small_batch_in_one_launch(
 def test_a_small_batch_too_large_for_one_launch_is_refused(device: Device) -> None:
     with pytest.raises(RuntimeError, match="129 rows"):
         device.launch.embed_small(
-            ref.FLOAT16, 0, 0, 0, 0, 16, 32, 544, 1056, 1072, 0, 0, 0, 0, 129, 1, 3, 1, 768, 0, 0
+            ref.FLOAT16, 0, 0, 0, 0, 16, 32, 544, 1056, 1072, 0, 0, 0, 0, 129, 1, 3, 1, 768, 0, 0, 0
         )  # fmt: skip
 
 
@@ -148,16 +158,17 @@ def test_layernorm(device: Device, random: np.random.Generator, dtype: int, hidd
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("hidden", [384, 768])
 @pytest.mark.parametrize("has_types", [True, False])
-@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("leaves", ["LayerNorm", "sum", "gamma times sum"])
 def test_embedding(
-    device: Device, random: np.random.Generator, dtype: int, hidden: int, has_types: bool, raw: bool
+    device: Device, random: np.random.Generator, dtype: int, hidden: int, has_types: bool, leaves: str
 ) -> None:
     rows = 333
     word, place, kind = (drawn(random, (n, hidden), dtype, 0.05) for n in (500, 64, 2))
     gamma, beta = vector(random, hidden), vector(random, hidden)
     ids, positions, types = (random.integers(0, n, rows).astype(np.int32) for n in (500, 64, 2))
     total = ref.exact(word)[ids] + ref.exact(place)[positions] + (ref.exact(kind)[types] if has_types else 0)
-    wanted = total if raw else ref.layernorm(total, ref.exact(gamma), ref.exact(beta), EPSILON)
+    normed = ref.layernorm(total, ref.exact(gamma), ref.exact(beta), EPSILON)
+    wanted = {"LayerNorm": normed, "sum": total, "gamma times sum": total * ref.exact(gamma)}[leaves]
     y = device.new(rows * word[0].nbytes)
     groups = hidden // 128
     sums = device.new(rows * groups * 8)
@@ -165,10 +176,10 @@ def test_embedding(
         dtype, device.put(word), device.put(place), device.put(kind) if has_types else 0,
         device.put(gamma), device.put(beta),
         device.put(ids), device.put(types), device.put(positions), rows, hidden, EPSILON, y,
-        sums if raw else 0,
+        0 if leaves == "LayerNorm" else sums, leaves == "gamma times sum",
     )  # fmt: skip
     assert ref.error(device.get(y, (rows, hidden), numpy_type(dtype)), wanted) <= allowed(wanted, dtype)
-    if raw:
+    if leaves != "LayerNorm":
         got = device.get(sums, (rows, groups, 2), np.float32).sum(axis=1)
         np.testing.assert_allclose(
             got, np.stack([total.sum(axis=1), (total**2).sum(axis=1)], axis=1), rtol=1e-4, atol=1e-4

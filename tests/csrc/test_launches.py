@@ -218,6 +218,28 @@ def test_weights_are_folded_from_what_the_checkpoint_has(program: Path) -> None:
         assert [qkv[each] for each in ("first", "second", "third", "last")] == [10 * layer + i for i in (1, 2, 3, 3)]
         assert {wide[each] for each in ("first", "second", "third", "last")} == {10 * layer + 4}
         assert attention_out["exact"] == out["exact"] == -1
-    # What is in 16 bits was never anything else, and other products fold nothing.
-    for gemm, in_float32 in ((HOPPER, False), (PORTABLE, True)):
-        assert {each["exact"] for layer in prepared(gemm, in_float32) for each in layer} == {-1}
+    # Other products fold nothing.
+    for of_layer in prepared(PORTABLE, True):
+        assert {each[name] for each in of_layer for name in ("exact", "normed", "residual_normed")} == {-1}
+
+
+def test_gamma_goes_into_rows_where_no_weight_would_be_rounded_anyway(program: Path) -> None:
+    def prepared(in_float32: bool) -> list[dict[str, int]]:
+        return only(everything(program, MEAN, HOPPER, [200], in_float32=in_float32), "prepare")
+
+    for each in prepared(True):
+        assert (each["gamma_in_rows"], each["next_gamma"]) == (0, -1)
+    products = prepared(False)
+    assert {each["gamma_in_rows"] for each in products} == {1}
+    assert {each["exact"] for each in products} == {-1}
+    # What a product leaves is times the gamma that its readers expect; pooling takes the last rows as they are.
+    for i in range(0, len(products), 4):
+        qkv, attention_out, wide, out = products[i : i + 4]
+        assert attention_out["residual_normed"] == qkv["normed"] >= 0
+        assert attention_out["next_gamma"] == wide["normed"] == out["residual_normed"] >= 0
+        following = products[i + 4]["normed"] if i + 4 < len(products) else -1
+        assert out["next_gamma"] == following
+    for in_float32 in (False, True):
+        found = everything(program, MEAN, HOPPER, [500] * 4, in_float32=in_float32, graphs=1)
+        for name in ("embedding", "embedding_small"):
+            assert {each["gamma_in_rows"] for each in only(found, name)} == {0 if in_float32 else 1}

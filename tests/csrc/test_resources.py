@@ -19,11 +19,15 @@ from tests.csrc.host_program import CSRC
 
 SOURCES = ("gemm/hopper.cu", "gemm/hopper_joined.cu", "kernels/attention_hopper.cu", "kernels/attention.cu")
 BARRIERS = 64  # of a multiprocessor
-# Bytes that may be spilled: what these kernels have spilled since they were measured, and no more.
+# Bytes that may be spilled: what these kernels have spilled since they were measured, and no more. The last template
+# argument: whether gamma is in the rows (csrc/EPILOGUES.md).
 SPILLS = {
-    # Of its 255 registers accumulators take 224 (csrc/EPILOGUES.md). None is spilled inside the loop over chunks.
-    "feed_forward_kernel": 56,
-    "few_rows_kernel": 40,  # one variant, bfloat16 with a residual
+    # Of its 255 registers accumulators take 224. None is spilled inside the loop over chunks.
+    r"feed_forward_kernel.*Lb0EEEv": 56,
+    r"feed_forward_kernel.*Lb1EEEv": 132,  # with twice the constants
+    r"few_rows_kernelI13__nv_bfloat16.*Lb0EEEv": 40,  # one variant, with a residual, as below
+    r"few_rows_kernelI13__nv_bfloat16.*Lb1EEEv": 82,
+    r"few_rows_kernelI6__half.*Lb1EEEv": 20,
 }
 
 
@@ -96,7 +100,7 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
 def test_nothing_is_spilled_where_it_counts(compiled: dict[str, Compiled]) -> None:
     for each in compiled.values():
         for kernel in each.kernels:
-            allowed = max((spill for name, spill in SPILLS.items() if name in kernel.name), default=0)
+            allowed = max((spill for name, spill in SPILLS.items() if re.search(name, kernel.name)), default=0)
             assert kernel.spilled <= allowed, kernel
 
 
