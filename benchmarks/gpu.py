@@ -192,7 +192,7 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
 
 
 def model_folder(name: str, scratch: Path) -> Path:
-    """A folder given by name=FOLDER; else one with random weights of a known shape, in FP32 or as `name/float16` says."""
+    """A folder given by name=FOLDER; else one with random weights of a known shape, in FP32 unless name/dtype says."""
     if "=" in name:
         return Path(name.partition("=")[2])
     # A model folder needs a tokenizer, though none is used here.
