@@ -8,8 +8,8 @@ transformers padded (sdpa) by events around the call; the same in batches of 32 
 sentence-transformers does; the packed torch model (varlen attention, no padding) as a replayed CUDA graph; with
 --compile the first and the last through torch.compile too (the packed one with max-autotune). Everyone takes turns
 round by round; embert has a process of its own; figures are medians. Before timing, vectors are compared. Models
-without a folder have random weights, stored in FP32 as most models are. The packed model is of BERT: varlen attention has no relative positions, so beside
-MPNet is transformers alone.
+without a folder have random weights, stored in FP32 as most models are. The packed model is of BERT: varlen attention
+has no relative positions, so beside MPNet is transformers alone.
 
 A GPU at its power limit lowers its clock, within milliseconds and by as much as a third. So everything is timed in
 bursts of equal time: a rest, a hundredth of a second to wake up, then a twentieth; a batch at least of each.

@@ -14,8 +14,9 @@ struct Norm {
   const float* beta = nullptr;   // [columns]
 };
 
-// Rows of a matrix. With `sums` they are not normalised yet: for each row and each group of 128 columns there are
-// `parts` (1, 2, 4 or 8) sums of elements (x) and of their squares (y), in the order of the columns.
+// Rows of a matrix. With `sums` they are not normalised yet, as they are or times their LayerNorm's gamma: for each row
+// and each group of 128 columns there are `parts` (1, 2, 4 or 8) sums of elements (x) and of their squares (y), in the
+// order of the columns.
 struct Rows {
   const void* data = nullptr;
   const float2* sums = nullptr;
