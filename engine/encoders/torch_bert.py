@@ -35,7 +35,11 @@ NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
 
 
 class Bert:
-    """The embeddings and layers of one model, in one dtype."""
+    """The embeddings and layers of one model, in one dtype; but LayerNorms' gammas and betas in float32 always.
+
+    MiniLM-L6 in bfloat16, 64 passages: 0.65 % off float32 instead of 0.89 %, in the same time. With biases in float32,
+    too, 0.68 %.
+    """
 
     def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
         self._config = config
@@ -45,7 +49,7 @@ class Bert:
         self._types = _tensor(checkpoint, "embeddings.token_type_embeddings.weight").float()
         # Nearly every batch has token type 0 throughout, so that row is added beforehand; other types by difference.
         self._positions = positions + self._types[0]
-        self._norm = _norm(checkpoint, "embeddings.LayerNorm", torch.float32)
+        self._norm = _norm(checkpoint, "embeddings.LayerNorm")
         self._relative: RelativePositions | None = None
         if config.relative_buckets:
             longest = -(-config.max_positions // LENGTH_STEP) * LENGTH_STEP
@@ -134,7 +138,7 @@ class _Layer:
         self._projection = linear(("attention.output.dense",))
         self._inner = linear(("intermediate.dense",), config.activation)
         self._outer = linear(("output.dense",))
-        self._norms = [_norm(checkpoint, prefix + name, dtype) for name in NORMS]
+        self._norms = [_norm(checkpoint, prefix + name) for name in NORMS]
 
     def __call__(self, x: torch.Tensor, groups: Sequence[Group], rows: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden] → [T, hidden], or [n, hidden] with `rows` [n]: after attention no row needs another."""
@@ -207,5 +211,5 @@ def _tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if stored.dtype == "BF16" else tensor
 
 
-def _norm(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    return _tensor(checkpoint, f"{name}.weight").to(dtype), _tensor(checkpoint, f"{name}.bias").to(dtype)
+def _norm(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return _tensor(checkpoint, f"{name}.weight").float(), _tensor(checkpoint, f"{name}.bias").float()

@@ -29,10 +29,14 @@ def oracle(real_texts: list[str], tokenizer: engine.Tokenizer, hugging_face: Hug
     return unit(rows)
 
 
-@pytest.mark.parametrize(("name", "cosine"), [("float32_encoder", 0.999999), ("bfloat16_encoder", 0.9995)])
+# In bfloat16 with LayerNorms' gamma and beta in that type, too, the error would be 8.9e-3; so it is 7.0e-3.
+@pytest.mark.parametrize(
+    ("name", "cosine", "error"), [("float32_encoder", 0.999999, 5e-6), ("bfloat16_encoder", 0.9998, 8e-3)]
+)
 def test_500_real_texts_equal_hugging_face(
     name: str,
     cosine: float,
+    error: float,
     request: pytest.FixtureRequest,
     default_model: Model,
     tokenizer: engine.Tokenizer,
@@ -47,6 +51,7 @@ def test_500_real_texts_equal_hugging_face(
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     cosines = (vectors.astype(np.float64) * oracle).sum(1) / np.linalg.norm(oracle, axis=1)
     assert cosines.min() >= cosine, real_texts[int(cosines.argmin())][:80]
+    assert np.linalg.norm(vectors - oracle) <= error * np.linalg.norm(oracle)
 
 
 def test_a_text_does_not_depend_on_its_batch(float32_encoder: Encoder) -> None:
