@@ -21,7 +21,8 @@ class HopperFeedForward final : public FeedForward {
       : in_(std::move(in)), out_(std::move(out)) {}
   static bool takes(const HopperLinear& in, const HopperLinear& out) {
     return in.weights_.in == FeedForwardShape::kHidden && out.weights_.out == FeedForwardShape::kHidden &&
-           in.weights_.out % FeedForwardShape::kChunk == 0 && in.weights_.out <= FeedForwardShape::kMostInner;
+           in.weights_.out % FeedForwardShape::kChunk == 0 && in.weights_.out <= FeedForwardShape::kMostInner &&
+           (in.weights_.input_norm.gamma != nullptr || !in.weights_.gamma_in_rows);
   }
 
   Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {

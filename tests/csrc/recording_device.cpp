@@ -274,8 +274,11 @@ void check(const Status& status) {
   std::exit(0);
 }
 
-// Weights of layer i are 10·i and 1 for query, 2 for key, 3 for value, 4 for inner; the others are 0.
-void load(Encoder& encoder, bool in_float32) {
+enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
+
+// Weights of layer i are 10·i and 1 for query, 2 for key, 3 for value, 4 for inner; the others are 0. In FP16 all are
+// 0.
+void load(Encoder& encoder, Stored stored) {
   std::vector<float> floats(std::max(kVocabulary, kInner) * kHidden);
   const std::vector<uint16_t> zeros(floats.size());
   const auto put = [&](const std::string& name, int layer, size_t count) {
@@ -283,7 +286,8 @@ void load(Encoder& encoder, bool in_float32) {
     const auto* const found = std::find(std::begin(names), std::end(names), name);
     const float value = found == std::end(names) ? 0.0f : 10.0f * layer + 1 + (found - names);
     std::fill(floats.begin(), floats.end(), value);
-    if (in_float32)
+    const bool is_vector = layer < 0 ? name == "gamma" || name == "beta" : name.find(".weight") == std::string::npos;
+    if (stored == Stored::kFloat32 || (stored == Stored::kVectorsInFloat32 && is_vector))
       check(encoder.load(name, layer, floats.data(), count, DType::kFloat32));
     else
       check(encoder.load(name, layer, zeros.data(), count, DType::kFloat16));
@@ -345,7 +349,7 @@ int main(int count, char** arguments) {
 
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(shape, options, encoder));
-  load(*encoder, std::atoi(arguments[6]) != 0);
+  load(*encoder, Stored(std::atoi(arguments[6])));
   if (shape.relative) load_relative(*encoder);
   std::string refusal;
   telling = true;

@@ -14,6 +14,7 @@ CLS, MEAN, MAX, LAST = range(4)
 LAYERS, HIDDEN, INNER = 3, 256, 1024
 HOPPER, PORTABLE = "hopper", "cublaslt"
 TOKENS = 1
+IN_FLOAT16, IN_FLOAT32, VECTORS_IN_FLOAT32 = range(3)  # the checkpoint
 
 Launch = tuple[str, dict[str, int]]
 
@@ -39,11 +40,11 @@ def everything(
     graphs: int = 0,
     task: int = 0,
     relative: int = 0,
-    in_float32: int = 0,
+    stored: int = 0,
 ) -> list[Launch]:
     """The same from the moment that the weights are there."""
     lengths = " / ".join(" ".join(map(str, batch)) for batch in batches).split()
-    options = [str(int(option)) for option in (graphs, task, relative, in_float32)]
+    options = [str(int(option)) for option in (graphs, task, relative, stored)]
     command = [str(program), str(pooling), gemm, *options, *lengths]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = []
@@ -208,38 +209,35 @@ def test_relative_positions_are_every_layers(program: Path, gemm: str) -> None:
 
 
 def test_weights_are_folded_from_what_the_checkpoint_has(program: Path) -> None:
-    def prepared(gemm: str, in_float32: bool) -> list[list[dict[str, int]]]:
+    def prepared(gemm: str) -> list[list[dict[str, int]]]:
         """By layer: QKV, attention out, FFN in, FFN out."""
-        of_all = only(everything(program, MEAN, gemm, [20], in_float32=in_float32), "prepare")
+        of_all = only(everything(program, MEAN, gemm, [20], stored=IN_FLOAT32), "prepare")
         assert len(of_all) == 4 * LAYERS
         return [of_all[i : i + 4] for i in range(0, len(of_all), 4)]
 
-    for layer, (qkv, attention_out, wide, out) in enumerate(prepared(HOPPER, True)):
+    for layer, (qkv, attention_out, wide, out) in enumerate(prepared(HOPPER)):
         assert [qkv[each] for each in ("first", "second", "third", "last")] == [10 * layer + i for i in (1, 2, 3, 3)]
         assert {wide[each] for each in ("first", "second", "third", "last")} == {10 * layer + 4}
         assert attention_out["exact"] == out["exact"] == -1
     # Other products fold nothing.
-    for of_layer in prepared(PORTABLE, True):
+    for of_layer in prepared(PORTABLE):
         assert {each[name] for each in of_layer for name in ("exact", "normed", "residual_normed")} == {-1}
 
 
-def test_gamma_goes_into_rows_where_no_weight_would_be_rounded_anyway(program: Path) -> None:
-    def prepared(in_float32: bool) -> list[dict[str, int]]:
-        return only(everything(program, MEAN, HOPPER, [200], in_float32=in_float32), "prepare")
-
-    for each in prepared(True):
-        assert (each["gamma_in_rows"], each["next_gamma"]) == (0, -1)
-    products = prepared(False)
-    assert {each["gamma_in_rows"] for each in products} == {1}
-    assert {each["exact"] for each in products} == {-1}
-    # What a product leaves is times the gamma that its readers expect; pooling takes the last rows as they are.
+@pytest.mark.parametrize("stored", [IN_FLOAT16, IN_FLOAT32, VECTORS_IN_FLOAT32])
+def test_gamma_goes_into_rows_where_neither_it_nor_a_weight_is_rounded(program: Path, stored: int) -> None:
+    in_rows = stored == IN_FLOAT16
+    found = everything(program, MEAN, HOPPER, [500] * 4, stored=stored, graphs=1)
+    for name in ("embedding", "embedding_small", "prepare"):
+        assert {each["gamma_in_rows"] for each in only(found, name)} == {int(in_rows)}
+    products = only(found, "prepare")
+    assert len(products) == 4 * LAYERS
     for i in range(0, len(products), 4):
         qkv, attention_out, wide, out = products[i : i + 4]
         assert attention_out["residual_normed"] == qkv["normed"] >= 0
-        assert attention_out["next_gamma"] == wide["normed"] == out["residual_normed"] >= 0
+        assert out["residual_normed"] == wide["normed"] >= 0
+        assert (qkv["exact"] == -1) == (wide["exact"] == -1) == in_rows
+        # What a product leaves is times the gamma that its readers expect; pooling takes the last rows as they are.
         following = products[i + 4]["normed"] if i + 4 < len(products) else -1
-        assert out["next_gamma"] == following
-    for in_float32 in (False, True):
-        found = everything(program, MEAN, HOPPER, [500] * 4, in_float32=in_float32, graphs=1)
-        for name in ("embedding", "embedding_small"):
-            assert {each["gamma_in_rows"] for each in only(found, name)} == {0 if in_float32 else 1}
+        assert attention_out["next_gamma"] == (wide["normed"] if in_rows else -1)
+        assert out["next_gamma"] == (following if in_rows else -1)
