@@ -127,7 +127,7 @@ class CublasLtLinear final : public Linear {
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_TRANSA, transpose));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_EPILOGUE,
                    weights_.activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS));
-    // It adds a bias of y's type only.
+    // Added in y's type.
     EMBERT_TRY(bias_.allocate(size_t(weights_.out) * bytes_of(owner_.dtype_)));
     EMBERT_TRY(convert(DType::kFloat32, weights_.bias, owner_.dtype_, bias_.as(), weights_.out, stream));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_.as()));
