@@ -31,7 +31,6 @@ from benchmarks.texts import PASSAGE_TOKENS, texts
 from engine.encoders.base import PackedBatch
 from engine.encoders.cuda import CudaEncoder
 
-NARROW = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 MAX_TOKENS = 16384
 Vectors = npt.NDArray[np.float64]
 
@@ -84,8 +83,7 @@ def stored_model(model: str, stored: str, scratch: Path) -> Path:
     else:
         (scratch / "tokenizer.json").write_text("{}")
         torch.manual_seed(0)
-        shape = NARROW if name == "narrow" else SHAPES[name]
-        made = transformers.BertModel(transformers.BertConfig(**shape), add_pooling_layer=False)
+        made = transformers.BertModel(transformers.BertConfig(**SHAPES[name]), add_pooling_layer=False)
         for key, parameter in made.named_parameters():
             if key.endswith("LayerNorm.weight"):
                 parameter.data.uniform_(0.5, 1.5)

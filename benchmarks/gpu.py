@@ -41,6 +41,7 @@ from engine.encoders.cuda import CudaEncoder
 
 SHAPES: dict[str, dict[str, Any]] = {
     "base": {},
+    "narrow": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
 MAX_TOKENS = 32768
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--models",
         nargs="+",
         default=["base", "large"],
-        help="base, large, mpnet (in FP32, or base/float16), or name=FOLDER",
+        help="base, large, narrow (MiniLM-L6's shape), mpnet, in FP32 or as base/float16; or name=FOLDER",
     )
     parser.add_argument("--workloads", nargs="+", default=[*THROUGHPUT, *LATENCY])
     parser.add_argument(

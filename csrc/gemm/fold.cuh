@@ -9,8 +9,8 @@ namespace embert::hopper {
 constexpr int kFoldThreads = 128;
 // Of a row's length: what may be left of its sum, times kMostOffset. A twentieth of FP16's rounding.
 constexpr float kEnough = 1e-5f;
-// Elements of rows before their LayerNorm: the deviation is about 1 in trained models, the largest element of MiniLM-L6
-// is 230.
+// Elements of r between which γ·r has to keep its digits. Of MiniLM-L6's rows the largest is 230, and none is more than
+// 20 of its row's deviations; chosen with room on both sides, other models were not looked at.
 constexpr float kLeastElement = 0.7f, kMostElement = 500.0f;
 
 // The next value of T below or above; of neither zeros nor infinities.
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kFoldThreads)
 }
 
 // The same where gamma is in the rows: W stays as it is, and the column is {Σ γ·W, factor·(bias + Σ W·β)}. `worst`
-// keeps what storing γ·r costs for r of the sizes that rows have: between a deviation and the largest element.
+// keeps what storing γ·r costs for the least and the largest such r.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads) sum_input_kernel(const T* weight, const float* bias, const Norm norm,
                                                                  int in, float factor, float2* columns, float* worst) {

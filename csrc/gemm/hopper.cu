@@ -273,7 +273,7 @@ Status HopperLinear::run_plain(const Call& call) {
   return with_activation(weights_.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
     if (tiles <= owner_.processors()) return run_pingpong<T, kActivation, false, kGammaInRows>(call);
-    if constexpr (!kGammaInRows) {
+    if constexpr (!kGammaInRows) {  // a LayerNorm has at most kMaxSumColumns columns, fewer than that
       if (weights_.in > kMostPingPongIn) return run_wide<T, Wide256, kActivation, false, false>(call);
     }
     return run_pingpong<T, kActivation, true, kGammaInRows>(call);

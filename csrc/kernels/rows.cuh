@@ -28,8 +28,10 @@ struct WarpRow {
     }
   }
 
-  // A vector of the model (gamma, beta): read once, before the row is there.
-  __device__ void load_vector(const float* vector, int lane, int hidden) {
+  // Calls f(this row's element, the vector's in the same column) for all that the lane holds. The vector: gamma or
+  // beta.
+  template <typename F>
+  __device__ void with_vector(const float* vector, int lane, int hidden, F&& f) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!holds(p, lane, hidden)) continue;
@@ -37,22 +39,16 @@ struct WarpRow {
       for (int i = 0; i < kWidth; i += 4) {
         const Pack<float> four = load_pack(vector + (p * 32 + lane) * kWidth + i);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) values[p][i + k] = four.values[k];
+        for (int k = 0; k < 4; ++k) f(values[p][i + k], four.values[k]);
       }
     }
   }
-
+  // Once, before the row is there.
+  __device__ void load_vector(const float* vector, int lane, int hidden) {
+    with_vector(vector, lane, hidden, [](float& mine, float its) { mine = its; });
+  }
   __device__ void multiply(const float* vector, int lane, int hidden) {
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!holds(p, lane, hidden)) continue;
-#pragma unroll
-      for (int i = 0; i < kWidth; i += 4) {
-        const Pack<float> four = load_pack(vector + (p * 32 + lane) * kWidth + i);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) values[p][i + k] *= four.values[k];
-      }
-    }
+    with_vector(vector, lane, hidden, [](float& mine, float its) { mine *= its; });
   }
 
   __device__ void clear() {
