@@ -183,6 +183,30 @@ def test_a_gamma_that_cannot_be_folded(tmp_path: Path, random: np.random.Generat
     ours.close()
 
 
+@pytest.mark.parametrize(("gamma", "layernorm"), [(80.0, "folded"), (125.0, "separate")])
+def test_rows_that_only_gamma_makes_too_large(
+    tmp_path: Path, random: np.random.Generator, gamma: float, layernorm: str
+) -> None:
+    # An element of 700 times gamma is left for the product that takes the LayerNorm over, in FP16: up to 65 504.
+    folder = random_bert(tmp_path, torch.float16, num_hidden_layers=2)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    layer, at = "encoder.layer.0.", 5
+    weights[layer + "attention.output.dense.bias"][at] = 700.0
+    weights[layer + "attention.output.LayerNorm.weight"][at] = gamma
+    weights[layer + "intermediate.dense.weight"][:, at] = 0.0
+    weights[layer + "output.LayerNorm.weight"][at] = 0.01
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
+    if ours.gemm == "hopper":
+        assert ours.layernorm == layernorm
+        assert ("not finite" in ours.fold_refusal) == (layernorm == "separate")
+    batch = packed(random, np.array([5, 300]))
+    wanted = hugging_face(folder, batch, torch.float64)
+    of_torch = relative_error(hugging_face(folder, batch, torch.float16), wanted)
+    assert relative_error(in_parts(ours, batch), wanted) <= 1.1 * of_torch
+    ours.close()
+
+
 @pytest.mark.parametrize(("offset", "layernorm"), [(5.0, "folded"), (200.0, "separate")])
 def test_rows_that_stand_off_zero(tmp_path: Path, random: np.random.Generator, offset: float, layernorm: str) -> None:
     folder = random_bert(tmp_path, num_hidden_layers=2)
