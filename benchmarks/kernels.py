@@ -120,7 +120,8 @@ def _kernels(cuda: Any, options: argparse.Namespace, tokens: int, timing: Timing
     sets = min(LAUNCHES, max(2, math.ceil(ROTATED_BYTES / (2 * tokens * hidden))))
     big, out = ([_random(tokens, wide) for _ in range(sets)] for _ in range(2))
     small = [_random(tokens, hidden) for _ in range(sets)]
-    vector, words, places, kinds = _random(wide), _random(30000, hidden), _random(512, hidden), _random(2, hidden)
+    words, places, kinds = _random(30000, hidden), _random(512, hidden), _random(2, hidden)
+    vector = torch.randn(hidden, device="cuda")  # in FP32, as the encoder keeps a model's vectors
     ids = _integers(np.random.default_rng(0).integers(0, 30000, tokens))
     positions, zeros = _integers(np.arange(tokens) % length), _integers(np.zeros(tokens))
     sequences = tokens // length

@@ -215,7 +215,7 @@ Status Encoder::start(std::string& fold_refusal) {
     int ticket = 0;
     EMBERT_TRY(submit(batch, Task::kEmbed, ticket));
     EMBERT_TRY(wait(ticket, out.data()));
-    if (folds_ && round == 0) EMBERT_TRY(check_first_batch(out, fold_refusal));
+    if (largest_offset_.bytes() > 0) EMBERT_TRY(check_offset(fold_refusal));
     if (!fold_refusal.empty()) return {};
   }
   if (!options_.graphs) return {};
@@ -230,19 +230,18 @@ Status Encoder::start(std::string& fold_refusal) {
   return {};
 }
 
-Status Encoder::check_first_batch(const std::vector<float>& vectors, std::string& fold_refusal) {
+Status Encoder::check_offset(std::string& fold_refusal) {
   float largest = 0.0f;
   EMBERT_CUDA(cudaMemcpy(&largest, largest_offset_.as(), sizeof(largest), cudaMemcpyDeviceToHost));
   largest_offset_.release();
-  if (largest > kMostOffset) {
-    fold_refusal = "LayerNorm cannot be folded into the products: a row before it has a mean of " +
-                   std::to_string(largest) + " deviations, at most " + std::to_string(int(kMostOffset)) + " is taken";
-  } else if (!std::all_of(vectors.begin(), vectors.end(), [](float value) { return std::isfinite(value); })) {
-    // Most likely a row times gamma, which is left of it with gamma in the rows, where the row alone would fit. Should
-    // the model itself be too large for its type, it is so without folding, too, and its requests are told.
-    fold_refusal =
-        "LayerNorm cannot be folded into the products: a vector of the first batch is not finite, so a row "
-        "is beyond the type's range";
+  const std::string refusal = "LayerNorm cannot be folded into the products: a row before it ";
+  if (std::isinf(largest)) {
+    // With gamma in the rows, gamma times a row may be beyond the type's range where the row is not. If the model
+    // itself is, it is so without folding, too, and its requests are told.
+    fold_refusal = refusal + "is not finite";
+  } else if (largest > kMostOffset) {
+    fold_refusal = refusal + "has a mean of " + std::to_string(largest) + " deviations, at most " +
+                   std::to_string(int(kMostOffset)) + " is taken";
   }
   return {};
 }

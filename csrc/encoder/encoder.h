@@ -93,8 +93,7 @@ class Encoder {
   Status submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket);
   Status submit_large(Slot& slot, const BatchView& batch, Task task);
   Status capture(Slot& slot, std::pair<int, int> bucket);
-  // Of a batch that ran folded, at the start: its rows' offsets, and whether its vectors are finite.
-  Status check_first_batch(const std::vector<float>& vectors, std::string& fold_refusal);
+  Status check_offset(std::string& fold_refusal);
   bool pools_one_row() const { return shape_.pooling == Pooling::kCls || shape_.pooling == Pooling::kLast; }
   static bool bucket_of(const BatchView& batch, std::pair<int, int>& bucket);
   Status reserve_output(Slot& slot, size_t floats, bool on_device);

@@ -1,17 +1,19 @@
-"""The parts of the kernels' benchmark that need no GPU: rounds, ratios, and CUTLASS where it is missing or there."""
+"""The kernels' benchmark: all of it on a GPU; without one rounds, ratios, and CUTLASS where it is missing or there."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import products
+from benchmarks import kernels, products, record
 from benchmarks.device_timer import LAUNCHES, Recorded, Timing, take_turns
 from benchmarks.products import Measured, Shape
 from benchmarks.rivals import cutlass
+from engine.encoders import cuda
 
 
 class Bench:
@@ -44,6 +46,20 @@ def test_rounds() -> None:
     times = take_turns(recorded, Timing(rest_s=0, rounds=3, sustained=False))
     assert times == pytest.approx({"one": 50, "two": 200})  # microseconds a launch
     assert recorded["one"].us(Timing(rest_s=0, rounds=1, sustained=False)) == pytest.approx(50)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cuda.unavailable_reason() is not None, reason=cuda.unavailable_reason() or "")
+def test_every_kernel_and_product_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, Any] = {}
+    monkeypatch.setattr(record, "write", lambda name, figures: written.update({name: figures}))
+    monkeypatch.setattr(products, "cutlass_kernels", lambda is_hopper: [])  # they take minutes to compile
+    kernels.main(["--tokens", "512", "--rest", "0", "--rounds", "1"])  # ends where our products are not torch's
+    figures = written["kernels"]
+    assert len(figures["kernels"]) == 6
+    assert all(kernel["us"] > 0 for kernel in figures["kernels"])
+    assert len(figures["products"]) == 4 + len(products.BERT)
+    assert all({"embert", "cuBLASLt"} <= product["us"].keys() for product in figures["products"])
 
 
 def test_ratios() -> None:
