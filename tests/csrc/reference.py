@@ -1,4 +1,4 @@
-"""What every kernel computes, in float64 numpy, slow and plain; and the storage types as numpy knows them."""
+"""What every kernel computes, in float64 numpy, slow and plain; storage types as numpy knows them; what tests draw."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ NONE, GELU, GELU_TANH, RELU = 0, 1, 2, 3
 CLS, MEAN, MAX, LAST = 0, 1, 2, 3
 ATTENTION_ROWS, ATTENTION_SHORT = 64, 32
 KEEPS_LENGTH = 1 << 31
+LENGTHS = [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512]  # awkward ones
+ALLOWED = 1.2  # times the error of one rounding
 
 
 def stored(x: npt.NDArray[Any], dtype: int) -> npt.NDArray[Any]:
@@ -43,6 +45,21 @@ def error(got: npt.NDArray[Any], wanted: Doubles) -> float:
 def rounding(wanted: Doubles, dtype: int) -> float:
     """The error that one rounding of the exact result costs."""
     return error(stored(wanted, dtype), wanted)
+
+
+def allowed(wanted: Doubles, dtype: int) -> float:
+    return ALLOWED * rounding(wanted, dtype) if dtype != FLOAT32 else 1e-6
+
+
+def drawn(
+    random: np.random.Generator, shape: tuple[int, ...], dtype: int, scale: float = 1.0
+) -> npt.NDArray[np.generic]:
+    return stored(random.standard_normal(shape) * scale, dtype)
+
+
+def with_outliers(x: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.float64]:
+    x[:, random.integers(0, x.shape[1], 3)] *= 50
+    return x
 
 
 def layernorm(x: Doubles, gamma: Doubles, beta: Doubles, epsilon: float) -> Doubles:

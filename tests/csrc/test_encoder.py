@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,15 +169,28 @@ def test_layernorm_folded_or_separate(
     ours.close()
 
 
+@contextlib.contextmanager
+def changed(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The weights of a model, to be changed in place."""
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    yield weights
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def started(folder: Path, layernorm: str, refusal: str) -> CudaEncoder:
+    """An encoder whose LayerNorms are "folded", or "separate" because of `refusal`."""
+    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
+    if ours.gemm == "hopper":
+        assert ours.layernorm == layernorm
+        assert (refusal in ours.fold_refusal) == (layernorm == "separate")
+    return ours
+
+
 def test_a_gamma_that_cannot_be_folded(tmp_path: Path, random: np.random.Generator) -> None:
     folder = random_bert(tmp_path, num_hidden_layers=2)
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    weights["encoder.layer.0.attention.output.LayerNorm.weight"][:] = 1e-6
-    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
-    assert ours.layernorm == "separate"
-    if ours.gemm == "hopper":
-        assert "gamma cannot be folded" in ours.fold_refusal
+    with changed(folder) as weights:
+        weights["encoder.layer.0.attention.output.LayerNorm.weight"][:] = 1e-6
+    ours = started(folder, "separate", "gamma cannot be folded")
     batch = packed(random, np.array([5, 300]))
     # Such a LayerNorm's output is near FP16's smallest numbers, folded or not.
     assert cosines(in_parts(ours, batch), hugging_face(folder, batch, torch.float64)).min() >= 0.999
@@ -189,17 +203,13 @@ def test_rows_that_only_gamma_makes_too_large(
 ) -> None:
     # An element of 700 times gamma is left for the product that takes the LayerNorm over, in FP16: up to 65 504.
     folder = random_bert(tmp_path, torch.float16, num_hidden_layers=2)
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
     layer, at = "encoder.layer.0.", 5
-    weights[layer + "attention.output.dense.bias"][at] = 700.0
-    weights[layer + "attention.output.LayerNorm.weight"][at] = gamma
-    weights[layer + "intermediate.dense.weight"][:, at] = 0.0
-    weights[layer + "output.LayerNorm.weight"][at] = 0.01
-    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
-    if ours.gemm == "hopper":
-        assert ours.layernorm == layernorm
-        assert ("a row before it is not finite" in ours.fold_refusal) == (layernorm == "separate")
+    with changed(folder) as weights:
+        weights[layer + "attention.output.dense.bias"][at] = 700.0
+        weights[layer + "attention.output.LayerNorm.weight"][at] = gamma
+        weights[layer + "intermediate.dense.weight"][:, at] = 0.0
+        weights[layer + "output.LayerNorm.weight"][at] = 0.01
+    ours = started(folder, layernorm, "a row before it is not finite")
     batch = packed(random, np.array([5, 300]))
     wanted = hugging_face(folder, batch, torch.float64)
     of_torch = relative_error(hugging_face(folder, batch, torch.float16), wanted)
@@ -210,13 +220,9 @@ def test_rows_that_only_gamma_makes_too_large(
 @pytest.mark.parametrize(("offset", "layernorm"), [(5.0, "folded"), (200.0, "separate")])
 def test_rows_that_stand_off_zero(tmp_path: Path, random: np.random.Generator, offset: float, layernorm: str) -> None:
     folder = random_bert(tmp_path, num_hidden_layers=2)
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    weights["encoder.layer.1.attention.output.dense.bias"][:] += offset
-    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
-    if ours.gemm == "hopper":
-        assert ours.layernorm == layernorm
-        assert ("deviations, at most 30" in ours.fold_refusal) == (layernorm == "separate")
+    with changed(folder) as weights:
+        weights["encoder.layer.1.attention.output.dense.bias"][:] += offset
+    ours = started(folder, layernorm, "deviations, at most 30")
     batch = packed(random, np.array([5, 300]))
     # FP16 holds a row at 200 in steps of 1/8, folded or not.
     limit = 3e-3 if offset < 10 else 0.1

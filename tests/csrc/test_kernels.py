@@ -1,8 +1,9 @@
-"""Every kernel against float64: outputs start as NaN, guards behind them, awkward lengths, outlier channels."""
+"""Every kernel but attention and the matrix products against float64.
+
+Outputs start as NaN, with guards behind them; awkward lengths, outlier channels.
+"""
 
 from __future__ import annotations
-
-import importlib
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +14,7 @@ from tests.csrc.device import Device, numpy_type
 
 pytestmark = pytest.mark.gpu
 
-LENGTHS = [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512]
-ALLOWED = 1.2  # times the error of one rounding
 EPSILON = 1e-12
-FIRST_QUERY, LAST_QUERY = 1, 2
-
-
-def allowed(wanted: ref.Doubles, dtype: int) -> float:
-    return ALLOWED * ref.rounding(wanted, dtype) if dtype != ref.FLOAT32 else 1e-6
-
-
-def drawn(
-    random: np.random.Generator, shape: tuple[int, ...], dtype: int, scale: float = 1.0
-) -> npt.NDArray[np.generic]:
-    return ref.stored(random.standard_normal(shape) * scale, dtype)
 
 
 def vector(random: np.random.Generator, columns: int) -> npt.NDArray[np.float32]:
@@ -34,12 +22,7 @@ def vector(random: np.random.Generator, columns: int) -> npt.NDArray[np.float32]
     return random.standard_normal(columns).astype(np.float32)
 
 
-def with_outliers(x: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.float64]:
-    x[:, random.integers(0, x.shape[1], 3)] *= 50
-    return x
-
-
-@pytest.mark.parametrize("lengths", [[], [1], LENGTHS, [3] * 1000, [33] * 70 + [1] * 70, [512] * 33])
+@pytest.mark.parametrize("lengths", [[], [1], ref.LENGTHS, [3] * 1000, [33] * 70 + [1] * 70, [512] * 33])
 @pytest.mark.parametrize("spare", [0, 37])
 def test_offsets(device: Device, random: np.random.Generator, lengths: list[int], spare: int) -> None:
     tokens, sequences = sum(lengths), len(lengths)
@@ -96,7 +79,7 @@ def test_a_small_batch_in_one_launch(
     """What embedding_small.cu writes is what offsets.cu and embedding.cu write, to the bit."""
     tokens, sequences = sum(lengths), len(lengths)
     rows, slots = max(1, min(128, tokens + spare)), min(64, sequences + spare)
-    tables = [device.put(drawn(random, (count, hidden), dtype, 0.05)) for count in (500, 128, 2)]
+    tables = [device.put(ref.drawn(random, (count, hidden), dtype, 0.05)) for count in (500, 128, 2)]
     gamma = device.put(vector(random, hidden)) if gamma_in_rows else 0
     long, short = (len(each) for each in ref.tiles(lengths))
     header = np.array([sequences, tokens], np.int32)
@@ -146,13 +129,13 @@ def test_a_small_batch_too_large_for_one_launch_is_refused(device: Device) -> No
 @pytest.mark.parametrize("hidden", [8, 312, 384, 768, 1024])
 @pytest.mark.parametrize("rows", [0, 1, 777])
 def test_layernorm(device: Device, random: np.random.Generator, dtype: int, hidden: int, rows: int) -> None:
-    x = ref.stored(with_outliers(random.standard_normal((rows, hidden)) + 0.5, random), dtype)
+    x = ref.stored(ref.with_outliers(random.standard_normal((rows, hidden)) + 0.5, random), dtype)
     gamma, beta = vector(random, hidden), vector(random, hidden)
     wanted = ref.layernorm(ref.exact(x), ref.exact(gamma), ref.exact(beta), EPSILON)
     y = device.new(x.nbytes)
     device.launch.layernorm(dtype, device.put(x), device.put(gamma), device.put(beta), rows, hidden, EPSILON, y)
     got = device.get(y, x.shape, numpy_type(dtype))
-    assert rows == 0 or ref.error(got, wanted) <= allowed(wanted, dtype)
+    assert rows == 0 or ref.error(got, wanted) <= ref.allowed(wanted, dtype)
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
@@ -163,7 +146,7 @@ def test_embedding(
     device: Device, random: np.random.Generator, dtype: int, hidden: int, has_types: bool, leaves: str
 ) -> None:
     rows = 333
-    word, place, kind = (drawn(random, (n, hidden), dtype, 0.05) for n in (500, 64, 2))
+    word, place, kind = (ref.drawn(random, (n, hidden), dtype, 0.05) for n in (500, 64, 2))
     gamma, beta = vector(random, hidden), vector(random, hidden)
     ids, positions, types = (random.integers(0, n, rows).astype(np.int32) for n in (500, 64, 2))
     total = ref.exact(word)[ids] + ref.exact(place)[positions] + (ref.exact(kind)[types] if has_types else 0)
@@ -178,7 +161,7 @@ def test_embedding(
         device.put(ids), device.put(types), device.put(positions), rows, hidden, EPSILON, y,
         0 if leaves == "LayerNorm" else sums, leaves == "gamma times sum",
     )  # fmt: skip
-    assert ref.error(device.get(y, (rows, hidden), numpy_type(dtype)), wanted) <= allowed(wanted, dtype)
+    assert ref.error(device.get(y, (rows, hidden), numpy_type(dtype)), wanted) <= ref.allowed(wanted, dtype)
     if leaves != "LayerNorm":
         got = device.get(sums, (rows, groups, 2), np.float32).sum(axis=1)
         np.testing.assert_allclose(
@@ -191,185 +174,30 @@ def test_embedding(
 @pytest.mark.parametrize("rows", [1, 129])
 def test_activation(device: Device, random: np.random.Generator, dtype: int, kind: int, rows: int) -> None:
     columns = 3072
-    x = drawn(random, (rows, columns), dtype)
+    x = ref.drawn(random, (rows, columns), dtype)
     wanted = ref.activation(ref.exact(x), kind)
     address = device.put(x)
     device.launch.activate(dtype, kind, rows, columns, address)
-    assert ref.error(device.get(address, x.shape, numpy_type(dtype)), wanted) <= allowed(wanted, dtype)
-
-
-@pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize(("heads", "dim"), [(12, 64), (12, 32), (3, 8), (3, 24), (2, 40), (5, 80), (3, 96), (2, 128)])
-@pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("relative", [False, True])
-def test_attention(
-    device: Device, random: np.random.Generator, dtype: int, heads: int, dim: int, hopper: bool, relative: bool
-) -> None:
-    if hopper and (dim not in (32, 64) or dtype == ref.FLOAT32):
-        pytest.skip("always the portable kernel")
-    lengths = [int(n) for n in random.permutation(LENGTHS)]
-    qkv = drawn(random, (sum(lengths), 3 * heads * dim), dtype)
-    nearness = drawn_relative(random, heads, 512) if relative else None
-    wanted = ref.attention(ref.exact(qkv), lengths, heads, None if nearness is None else nearness.astype(np.float64))
-    got = run_attention(device, dtype, qkv, lengths, heads, hopper, relative=nearness)
-    # P is rounded to 16 bits before P·V, as in every fused attention: a second rounding, averaged over the keys.
-    assert ref.error(got, wanted) <= (
-        allowed(wanted, dtype) if dtype == ref.FLOAT32 else 1.6 * ref.rounding(wanted, dtype)
-    )
-
-
-def drawn_relative(random: np.random.Generator, heads: int, longest: int) -> npt.NDArray[np.float32]:
-    return (2 * random.standard_normal((heads, 2 * longest - 1))).astype(np.float32)
-
-
-def run_attention(
-    device: Device,
-    dtype: int,
-    qkv: npt.NDArray[np.generic],
-    lengths: list[int],
-    heads: int,
-    hopper: bool,
-    queries: int = 0,
-    relative: npt.NDArray[np.float32] | None = None,
-) -> npt.NDArray[np.generic]:
-    if hopper and importlib.import_module("engine._cuda").device_info(0)[1] != 90:
-        pytest.skip("needs compute capability 9.0")
-    long, short = ref.tiles(lengths)
-    hidden = qkv.shape[1] // 3
-    context = device.new(qkv.nbytes // 3)
-    table, reach = (None, 0) if relative is None else ref.relative_table(relative, hidden // heads)
-    device.launch.attention(
-        dtype,
-        device.put(qkv),
-        len(qkv),
-        device.put(long),
-        len(long),
-        device.put(short),
-        len(short),
-        heads,
-        hidden // heads,
-        context,
-        hopper,
-        queries,
-        0 if table is None else device.put(table),
-        reach,
-    )
-    return device.get(context, (len(qkv), hidden), numpy_type(dtype))
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("heads", [12, 24])
-def test_attention_keeps_a_neighbours_infinities_out(
-    device: Device, random: np.random.Generator, heads: int, hopper: bool
-) -> None:
-    lengths = [70, 200, 33]
-    qkv = drawn(random, (303, 3 * 768), ref.FLOAT16)
-    alone = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
-    qkv[70:270] = np.where(random.random((200, 3 * 768)) < 0.5, np.inf, np.nan)
-    beside = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
-    for rows in (slice(0, 70), slice(270, 303)):
-        assert (beside[rows].view(np.uint16) == alone[rows].view(np.uint16)).all()
-
-
-@pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("longest", [32, 33, 300])
-def test_relative_scores_past_the_longest_text_do_not_count(
-    device: Device, random: np.random.Generator, dtype: int, hopper: bool, longest: int
-) -> None:
-    """Steps go on to whole tiles, over what the table has no scores for."""
-    if hopper and dtype == ref.FLOAT32:
-        pytest.skip("always the portable kernel")
-    lengths = [longest, 1, longest - 1, longest, 20]
-    qkv = drawn(random, (sum(lengths), 3 * 768), dtype)
-    relative = drawn_relative(random, 12, longest)
-    got = run_attention(device, dtype, qkv, lengths, 12, hopper, relative=relative)
-    wanted = ref.attention(ref.exact(qkv), lengths, 12, relative.astype(np.float64))
-    assert ref.error(got, wanted) <= (1e-6 if dtype == ref.FLOAT32 else 1.6 * ref.rounding(wanted, dtype))
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-def test_attention_to_the_nearest_alone(device: Device, hopper: bool) -> None:
-    """Scores that leave one key a query: an index that is off by one would show."""
-    lengths, heads = LENGTHS, 12
-    qkv = np.zeros((sum(lengths), 3, heads, 64), np.float16)
-    qkv[:, 2] = (np.arange(sum(lengths)) % 2048)[:, None, None]
-    relative = np.zeros((heads, 1023), np.float32)
-    wanted = np.empty((sum(lengths), heads, 64))
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    for head in range(heads):
-        distance = head * 5 - 27
-        relative[head, 511 + distance] = 100
-        for start, length in zip(starts, lengths, strict=False):
-            rows = np.arange(start, start + length)
-            chosen = rows + distance
-            inside = (chosen >= start) & (chosen < start + length)
-            mean = qkv[start : start + length, 2, head].astype(np.float64).mean(axis=0)
-            wanted[rows, head] = np.where(inside[:, None], (chosen % 2048)[:, None], mean)
-    got = run_attention(device, ref.FLOAT16, qkv.reshape(len(qkv), -1), lengths, heads, hopper, relative=relative)
-    np.testing.assert_allclose(got.reshape(wanted.shape).astype(np.float64), wanted, rtol=2e-3)
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-def test_attention_with_outliers(device: Device, random: np.random.Generator, hopper: bool) -> None:
-    lengths = [5, 100, 300]
-    qkv = ref.stored(with_outliers(random.standard_normal((405, 3 * 768)), random), ref.FLOAT16)
-    wanted = ref.attention(ref.exact(qkv), lengths, 12)
-    assert ref.error(run_attention(device, ref.FLOAT16, qkv, lengths, 12, hopper), wanted) <= 1.6 * ref.rounding(
-        wanted, ref.FLOAT16
-    )
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("relative", [False, True])
-def test_attention_is_the_same_in_any_company(
-    device: Device, random: np.random.Generator, hopper: bool, relative: bool
-) -> None:
-    lengths = LENGTHS
-    qkv = drawn(random, (sum(lengths), 3 * 768), ref.FLOAT16)
-    nearness = drawn_relative(random, 12, 512) if relative else None
-    together = run_attention(device, ref.FLOAT16, qkv, lengths, 12, hopper, relative=nearness)
-    start = 0
-    for length in lengths:
-        rows = qkv[start : start + length]
-        alone = run_attention(device, ref.FLOAT16, rows, [length], 12, hopper, relative=nearness)
-        assert (alone.view(np.uint16) == together[start : start + length].view(np.uint16)).all()
-        start += length
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("queries", [FIRST_QUERY, LAST_QUERY])
-@pytest.mark.parametrize("relative", [False, True])
-def test_attention_of_one_query_a_sequence(
-    device: Device, random: np.random.Generator, queries: int, hopper: bool, relative: bool
-) -> None:
-    qkv = drawn(random, (sum(LENGTHS), 3 * 768), ref.FLOAT16)
-    nearness = drawn_relative(random, 12, 512) if relative else None
-    everyone = run_attention(device, ref.FLOAT16, qkv, LENGTHS, 12, hopper, relative=nearness)
-    found = run_attention(device, ref.FLOAT16, qkv, LENGTHS, 12, hopper, queries, nearness)
-    ends = np.cumsum(LENGTHS)
-    rows = ends - 1 if queries == LAST_QUERY else ends - LENGTHS
-    assert (found[rows].view(np.uint16) == everyone[rows].view(np.uint16)).all()
-    assert np.isnan(found).any()  # it did spare the others
+    assert ref.error(device.get(address, x.shape, numpy_type(dtype)), wanted) <= ref.allowed(wanted, dtype)
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("kind", [ref.CLS, ref.LAST])
 @pytest.mark.parametrize(("hidden", "parts"), [(768, 1), (312, 4), (1024, 2), (384, 0)])
 def test_gather(device: Device, random: np.random.Generator, dtype: int, kind: int, hidden: int, parts: int) -> None:
-    tokens, empty = sum(LENGTHS), 3  # places for sequences that a batch does not have
-    context, x = drawn(random, (tokens, hidden), dtype), drawn(random, (tokens, hidden), dtype)
+    tokens, empty = sum(ref.LENGTHS), 3  # places for sequences that a batch does not have
+    context, x = ref.drawn(random, (tokens, hidden), dtype), ref.drawn(random, (tokens, hidden), dtype)
     sums = random.standard_normal((tokens, -(-hidden // 128) * parts, 2)).astype(np.float32)
-    ends = np.cumsum(LENGTHS)
+    ends = np.cumsum(ref.LENGTHS)
     cu_seqlens = np.concatenate([[0], ends, [tokens] * empty]).astype(np.int32)
-    places = [device.new((len(LENGTHS) + empty) * array[0].nbytes) for array in (context, x, sums)]
+    places = [device.new((len(ref.LENGTHS) + empty) * array[0].nbytes) for array in (context, x, sums)]
     device.launch.gather(
         dtype, device.put(context), device.put(x), device.put(sums) if parts else 0, parts, device.put(cu_seqlens),
-        kind, len(LENGTHS) + empty, hidden, *places,
+        kind, len(ref.LENGTHS) + empty, hidden, *places,
     )  # fmt: skip
-    rows = ends - 1 if kind == ref.LAST else ends - LENGTHS
+    rows = ends - 1 if kind == ref.LAST else ends - ref.LENGTHS
     for place, array in zip(places, (context, x, sums), strict=True):
-        got = device.get(place, (len(LENGTHS), *array.shape[1:]), array.dtype.type)
+        got = device.get(place, (len(ref.LENGTHS), *array.shape[1:]), array.dtype.type)
         assert got.tobytes() == array[rows].tobytes()
 
 
@@ -380,18 +208,18 @@ def test_gather_refuses_a_pooling_that_reads_every_row(device: Device) -> None:
 
 @pytest.mark.parametrize("kind", [ref.CLS, ref.LAST])
 def test_pool_of_gathered_rows(device: Device, random: np.random.Generator, kind: int) -> None:
-    states = drawn(random, (sum(LENGTHS), 768), ref.FLOAT16)
-    ends = np.cumsum(LENGTHS)
-    rows = ends - 1 if kind == ref.LAST else ends - LENGTHS
+    states = ref.drawn(random, (sum(ref.LENGTHS), 768), ref.FLOAT16)
+    ends = np.cumsum(ref.LENGTHS)
+    rows = ends - 1 if kind == ref.LAST else ends - ref.LENGTHS
     cu_seqlens = device.put(np.concatenate([[0], ends]).astype(np.int32))
-    cuts = device.put(np.zeros(len(LENGTHS), np.uint32))
+    cuts = device.put(np.zeros(len(ref.LENGTHS), np.uint32))
     found = []
     for array, gathered in ((states, False), (states[rows], True)):
-        vectors = device.new(len(LENGTHS) * 768 * 4)
+        vectors = device.new(len(ref.LENGTHS) * 768 * 4)
         device.launch.pool(
-            ref.FLOAT16, kind, device.put(array), cu_seqlens, cuts, len(LENGTHS), 768, vectors, gathered=gathered
+            ref.FLOAT16, kind, device.put(array), cu_seqlens, cuts, len(ref.LENGTHS), 768, vectors, gathered=gathered
         )
-        found.append(device.get(vectors, (len(LENGTHS), 768), np.float32))
+        found.append(device.get(vectors, (len(ref.LENGTHS), 768), np.float32))
     assert (found[0] == found[1]).all()
 
 
@@ -399,9 +227,9 @@ def test_pool_of_gathered_rows(device: Device, random: np.random.Generator, kind
 @pytest.mark.parametrize("kind", [ref.CLS, ref.MEAN, ref.MAX, ref.LAST])
 @pytest.mark.parametrize("hidden", [312, 384, 1024])
 def test_pool(device: Device, random: np.random.Generator, dtype: int, kind: int, hidden: int) -> None:
-    lengths = LENGTHS
+    lengths = ref.LENGTHS
     cuts = [0, 1, 5, hidden, ref.KEEPS_LENGTH, ref.KEEPS_LENGTH | 7] * 3
-    states = drawn(random, (sum(lengths), hidden), dtype)
+    states = ref.drawn(random, (sum(lengths), hidden), dtype)
     wanted = ref.pool(ref.exact(states), lengths, kind, cuts)
     vectors = device.new(len(lengths) * hidden * 4)
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -423,9 +251,9 @@ def test_pool(device: Device, random: np.random.Generator, dtype: int, kind: int
 def test_pool_with_the_last_layernorm(
     device: Device, random: np.random.Generator, kind: int, hidden: int, parts: int
 ) -> None:
-    lengths = [*LENGTHS, 1200]
+    lengths = [*ref.LENGTHS, 1200]
     cuts = ([0, ref.KEEPS_LENGTH] * len(lengths))[: len(lengths)]
-    states = drawn(random, (sum(lengths), hidden), ref.FLOAT16)
+    states = ref.drawn(random, (sum(lengths), hidden), ref.FLOAT16)
     gamma, beta = vector(random, hidden), vector(random, hidden)
     normed = ref.layernorm(ref.exact(states), ref.exact(gamma), ref.exact(beta), EPSILON)
     wanted = ref.pool(normed, lengths, kind, cuts)
@@ -458,7 +286,7 @@ def test_blocks_that_share_a_sequence_change_no_bits(
     device: Device, random: np.random.Generator, dtype: int, kind: int, hidden: int
 ) -> None:
     lengths = [1, 512, 31, 33, 300, 257, 3000, 64, 700]
-    states = device.put(drawn(random, (sum(lengths), hidden), dtype))
+    states = device.put(ref.drawn(random, (sum(lengths), hidden), dtype))
     sums = device.put(random.random((sum(lengths), -(-hidden // 128), 2)).astype(np.float32) * 100)
     gamma, beta = (device.put(vector(random, hidden)) for _ in range(2))
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -486,7 +314,7 @@ def test_sums_in_parts_or_added_up_give_the_same_bits(
 ) -> None:
     """Few rows come with several sums a group, many with one: a text must not tell the difference."""
     lengths = [1, 40, 129]
-    states = drawn(random, (sum(lengths), hidden), ref.FLOAT16)
+    states = ref.drawn(random, (sum(lengths), hidden), ref.FLOAT16)
     pieces = ref.exact(states).reshape(len(states), hidden // 128, parts, -1)
     sums = np.stack([pieces.sum(axis=-1), (pieces**2).sum(axis=-1)], axis=-1).astype(np.float32)
     whole = sums
