@@ -41,6 +41,9 @@ template <>
 constexpr WideCost kWideCost<Wide128> = {610, 5000};
 template <>
 constexpr WideCost kWideCost<Tall128> = {890, 6500};
+// Of Wide256's narrow tiles, a step. In a round after four whole ones these took 0.55 to 0.60 of a whole one's time (768
+// and 1 024 columns, K up to four times as much); tiles of 64 columns 0.52 to 0.62, of 192 0.81 to 0.99.
+constexpr int kNarrowStep = 630;
 
 // Tiles of 64 × 64 up to which the kernel for few rows is the faster one: of products that widen, of those that do not.
 // A forward of BERT-base at 448 rows, whose QKV has 252: 513 µs with it, 481 in ping-pong; -large at 320 (QKV 240): 1
@@ -79,6 +82,27 @@ constexpr int kAheadRows = 64;
 // in.
 constexpr float kFoldTolerance = 3.0f;
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
+
+// How many rows of Wide256's tiles are whole ones, the rest of them narrow, and the least cycles a step that come of
+// it: of the busiest cluster, tiles being dealt out to all in turn.
+struct Narrowing {
+  int whole_rows, step;
+};
+Narrowing choose_narrowing(int tile_rows, int across, int clusters) {
+  constexpr int kStep = kWideCost<Wide256>.step;
+  Narrowing best{tile_rows, tiles_of(tile_rows * across, clusters) * kStep};
+  // Fewer narrow tiles than would fill a round: else whole ones are as good.
+  for (int rows = 1; rows <= tile_rows && rows * 2 * across <= clusters; ++rows) {
+    const int whole = (tile_rows - rows) * across, all = whole + 2 * rows * across;
+    int most = 0;
+    for (const int cluster : {0, whole % clusters, all % clusters}) {  // all others have no more than one of these
+      const int whole_ones = tiles_of(whole - cluster, clusters), ones = tiles_of(all - cluster, clusters);
+      most = std::max(most, whole_ones * kStep + (ones - whole_ones) * kNarrowStep);
+    }
+    if (most < best.step) best = {tile_rows - rows, most};
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -190,13 +214,13 @@ cudaLaunchConfig_t HopperLinear::configure(const Call& call, int shared_bytes,
 
 // A block for each multiprocessor, in clusters, or as many as there are tiles.
 template <typename Shape>
-cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, cudaLaunchAttribute (&attributes)[2]) const {
+cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, int tiles,
+                                                cudaLaunchAttribute (&attributes)[2]) const {
   cudaLaunchConfig_t config = configure(call, Shape::kSharedBytes, attributes);
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {kCluster, 1, 1};
   config.numAttrs = 2;
-  const int tiles = tiles_of(call.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
-  config.gridDim = dim3(std::min(tiles, owner_.processors() / kCluster) * kCluster);
+  config.gridDim = dim3(std::min(tiles, owner_.clusters()) * kCluster);
   config.blockDim = dim3(Shape::kThreads);
   return config;
 }
@@ -208,8 +232,10 @@ Status HopperLinear::run_pingpong(const Call& call) {
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
   EMBERT_TRY(map_operands(call, PingPongShape::kRows, PingPongShape::kWShare, 0, x_map, w_map));
   EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+  const int tiles =
+      tiles_of(call.rows, PingPongShape::kRows * kCluster) * tiles_of(weights_.out, PingPongShape::kColumns);
   cudaLaunchAttribute attributes[2]{};
-  const cudaLaunchConfig_t config = configure_many<PingPongShape>(call, attributes);
+  const cudaLaunchConfig_t config = configure_many<PingPongShape>(call, tiles, attributes);
   return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *y_map, arguments_of(call, PingPongShape::kColumns)),
               call.rows);
 }
@@ -218,17 +244,25 @@ template <typename T, typename Shape, Activation kActivation, bool kResidual, bo
 Status HopperLinear::run_wide(const Call& call) {
   const auto kernel = wide_kernel<T, Shape, kActivation, kResidual, kGammaInRows>;
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
-  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
   EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, 0, x_map, w_map));
   EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
-  residual_map = y_map;
+  const CUtensorMap *residual_map = y_map, *narrow_w_map = w_map;
   if (kResidual) EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, Shape::kRows, 64}, residual_map));
+  const int tile_rows = tiles_of(call.rows, Shape::kRows * kCluster);
+  const int across = tiles_of(weights_.out, Shape::kColumns);
+  int whole_rows = tile_rows;
+  if constexpr (kResidual && Shape::kNarrows) {
+    whole_rows = choose_narrowing(tile_rows, across, owner_.clusters()).whole_rows;
+    EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare / 2, 64}, narrow_w_map));
+  }
+  const int tiles = (2 * tile_rows - whole_rows) * across;
   call.y_parts = 1;
   cudaLaunchAttribute attributes[2]{};
-  const cudaLaunchConfig_t config = configure_many<Shape>(call, attributes);
-  return said(
-      cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *residual_map, *y_map, arguments_of(call, Shape::kColumns)),
-      call.rows);
+  const cudaLaunchConfig_t config = configure_many<Shape>(call, tiles, attributes);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *narrow_w_map, *residual_map, *y_map,
+                                 arguments_of(call, Shape::kColumns), whole_rows),
+              call.rows);
 }
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
@@ -282,11 +316,14 @@ Status HopperLinear::run_plain(const Call& call) {
 
 template <typename T, bool kGammaInRows>
 Status HopperLinear::run_residual(const Call& call) {
+  const int steps = tiles_of(weights_.in, kDepth);
   const auto cost = [&](auto of) {
     using Shape = decltype(of);
-    const int tiles = tiles_of(call.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
-    const int rounds = tiles_of(tiles, owner_.processors() / kCluster), steps = tiles_of(weights_.in, kDepth);
-    return rounds * steps * kWideCost<Shape>.step + kWideCost<Shape>.rest;
+    const int tile_rows = tiles_of(call.rows, Shape::kRows * kCluster);
+    const int across = tiles_of(weights_.out, Shape::kColumns);
+    int step = tiles_of(tile_rows * across, owner_.clusters()) * kWideCost<Shape>.step;
+    if constexpr (Shape::kNarrows) step = choose_narrowing(tile_rows, across, owner_.clusters()).step;
+    return steps * step + kWideCost<Shape>.rest;
   };
   const int least = std::min({cost(Wide256{}), cost(Wide128{}), cost(Tall128{})});
   if (least == cost(Wide256{})) return run_wide<T, Wide256, Activation::kNone, true, kGammaInRows>(call);

@@ -8,7 +8,7 @@
 
 #include "../encoder/memory.h"
 #include "gemm.h"
-#include "hopper_epilogue.cuh"
+#include "hopper_tiles.cuh"
 #include "tensor_maps.h"
 
 namespace embert::hopper {
@@ -79,7 +79,7 @@ class HopperLinear final : public Linear {
                       const CUtensorMap*& w_map);
   cudaLaunchConfig_t configure(const Call& call, int shared_bytes, cudaLaunchAttribute (&attributes)[2]) const;
   template <typename Shape>
-  cudaLaunchConfig_t configure_many(const Call& call, cudaLaunchAttribute (&attributes)[2]) const;
+  cudaLaunchConfig_t configure_many(const Call& call, int tiles, cudaLaunchAttribute (&attributes)[2]) const;
   Status said(cudaError_t code, int rows) const;
 
   float2* residual_columns() const { return columns_.as<float2>(); }
@@ -125,6 +125,7 @@ class Hopper final : public GemmProvider {
   float* fold_error() const { return fold_error_.as<float>(); }
   DType dtype() const { return dtype_; }
   int processors() const { return processors_; }
+  int clusters() const { return processors_ / kCluster; }
 
  private:
   DType dtype_;

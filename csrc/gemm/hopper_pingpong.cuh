@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
   if (group == 0) {
     give_registers<40>();
     if (warp_of_block() == 0 && elect_lane()) {
-      Copier<Shape> copier(ring, tiles, steps, x_map, w_map);
+      Copier<Shape> copier(ring, tiles, steps, x_map, w_map, w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) copier.copy(tile);
     }
   } else {

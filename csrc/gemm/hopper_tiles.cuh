@@ -58,6 +58,8 @@ struct Tiles {
     return (tile - row_tile(tile) * columns) * Shape::kColumns;
   }
   __device__ __forceinline__ int row_tile(int tile) const { return __umulhi(2 * tile, columns_inverse); }
+  __device__ static constexpr int columns_of(int) { return Shape::kColumns; }
+  static constexpr bool kNarrows = false;
 };
 
 // The ring of stages at `base` and its barriers: `full` counts bytes, `empty` the warps that have read a stage, in both
@@ -78,28 +80,30 @@ struct Ring {
 };
 
 // Fills the ring with what the block's tiles need, in their order; by one thread.
-template <typename Shape>
+template <typename Shape, typename AllTiles = Tiles<Shape>>
 class Copier {
  public:
   // Weights depend on no earlier kernel: the first ones are on their way while that one still runs.
-  __device__ __forceinline__ Copier(const Ring& ring, const Tiles<Shape>& tiles, int steps, const CUtensorMap& x_map,
-                                    const CUtensorMap& w_map)
-      : ring_(ring), tiles_(tiles), x_map_(x_map), w_map_(w_map), steps_(steps) {
+  // `narrow_w_map`: for tiles of half the columns.
+  __device__ __forceinline__ Copier(const Ring& ring, const AllTiles& tiles, int steps, const CUtensorMap& x_map,
+                                    const CUtensorMap& w_map, const CUtensorMap& narrow_w_map)
+      : ring_(ring), tiles_(tiles), x_map_(x_map), w_map_(w_map), narrow_w_map_(narrow_w_map), steps_(steps) {
     prefetch_map(&x_map);
     prefetch_map(&w_map);
     early_ = tiles.first < tiles.end ? min(steps, Shape::kStages) : 0;
-    for (int step = 0; step < early_; ++step) load_w(step, step, tiles.column_of(tiles.first));
+    for (int step = 0; step < early_; ++step)
+      load_w(step, step, tiles.column_of(tiles.first), tiles.columns_of(tiles.first));
     wait_for_earlier_kernels();
   }
 
   __device__ __forceinline__ void copy(int tile) {
-    const int row = tiles_.row_of(tile), column = tiles_.column_of(tile);
+    const int row = tiles_.row_of(tile), column = tiles_.column_of(tile), columns = tiles_.columns_of(tile);
     for (int step = 0; step < steps_; ++step) {
       wait_barrier(ring_.empty + 8 * stage_, phase_);
       if (early_ > 0)
         --early_;
       else
-        load_w(stage_, step, column);
+        load_w(stage_, step, column, columns);
       load_box(&x_map_, place(), ring_.full + 8 * stage_, step * kDepth, row);
       advance();
     }
@@ -119,18 +123,19 @@ class Copier {
   __device__ __forceinline__ void advance() {
     if (++stage_ == Shape::kStages) stage_ = 0, phase_ ^= 1;
   }
-  __device__ __forceinline__ void load_w(uint32_t stage, int step, int column) const {
-    const int share = tiles_.rank * Shape::kWShare;
-    arrive_expecting(ring_.full + 8 * stage, Shape::kStageBytes);
-    load_box_for(uint16_t((1 << kCluster) - 1), &w_map_,
+  __device__ __forceinline__ void load_w(uint32_t stage, int step, int column, int columns) const {
+    const int share = tiles_.rank * (columns / kCluster);
+    arrive_expecting(ring_.full + 8 * stage, Shape::kXBytes + columns * 128);
+    load_box_for(uint16_t((1 << kCluster) - 1), columns == Shape::kColumns ? &w_map_ : &narrow_w_map_,
                  ring_.base + stage * Shape::kStageBytes + Shape::kXBytes + share * 128, ring_.full + 8 * stage,
                  step * kDepth, column + share);
   }
 
   const Ring& ring_;
-  const Tiles<Shape>& tiles_;
+  const AllTiles& tiles_;
   const CUtensorMap& x_map_;
   const CUtensorMap& w_map_;
+  const CUtensorMap& narrow_w_map_;
   int steps_;
   int early_;                       // stages that have their W already
   uint32_t stage_ = 0, phase_ = 1;  // the first pass over the ring finds every stage empty

@@ -33,11 +33,13 @@ struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
   static constexpr int kSharedBytes = kBegun + 8;
   // The residual's tile as steps of the ring: 64 columns take kRows · 128 bytes, a step takes what fits a stage.
   static constexpr int kResidualColumns = Stage::kStageBytes / (Stage::kRows * 128) >= 2 ? 128 : 64;
-  static constexpr int kResidualSteps = kColumnsValue / kResidualColumns;
 
   // A thread's, of the 65 536 of a multiprocessor.
   static constexpr int kCopierRegisters = Stage::kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = Stage::kConsumers == 2 ? 232 : 152;
+
+  // Whether tiles of half the columns may follow, where there is a residual: they, too, have whole groups of sums.
+  static constexpr bool kNarrows = kColumnsValue == 2 * kSumColumns;
 
   static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that hopper.cuh wraps");
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
@@ -45,13 +47,42 @@ struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
 
 constexpr int kLag = 2;  // steps between the first consumer and the others
 
+// The tiles of a block where those of the last rows, all after the first `whole_rows` rows of tiles, are half as wide:
+// dealt out last, they make a round that would not fill half of the multiprocessors a shorter one.
+template <typename Shape>
+struct NarrowingTiles : Tiles<Shape> {
+  static constexpr bool kNarrows = true;
+  int whole_rows, whole;  // in rows of tiles, in tiles
+
+  __device__ __forceinline__ NarrowingTiles(const GemmArguments& of, int whole_rows)
+      : Tiles<Shape>(of), whole_rows(whole_rows), whole(whole_rows * this->columns) {
+    this->end += this->end - whole;
+  }
+  __device__ __forceinline__ int row_of(int tile) const {
+    const int down = down_of(tile) + (tile < whole ? 0 : whole_rows);
+    return ((this->backwards ? this->rows - 1 - down : down) * kCluster + this->rank) * Shape::kRows;
+  }
+  __device__ __forceinline__ int column_of(int tile) const {
+    const int across = tile < whole ? this->columns : 2 * this->columns;
+    return ((tile < whole ? tile : tile - whole) - down_of(tile) * across) * columns_of(tile);
+  }
+  __device__ __forceinline__ int columns_of(int tile) const {
+    return tile < whole ? Shape::kColumns : Shape::kColumns / 2;
+  }
+
+ private:
+  // A tile's row among those that are as wide.
+  __device__ __forceinline__ int down_of(int tile) const { return this->row_tile(tile < whole ? tile : (tile - whole) / 2); }
+};
+
 template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wide_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
-                const GemmArguments of) {
+                const __grid_constant__ CUtensorMap narrow_w_map, const __grid_constant__ CUtensorMap residual_map,
+                const __grid_constant__ CUtensorMap y_map, const GemmArguments of, int whole_rows) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int kResidualSteps = kResidual ? Shape::kResidualSteps : 0;
+  constexpr bool kNarrows = kResidual && Shape::kNarrows;
+  using AllTiles = std::conditional_t<kNarrows, NarrowingTiles<Shape>, Tiles<Shape>>;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   const uint32_t base = shared_address(raw);
   const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
@@ -68,17 +99,23 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   const int rows = of.rows;
   const int steps = (of.in + kDepth - 1) / kDepth;
-  const Tiles<Shape> tiles(of);
+  const AllTiles tiles = [&] {
+    if constexpr (kNarrows)
+      return AllTiles(of, whole_rows);
+    else
+      return AllTiles(of);
+  }();
 
   if (group == 0) {
     give_registers<Shape::kCopierRegisters>();
     if (threadIdx.x == 0) {
-      Copier<Shape> copier(ring, tiles, steps, x_map, w_map);
+      Copier<Shape, AllTiles> copier(ring, tiles, steps, x_map, w_map, narrow_w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
         copier.copy(tile);
-        for (int step = 0; step < kResidualSteps; ++step) {
+        const int columns = kResidual ? tiles.columns_of(tile) : 0;
+        for (int from = 0; from < columns; from += Shape::kResidualColumns) {
           copier.copy_boxes(residual_map, Shape::kResidualColumns / 64, tiles.row_of(tile),
-                            tiles.column_of(tile) + step * Shape::kResidualColumns);
+                            tiles.column_of(tile) + from);
         }
       }
     }
@@ -99,11 +136,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     uint32_t boxes = 0;  // staged so far
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
       const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
+      const int tile_columns = tiles.columns_of(tile);
 
       // What the epilogue will need is asked for now: the columns' constants (a thread two columns), the rows' sums.
       Pair own_columns = {};
       uint32_t own_next = 0;
-      if (thread < Shape::kColumns / 2) {
+      if (thread < tile_columns / 2) {
         own_columns = __ldg(column_pairs<kResidual, kGammaInRows>(of) + column / 2 + thread);
         if constexpr (kNext) own_next = __ldg(next_gamma_pairs(of) + column / 2 + thread);
       }
@@ -115,23 +153,31 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       float c[Shape::kColumns / 2];
       if (consumer > 0 && tile == tiles.first) wait_barrier(begun, 0);
       uint32_t last_stage = stage;
-      for (int step = 0; step < steps; ++step) {
-        wait_barrier(ring.full + 8 * stage, phase);
-        const uint32_t x_from = base + stage * Shape::kStageBytes + own_row * 128;
-        const uint32_t w_from = base + stage * Shape::kStageBytes + Shape::kXBytes;
-        fence_registers();
+      const auto multiply_steps = [&](auto width) {
+        auto& part = reinterpret_cast<float(&)[decltype(width)::value / 2]>(c);
+        for (int step = 0; step < steps; ++step) {
+          wait_barrier(ring.full + 8 * stage, phase);
+          const uint32_t x_from = base + stage * Shape::kStageBytes + own_row * 128;
+          const uint32_t w_from = base + stage * Shape::kStageBytes + Shape::kXBytes;
+          fence_registers();
 #pragma unroll
-        for (int k = 0; k < kDepth / 16; ++k) {
-          multiply<T>(c, further(operand(x_from), k * 32), further(operand(w_from), k * 32), step + k > 0);
+          for (int k = 0; k < kDepth / 16; ++k) {
+            multiply<T>(part, further(operand(x_from), k * 32), further(operand(w_from), k * 32), step + k > 0);
+          }
+          commit_products();
+          if (step > 0) {
+            wait_products<1>();  // the stage before this one has been read
+            ring.has_read(last_stage, lane);
+          }
+          if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
+          last_stage = stage;
+          advance();
         }
-        commit_products();
-        if (step > 0) {
-          wait_products<1>();  // the stage before this one has been read
-          ring.has_read(last_stage, lane);
-        }
-        if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
-        last_stage = stage;
-        advance();
+      };
+      if (tile_columns == Shape::kColumns) {
+        multiply_steps(std::integral_constant<int, Shape::kColumns>());
+      } else if constexpr (kNarrows) {
+        multiply_steps(std::integral_constant<int, Shape::kColumns / 2>());
       }
       wait_products<0>();
       ring.has_read(last_stage, lane);
@@ -142,6 +188,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       constexpr int kChunks = kSumColumns / 16;
 #pragma unroll
       for (int part = 0; part < Shape::kColumns / kSumColumns; ++part) {
+        if (kNarrows && part * kSumColumns == tile_columns) break;
         float2 sums[2][kChunks];
 #pragma unroll
         for (int in_part = 0; in_part < kChunks; ++in_part) {
