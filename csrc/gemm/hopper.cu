@@ -41,8 +41,8 @@ template <>
 constexpr WideCost kWideCost<Wide128> = {610, 5000};
 template <>
 constexpr WideCost kWideCost<Tall128> = {890, 6500};
-// Of Wide256's narrow tiles, a step. In a round after four whole ones these took 0.55 to 0.60 of a whole one's time (768
-// and 1 024 columns, K up to four times as much); tiles of 64 columns 0.52 to 0.62, of 192 0.81 to 0.99.
+// Of Wide256's narrow tiles, a step. In a round after four whole ones they took 0.55 to 0.60 of a whole one's time (768
+// and 1 024 columns, K the same and four times as much). Tiles of 64 columns took 0.52 to 0.62, of 192 0.81 to 0.99.
 constexpr int kNarrowStep = 630;
 
 // Tiles of 64 × 64 up to which the kernel for few rows is the faster one: of products that widen, of those that do not.
@@ -83,25 +83,17 @@ constexpr int kAheadRows = 64;
 constexpr float kFoldTolerance = 3.0f;
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
-// How many rows of Wide256's tiles are whole ones, the rest of them narrow, and the least cycles a step that come of
-// it: of the busiest cluster, tiles being dealt out to all in turn.
+// How many rows of Wide256's tiles have whole ones, the others narrow ones, and the cycles a step that come of it.
 struct Narrowing {
   int whole_rows, step;
 };
-Narrowing choose_narrowing(int tile_rows, int across, int clusters) {
-  constexpr int kStep = kWideCost<Wide256>.step;
-  Narrowing best{tile_rows, tiles_of(tile_rows * across, clusters) * kStep};
-  // Fewer narrow tiles than would fill a round: else whole ones are as good.
-  for (int rows = 1; rows <= tile_rows && rows * 2 * across <= clusters; ++rows) {
-    const int whole = (tile_rows - rows) * across, all = whole + 2 * rows * across;
-    int most = 0;
-    for (const int cluster : {0, whole % clusters, all % clusters}) {  // all others have no more than one of these
-      const int whole_ones = tiles_of(whole - cluster, clusters), ones = tiles_of(all - cluster, clusters);
-      most = std::max(most, whole_ones * kStep + (ones - whole_ones) * kNarrowStep);
-    }
-    if (most < best.step) best = {tile_rows - rows, most};
-  }
-  return best;
+// What does not fit the full rounds is narrow where it fits one round so.
+Narrowing narrowing_of(int tile_rows, int across, int clusters) {
+  const int tiles = tile_rows * across, rounds = tiles / clusters;
+  const int narrow_rows = tiles_of(tiles % clusters, across);
+  const bool fits = tiles + narrow_rows * across <= (rounds + 1) * clusters;  // they are twice as many as whole ones
+  if (narrow_rows == 0 || !fits) return {tile_rows, tiles_of(tiles, clusters) * kWideCost<Wide256>.step};
+  return {tile_rows - narrow_rows, rounds * kWideCost<Wide256>.step + kNarrowStep};
 }
 
 }  // namespace
@@ -253,7 +245,7 @@ Status HopperLinear::run_wide(const Call& call) {
   const int across = tiles_of(weights_.out, Shape::kColumns);
   int whole_rows = tile_rows;
   if constexpr (kResidual && Shape::kNarrows) {
-    whole_rows = choose_narrowing(tile_rows, across, owner_.clusters()).whole_rows;
+    whole_rows = narrowing_of(tile_rows, across, owner_.clusters()).whole_rows;
     EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare / 2, 64}, narrow_w_map));
   }
   const int tiles = (2 * tile_rows - whole_rows) * across;
@@ -322,7 +314,7 @@ Status HopperLinear::run_residual(const Call& call) {
     const int tile_rows = tiles_of(call.rows, Shape::kRows * kCluster);
     const int across = tiles_of(weights_.out, Shape::kColumns);
     int step = tiles_of(tile_rows * across, owner_.clusters()) * kWideCost<Shape>.step;
-    if constexpr (Shape::kNarrows) step = choose_narrowing(tile_rows, across, owner_.clusters()).step;
+    if constexpr (Shape::kNarrows) step = narrowing_of(tile_rows, across, owner_.clusters()).step;
     return steps * step + kWideCost<Shape>.rest;
   };
   const int least = std::min({cost(Wide256{}), cost(Wide128{}), cost(Tall128{})});

@@ -20,6 +20,11 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+// All of the cluster's barriers are there, once those who made them have called the fence above.
+__device__ __forceinline__ void wait_for_cluster_barriers() {
+  cluster_arrive_relaxed();
+  cluster_wait();
+}
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -143,15 +148,14 @@ template <int kLeft>
 __device__ __forceinline__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
-__device__ __forceinline__ void wait_stores_done() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
 // What ordinary stores put into shared memory becomes visible to the copy engine.
 __device__ __forceinline__ void fence_for_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+// Kernels' own parameters.
+template <typename... Maps>
+__device__ __forceinline__ void prefetch_maps(const Maps&... maps) {
+  (..., [](const CUtensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }(maps));
 }
 
 // Rows of 128 bytes; the engine swaps 16-byte chunk c of row r to place c ^ (r mod 8), so that a column meets all

@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   uint32_t* const nexts = reinterpret_cast<uint32_t*>(raw + Shape::kNexts);
   float2* const scales_of_warp = reinterpret_cast<float2*>(raw + Shape::kScales) + consumer * 64 + warp * 16;
 
+  if (threadIdx.x == 32) prefetch_maps(in_map, out_map, x_map, y_map);
   if (threadIdx.x == 0) {
     ring.init(Shape::kStages, 8);
     for (int i = 0; i < 2; ++i) {
@@ -88,14 +89,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     }
     fence_barrier_init();
   }
-  if (threadIdx.x < Shape::kHidden / 2) {
-    out_columns[threadIdx.x] = __ldg(column_pairs<true, kGammaInRows>(of) + threadIdx.x);
-    if constexpr (kGammaInRows) nexts[threadIdx.x] = __ldg(next_gamma_pairs(of) + threadIdx.x);
-  }
-  for (int i = threadIdx.x; i < work.chunks * Shape::kChunk / 2; i += Shape::kThreads)
-    in_columns[i] = __ldg(static_cast<const InPair*>(work.columns) + i);
   dependents_may_launch();
-  cluster_sync();
+  wait_for_cluster_barriers();
 
   const int rank = cluster_rank();
   const int tiles = (of.rows + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);  // a cluster's
@@ -129,14 +124,18 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       load_box(&x_map, own_x + box * kBoxBytes, x_full, box * 64, row_of(tile));
   };
   if (consumer == 0 && warp == 0 && elect_lane()) {
-    prefetch_map(&in_map);
-    prefetch_map(&out_map);
-    prefetch_map(&x_map);
     for (int half = 0; half < 2; ++half) load_in(half, range.run(0).from);
     for (int half = 0; half < 2; ++half) load_out(half, range.run(0).from);
   }
+  if (threadIdx.x < Shape::kHidden / 2) {
+    out_columns[threadIdx.x] = __ldg(column_pairs<true, kGammaInRows>(of) + threadIdx.x);
+    if constexpr (kGammaInRows) nexts[threadIdx.x] = __ldg(next_gamma_pairs(of) + threadIdx.x);
+  }
+  for (int i = threadIdx.x; i < work.chunks * Shape::kChunk / 2; i += Shape::kThreads)
+    in_columns[i] = __ldg(static_cast<const InPair*>(work.columns) + i);
   wait_for_earlier_kernels();
   if (warp == 0 && elect_lane()) load_x(range.run(0).tile);
+  __syncthreads();  // the constants are there
 
   // Consumer 0 and consumer 1 have a chunk's first product in turn, then its second. Waits for stages are taken in
   // turn, too.
@@ -326,10 +325,10 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     named_barrier_sync(1 + consumer, 128);  // nobody needs x any more
     if (warp == 0 && i + 1 < runs && elect_lane()) load_x(range.run(i + 1).tile);
   }
-  if (lane == 0) wait_stores_done();
-  // A block may leave only when its neighbours have multicast and arrived into it for the last time.
-  __syncwarp();
-  cluster_sync();
+  // A block may leave only when its neighbour has told for the last time what it has read.
+  if (warp == 0 && elect_lane()) {
+    for (int half = 0; half < 2; ++half) wait_barrier(ring.empty + 8 * (2 * consumer + half), phase ^ 1);
+  }
 #endif
 }
 

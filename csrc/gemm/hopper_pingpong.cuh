@@ -46,13 +46,14 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
   const uint32_t turn = base + Shape::kTurn;  // two barriers: a consumer may multiply
   const int group = warp_of_block() / 4;
 
+  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
   if (threadIdx.x == 0) {
     ring.init(Shape::kStages, kTurns ? 4 : 8);
     for (int consumer = 0; consumer < 2; ++consumer) init_barrier(turn + 8 * consumer, 4);
     fence_barrier_init();
   }
   dependents_may_launch();
-  cluster_sync();
+  wait_for_cluster_barriers();
 
   const int steps = (of.in + kDepth - 1) / kDepth;
   const Tiles<Shape> tiles(of);
@@ -62,6 +63,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     if (warp_of_block() == 0 && elect_lane()) {
       Copier<Shape> copier(ring, tiles, steps, x_map, w_map, w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) copier.copy(tile);
+      copier.wait_all_read();
     }
   } else {
     take_registers<232>();
@@ -170,11 +172,8 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
         }
       }
     }
-    if (lane == 0) wait_stores_done();
+    if (lane == 0) wait_stores_read<0>();
   }
-  // A block may leave only when its neighbours have multicast and arrived into it for the last time.
-  __syncwarp();
-  cluster_sync();
 #endif
 }
 

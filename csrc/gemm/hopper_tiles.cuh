@@ -41,7 +41,7 @@ struct Tiles {
   int rank;  // of the block in its cluster
   bool backwards;
 
-  __device__ __forceinline__ explicit Tiles(const GemmArguments& of)
+  __device__ __forceinline__ explicit Tiles(const GemmArguments& of, int /* all are whole */ = 0)
       : columns_inverse(of.columns_inverse), backwards(of.backwards) {
     rank = cluster_rank();
     columns = (of.out + Shape::kColumns - 1) / Shape::kColumns;
@@ -57,9 +57,8 @@ struct Tiles {
   __device__ __forceinline__ int column_of(int tile) const {
     return (tile - row_tile(tile) * columns) * Shape::kColumns;
   }
+  __device__ __forceinline__ static constexpr int columns_of(int /* any tile */) { return Shape::kColumns; }
   __device__ __forceinline__ int row_tile(int tile) const { return __umulhi(2 * tile, columns_inverse); }
-  __device__ static constexpr int columns_of(int) { return Shape::kColumns; }
-  static constexpr bool kNarrows = false;
 };
 
 // The ring of stages at `base` and its barriers: `full` counts bytes, `empty` the warps that have read a stage, in both
@@ -83,13 +82,11 @@ struct Ring {
 template <typename Shape, typename AllTiles = Tiles<Shape>>
 class Copier {
  public:
-  // Weights depend on no earlier kernel: the first ones are on their way while that one still runs.
-  // `narrow_w_map`: for tiles of half the columns.
+  // Weights depend on no earlier kernel: the first ones are on their way while that one still runs. `narrow_w_map`: for
+  // tiles of half the columns.
   __device__ __forceinline__ Copier(const Ring& ring, const AllTiles& tiles, int steps, const CUtensorMap& x_map,
                                     const CUtensorMap& w_map, const CUtensorMap& narrow_w_map)
       : ring_(ring), tiles_(tiles), x_map_(x_map), w_map_(w_map), narrow_w_map_(narrow_w_map), steps_(steps) {
-    prefetch_map(&x_map);
-    prefetch_map(&w_map);
     early_ = tiles.first < tiles.end ? min(steps, Shape::kStages) : 0;
     for (int step = 0; step < early_; ++step)
       load_w(step, step, tiles.column_of(tiles.first), tiles.columns_of(tiles.first));
@@ -105,6 +102,15 @@ class Copier {
       else
         load_w(stage_, step, column, columns);
       load_box(&x_map_, place(), ring_.full + 8 * stage_, step * kDepth, row);
+      advance();
+    }
+  }
+
+  // A block may leave only when nobody will write into it again: not its neighbour's copies, which its own readers have
+  // waited for, and not its neighbour's readers, who tell when they have read a stage.
+  __device__ __forceinline__ void wait_all_read() {
+    for (int i = 0; i < Shape::kStages; ++i) {
+      wait_barrier(ring_.empty + 8 * stage_, phase_);
       advance();
     }
   }

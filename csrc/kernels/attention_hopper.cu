@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) init_barrier(barriers + 8 * stage, 1);
     fence_barrier_init();
-    prefetch_map(&qkv_map);
+    prefetch_maps(qkv_map);
   }
   __syncthreads();
   // Heads of one tile run side by side: their rows share pages and cache lines' neighbours.
