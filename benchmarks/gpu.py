@@ -19,8 +19,10 @@ bursts of equal time: a rest, a hundredth of a second to wake up, then a twentie
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -217,13 +219,14 @@ def random_batch(lengths: npt.NDArray[np.int64]) -> PackedBatch:
 
 
 class Embert:
-    """The CUDA encoder in a process of its own, without torch."""
+    """The CUDA encoder in a process of its own. `build` is the file of its extension, empty for the installed one."""
 
-    def __init__(self, folder: Path, pooling: str) -> None:
+    def __init__(self, folder: Path, pooling: str, build: str = "") -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(str(folder), pooling, theirs), daemon=True)
+        self._process = context.Process(target=serve, args=(str(folder), pooling, theirs, build), daemon=True)
         self._process.start()
+        theirs.close()  # so that its end is seen
         self.started: tuple[float, tuple[int, int, int]] = self._pipe.recv()
 
     def ask(self, what: str, batch: PackedBatch) -> Any:
@@ -237,8 +240,20 @@ class Embert:
         self._process.join()
 
 
-def serve(folder: str, pooling: str, pipe: Connection) -> None:
+def use_build(path: str) -> None:
+    """Let engine._cuda be the extension in this file, for all that this process does from now on."""
+    spec = importlib.util.spec_from_file_location("engine._cuda", path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{path} is no extension module: its name must end in .so")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules["engine._cuda"] = module
+
+
+def serve(folder: str, pooling: str, pipe: Connection, build: str = "") -> None:
     """Load the encoder, tell how long that took and the memory it uses, then answer until None is asked."""
+    if build:
+        use_build(build)
     start = time.perf_counter()
     ours = CudaEncoder(engine.load_model(folder, pooling=pooling), max_batch_tokens=MAX_TOKENS)
     pipe.send((time.perf_counter() - start, ours.memory))

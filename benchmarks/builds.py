@@ -1,0 +1,99 @@
+"""Builds of the CUDA encoder side by side on one GPU: whether their vectors agree to the bit, and how long each takes.
+
+    python -m benchmarks.builds before=OLD.so after=NEW.so [--models base large minilm=FOLDER] [--workloads passage]
+
+For work on csrc/: machines, and one machine from minute to minute, differ by more than most changes gain. So each build
+has a process of its own and they take turns, round by round. Times are those of benchmarks.gpu: bursts after a rest,
+and with --sustained after a second without a pause; figures are medians, ratios are to the first build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import gpu, record
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    options = _parser().parse_args(argv)
+    builds = dict(options.builds)
+    rows: list[dict[str, Any]] = []
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = gpu.model_folder(name, Path(scratch))
+            encoders = {build: gpu.Embert(folder, "mean", path) for build, path in builds.items()}
+            for workload in options.workloads:
+                rows.append({"model": name.partition("=")[0], **compared(encoders, workload, options)})
+                print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+            for encoder in encoders.values():
+                encoder.close()
+    print()
+    record.print_table(["model", "workload", "tokens", "state", "build", "ms", "ratio", "bits"], _lines(rows))
+    print(f"\nwritten: {record.write('builds', {'builds': builds, 'rounds': options.rounds, 'rows': rows})}")
+
+
+def compared(encoders: dict[str, gpu.Embert], workload: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One workload: tokens, ms by build in each state, and how far each build's vectors are from the first one's."""
+    lengths = gpu.lengths_of(workload)
+    batch = gpu.random_batch(lengths)
+    vectors = {build: encoder.ask("vectors", batch) for build, encoder in encoders.items()}
+    first = next(iter(vectors.values()))
+    times: dict[str, dict[str, list[float]]] = {}
+    for state in ("burst", "sustained") if workload in options.sustained else ("burst",):
+        times[state] = {build: [] for build in encoders}
+        for _ in range(options.rounds if state == "burst" else 2):
+            for build, encoder in encoders.items():
+                times[state][build].append(encoder.ask(state, batch))
+    return {
+        "workload": workload,
+        "tokens": int(lengths.sum()),
+        "ms": {
+            state: {build: statistics.median(each) for build, each in by_build.items()}
+            for state, by_build in times.items()
+        },
+        "differs_by": {build: float(np.abs(each - first).max(initial=0)) for build, each in vectors.items()},
+    }
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    lines = []
+    for row in rows:
+        for state, ms in row["ms"].items():
+            first = next(iter(ms.values()))
+            for build, each in ms.items():
+                differs_by = row["differs_by"][build]
+                bits = "the same" if differs_by == 0 else f"differ by up to {differs_by:.1e}"
+                lines.append([
+                    row["model"], row["workload"], f"{row['tokens']:,}", state, build, f"{each:.3f}",
+                    f"{each / first:.3f}", bits,
+                ])  # fmt: skip
+    return lines
+
+
+def _build(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE, or there is no such file")
+    return name, path
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.builds")
+    parser.add_argument("builds", nargs="+", type=_build, metavar="NAME=FILE", help="the extension of each build")
+    parser.add_argument("--models", nargs="+", default=["base", "large", "narrow"], help="as for benchmarks.gpu")
+    parser.add_argument("--workloads", nargs="+", default=["passage"])
+    parser.add_argument("--sustained", nargs="*", default=[], help="workloads to time under lasting load too")
+    parser.add_argument("--rounds", type=int, default=9)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
