@@ -19,10 +19,8 @@ bursts of equal time: a rest, a hundredth of a second to wake up, then a twentie
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import multiprocessing
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +35,7 @@ import transformers
 
 import engine
 from benchmarks import record
+from benchmarks.extension import use_build
 from benchmarks.rivals.packed_torch import PackedBert
 from engine.encoders.base import PackedBatch
 from engine.encoders.cuda import CudaEncoder
@@ -238,16 +237,6 @@ class Embert:
         """End the process."""
         self._pipe.send(None)
         self._process.join()
-
-
-def use_build(path: str) -> None:
-    """Let engine._cuda be the extension in this file, for all that this process does from now on."""
-    spec = importlib.util.spec_from_file_location("engine._cuda", path)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} is no extension module: its name must end in .so")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules["engine._cuda"] = module
 
 
 def serve(folder: str, pooling: str, pipe: Connection, build: str = "") -> None:
