@@ -10,6 +10,7 @@ and with --sustained after a second without a pause; figures are medians, ratios
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks import gpu, record
 
@@ -25,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     options = _parser().parse_args(argv)
     builds = dict(options.builds)
+    if len(builds) < len(options.builds):
+        raise SystemExit("two builds have the same name")
     rows: list[dict[str, Any]] = []
     for name in options.models:
         with tempfile.TemporaryDirectory() as scratch:
@@ -41,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def compared(encoders: dict[str, gpu.Embert], workload: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One workload: tokens, ms by build in each state, and how far each build's vectors are from the first one's."""
+    """One workload: tokens, ms by build in each state, and how each build's vectors differ from the first one's."""
     lengths = gpu.lengths_of(workload)
     batch = gpu.random_batch(lengths)
     vectors = {build: encoder.ask("vectors", batch) for build, encoder in encoders.items()}
@@ -59,7 +63,17 @@ def compared(encoders: dict[str, gpu.Embert], workload: str, options: argparse.N
             state: {build: statistics.median(each) for build, each in by_build.items()}
             for state, by_build in times.items()
         },
-        "differs_by": {build: float(np.abs(each - first).max(initial=0)) for build, each in vectors.items()},
+        "differences": {build: differences(each, first) for build, each in vectors.items()},
+    }
+
+
+def differences(ours: npt.NDArray[np.float32], first: npt.NDArray[np.float32]) -> dict[str, Any]:
+    """How many elements have other bits, of how many, and the largest difference; None where that is not finite."""
+    largest = float(np.abs(ours - first).max(initial=0))
+    return {
+        "elements": int((ours.view(np.uint32) != first.view(np.uint32)).sum()),
+        "of": first.size,
+        "largest": largest if math.isfinite(largest) else None,
     }
 
 
@@ -69,8 +83,10 @@ def _lines(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         for state, ms in row["ms"].items():
             first = next(iter(ms.values()))
             for build, each in ms.items():
-                differs_by = row["differs_by"][build]
-                bits = "the same" if differs_by == 0 else f"differ by up to {differs_by:.1e}"
+                other = row["differences"][build]
+                largest = "not finite" if other["largest"] is None else f"{other['largest']:.1e}"
+                bits = f"{other['elements']:,} of {other['of']:,} differ, by up to {largest}"
+                bits = bits if other["elements"] else "the same"
                 lines.append([
                     row["model"], row["workload"], f"{row['tokens']:,}", state, build, f"{each:.3f}",
                     f"{each / first:.3f}", bits,

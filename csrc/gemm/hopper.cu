@@ -29,7 +29,8 @@ constexpr int kMostPingPongIn = 1536;
 // Cycles of a launch of the wide kernel, to choose a tile by: so many for each round of tiles and 64 of K, which is the
 // matrix unit at 84 to 95 %, and so many for everything else (these only relative to each other). Over 1 280 to 26 368
 // rows of BERT-base's, -large's and MiniLM's O and FFN out, what is chosen so takes 0.04 % more than the best of the
-// three; without Tall128 2.5 % (3 300 rows, 3 072 to 768: 29.8 µs in it, 35.1 and 36.5 in the others).
+// three; without Tall128 2.5 % (3 300 rows, 3 072 to 768: 29.8 µs in it, 35.1 and 36.5 in the others). Narrow tiles
+// came later and were not part of that.
 struct WideCost {
   int step, rest;
 };

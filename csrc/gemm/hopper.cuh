@@ -152,7 +152,7 @@ __device__ __forceinline__ void wait_stores_read() {
 __device__ __forceinline__ void fence_for_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Kernels' own parameters.
+// Of a kernel's parameters, first of all: a copy that finds no descriptor in the cache fetches it before anything else.
 template <typename... Maps>
 __device__ __forceinline__ void prefetch_maps(const Maps&... maps) {
   (..., [](const CUtensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }(maps));

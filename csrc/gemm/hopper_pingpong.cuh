@@ -172,7 +172,8 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
         }
       }
     }
-    if (lane == 0) wait_stores_read<0>();
+    if (lane == 0)
+      wait_stores_read<0>();  // shared memory goes with the block; what is written, the grid's end waits for
   }
 #endif
 }

@@ -4,8 +4,8 @@
 // The consumers, two or three, multiply 64 rows each of one tile of 128 or 256 columns, and finish them. The others are
 // a few steps behind the first: one finishes while another still has, or has again, something to multiply. A wide tile
 // reads less a product than two narrow ones in turn (hopper_pingpong.cuh), which pays where K is long. The smaller
-// tiles are for batches that fill the multiprocessors better with them, all of their rows (hopper.cu chooses) or the
-// last.
+// tiles are for batches that fill the multiprocessors better with them: for all rows, or for the last (hopper.cu
+// chooses).
 //
 // Accumulation walks K in order in one FP32 accumulator: a row's bits depend on nothing but the row and the weights.
 // The residual comes through the ring too, as one or two more steps after those of K.
@@ -249,7 +249,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           leave_sums<kSumColumns>(of, sums, rows, first_row, column + part * kSumColumns, lane);
       }
     }
-    if (lane == 0) wait_stores_read<0>();
+    if (lane == 0)
+      wait_stores_read<0>();  // shared memory goes with the block; what is written, the grid's end waits for
   }
 #endif
 }

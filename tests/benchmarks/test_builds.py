@@ -64,11 +64,26 @@ def test_builds_take_turns(
     (row,) = written["builds"]["rows"]
     assert (row["model"], row["workload"], row["tokens"]) == ("tiny", "2x8", 16)
     assert row["ms"] == {"burst": {"before": 4, "after": 3}, "sustained": {"before": 4, "after": 3}}
-    assert row["differs_by"] == {"before": 0, "after": 0.5}
+    assert row["differences"] == {
+        "before": {"elements": 0, "of": 6, "largest": 0},
+        "after": {"elements": 6, "of": 6, "largest": 0.5},
+    }
     table = capsys.readouterr().out
     assert table.count("0.750") == 2
     assert table.count("the same") == 2
-    assert table.count("differ by up to 5.0e-01") == 2
+    assert table.count("6 of 6 differ, by up to 5.0e-01") == 2
+
+
+def test_bits_are_compared_not_values() -> None:
+    first = np.array([0.0, 1.0, np.nan], np.float32)
+    assert builds.differences(first.copy(), first) == {"elements": 0, "of": 3, "largest": None}
+    assert builds.differences(np.array([-0.0, 1.0, 2.0], np.float32), first)["elements"] == 2
+
+
+def test_a_name_is_given_once(tmp_path: Path) -> None:
+    (tmp_path / "one.so").touch()
+    with pytest.raises(SystemExit, match="two builds have the same name"):
+        builds.main([f"one={tmp_path}/one.so"] * 2)
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,5 +106,5 @@ def test_a_build_beside_itself(written: dict[str, Any], extension: str) -> None:
     command = [f"one={extension}", f"two={extension}", "--models", "narrow", "--workloads", "2x8", "--rounds", "1"]
     builds.main(command)
     (row,) = written["builds"]["rows"]
-    assert row["differs_by"] == {"one": 0, "two": 0}
+    assert [each["elements"] for each in row["differences"].values()] == [0, 0]
     assert all(ms > 0 for ms in row["ms"]["burst"].values())

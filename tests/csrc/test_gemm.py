@@ -115,13 +115,8 @@ def test_last_rows_in_narrow_tiles(device: Device, random: np.random.Generator) 
     rows, out, width = 6100, 768, 1536
     weights = Weights(device, random, "hopper", ref.FLOAT16, out, width, ref.NONE)
     x, residual = (ref.stored(random.standard_normal((rows, n)), ref.FLOAT16) for n in (width, out))
-    x_at, residual_at, y, y_sums = (
-        device.put(x),
-        device.put(residual),
-        device.new(rows * out * 2),
-        device.new(rows * 48),
-    )
-    weights.product.run(device.launch, x_at, residual_at, rows, y, y_sums=y_sums)
+    y, y_sums = device.new(rows * out * 2), device.new(rows * 48)
+    weights.product.run(device.launch, device.put(x), device.put(residual), rows, y, y_sums=y_sums)
     assert weights.product.parts == 1
     found, sums = device.get(y, (rows, out), np.float16), device.get(y_sums, (rows, 6, 2), np.float32)
     wanted = weights.exact(x, residual)
