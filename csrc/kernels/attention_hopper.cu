@@ -6,10 +6,11 @@
 // are left the last step is half as long: passages 45.6 → 43.6 µs a layer at d = 32, 67.9 → 66.9 at d = 64.
 //
 // By count, a step's 4 096 exps at 16 a cycle take as long as its two products (256 cycles at d = 64). BERT-base's
-// passages take 67 µs a layer where the bytes take 54 at 3 TB/s and, by count, the steps 25; what is busiest meanwhile,
-// 87 % of the time, is the link between the two halves of the L2 cache. A block mostly waits for its copies, hence as
-// many blocks on a multiprocessor as registers allow. Keys are counted from the sequence's own start, whatever its
-// neighbours: same text, same bits.
+// passages take 65 µs a layer, 2.5 TB/s of Q, K, V and context from and to memory, where 128 texts of 128 tokens reach
+// 2.6, and by count the steps 25. At d = 32 they take 41 µs, 2.0 TB/s: there issue slots count, too (56 % were busy),
+// so what surrounds the steps is short: whole strides instead of loops over elements, whose addresses were as many
+// instructions as a step. A block mostly waits for its copies, hence as many blocks on a multiprocessor as registers
+// allow. Keys are counted from the sequence's own start, whatever its neighbours: same text, same bits.
 //
 // Scores by distance (MPNet's) are fetched before the wait for K, and the products add to them: passages 66.6 → 69.5 µs
 // a layer at d = 64, 44.8 → 47.1 at d = 32; 16 × 512 tokens at d = 64 37.0 → 41.5.
@@ -32,7 +33,6 @@ using namespace hopper;
 
 constexpr int kThreads = 128;
 constexpr int kRows = 64;  // of Q, and keys of a step
-constexpr int kStages = 2;
 static_assert(kRows == kAttentionRows, "a block is a tile of the work list");
 // Blocks of a multiprocessor, so registers of a thread: 96 and 80; one more and they would spill. Against four:
 // passages 72.5 → 68.4 µs a layer at d = 64, 53.8 → 45.8 at d = 32.
@@ -41,7 +41,10 @@ constexpr int kBlocks = kDim == 64 ? 5 : 6;
 
 template <int kDim>
 struct Layout {
-  static constexpr int kRowBytes = kDim * 2;
+  static constexpr int kRowBytes = kDim * 2, kChunks = kRowBytes / 16;
+  // As many as that many blocks have shared memory for. Four against two at d = 32: passages 42.1 → 41.5 µs a layer, a
+  // forward of MiniLM's shape 1.351 → 1.329 ms.
+  static constexpr int kStages = kDim == 64 ? 2 : 4;
   static constexpr int kTileBytes = kRows * kRowBytes;
   static constexpr int kQ = 0, kK = kTileBytes, kV = kK + kStages * kTileBytes;
   static constexpr int kBarriers = kV + kStages * kTileBytes;  // Q's and first step's, then a stage each
@@ -56,7 +59,7 @@ __device__ __forceinline__ uint64_t rows_operand(uint32_t address) {
 // Where the copy engine puts 16-byte chunk c of row r.
 template <int kDim>
 __device__ __forceinline__ uint32_t place_of(int row, int chunk) {
-  return kDim == 64 ? swizzled(row, chunk) : row * 64 + ((chunk ^ (row / 2 & 3)) << 4);
+  return kDim == 64 ? swizzled(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
 // A lane's part of a result of wgmma, 8 columns a tile.
@@ -74,12 +77,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
   extern __shared__ __align__(1024) uint8_t raw[];
   const uint32_t base = shared_address(raw), barriers = base + At::kBarriers;
   const int warp = warp_of_block(), lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) init_barrier(barriers + 8 * stage, 1);
-    fence_barrier_init();
-    prefetch_maps(qkv_map);
-  }
-  __syncthreads();
   // Heads of one tile run side by side: their rows share pages and cache lines' neighbours.
   const int head = blockIdx.x, index = blockIdx.y;
   if (index >= work.tile_count) {
@@ -93,21 +90,34 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
     return;
   }
   const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));
+  if (warp == 0) {  // which fetches; the others need its barriers later
+    if (elect_lane()) {
+      prefetch_maps(qkv_map);
+      for (int stage = 0; stage < At::kStages; ++stage) init_barrier(barriers + 8 * stage, 1);
+      fence_barrier_init();
+    }
+    __syncwarp();
+  }
   wait_for_earlier_kernels();
   dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
   if (tile.length == 0 || !is_wanted(tile, work.queries, kRows)) return;
   const int steps = (tile.length + kRows - 1) / kRows;
-  const auto fetch = [&](int step) {  // by an elected lane (hopper.cuh); Q comes with the first step
-    const int stage = step % kStages, row = tile.first_row + step * kRows;
+  const auto fetch = [&](int step, bool with_q = false) {
+    const int stage = step % At::kStages, row = tile.first_row + step * kRows;
     const uint32_t barrier = barriers + 8 * stage;
-    arrive_expecting(barrier, (step == 0 ? 3 : 2) * At::kTileBytes);
-    if (step == 0) load_box(&qkv_map, base + At::kQ, barrier, head * kDim, tile.first_row + tile.query);
+    arrive_expecting(barrier, (with_q ? 3 : 2) * At::kTileBytes);
+    if (with_q) load_box(&qkv_map, base + At::kQ, barrier, head * kDim, tile.first_row + tile.query);
     load_box(&qkv_map, base + At::kK + stage * At::kTileBytes, barrier, (heads + head) * kDim, row);
     load_box(&qkv_map, base + At::kV + stage * At::kTileBytes, barrier, (2 * heads + head) * kDim, row);
   };
   if (warp == 0 && elect_lane()) {
-    for (int step = 0; step < min(steps, kStages); ++step) fetch(step);
+    fetch(0, true);
+#pragma unroll
+    for (int step = 1; step < At::kStages; ++step) {
+      if (step < steps) fetch(step);
+    }
   }
+  __syncthreads();
 
   const float* const nearness = kRelative ? first_score(relative, head, tile.query + warp * 16, lane) : nullptr;
   float out[kDim / 2];
@@ -117,13 +127,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
 
   const auto attend = [&](int step, auto keys) {
     constexpr int kKeys = decltype(keys)::value;
-    const int stage = step % kStages;
+    const int stage = step % At::kStages;
     const uint32_t k_from = base + At::kK + stage * At::kTileBytes, v_from = base + At::kV + stage * At::kTileBytes;
     const int valid = tile.length - step * kRows;
     float s[kKeys / 2];
     if constexpr (kRelative)  // as the products' sums begin, fetched while the copies are still on their way
       start_scores<kKeys / 8>(nearness + step * kRows, [&](int n, int i) -> float& { return s[4 * n + i]; });
-    wait_barrier(barriers + 8 * stage, step / kStages % 2);
+    wait_barrier(barriers + 8 * stage, step / At::kStages % 2);
     fence_registers();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
@@ -132,19 +142,22 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
     commit_products();
     if (valid < kKeys) {
       // The rows after the sequence's end are a neighbour's. Their weights are 0, but 0 · infinity would not be.
-      constexpr int kChunks = At::kRowBytes / 16;
-      for (int i = valid * kChunks + threadIdx.x; i < kKeys * kChunks; i += kThreads)
-        *reinterpret_cast<uint4*>(raw + (v_from - base) + place_of<kDim>(i / kChunks, i % kChunks)) = uint4{0, 0, 0, 0};
+      const int row = threadIdx.x / At::kChunks;
+      uint8_t* const place = raw + (v_from - base) + place_of<kDim>(row, threadIdx.x % At::kChunks);
+#pragma unroll
+      for (int from = kKeys - kRows / 2; from < kKeys; from += kThreads / At::kChunks) {  // those before are all valid
+        if (from + row >= valid) *reinterpret_cast<uint4*>(place + from * At::kRowBytes) = uint4{0, 0, 0, 0};
+      }
       fence_for_copies();
       __syncthreads();
     }
     wait_products<0>();
 
     if (valid < kKeys) {
-      const int column = 2 * (lane % 4);
+      const int left = valid - 2 * (lane % 4);
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) {
-        if (i / 4 * 8 + column + i % 2 >= valid) s[i] = -INFINITY;
+      for (int i = (kKeys - kRows / 2) / 2; i < kKeys / 2; ++i) {
+        if (i / 4 * 8 + i % 2 >= left) s[i] = -INFINITY;
       }
     }
     uint32_t p[kKeys / 16][4];
@@ -162,9 +175,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
       multiply_rows<T>(out, p[k], rows_operand<kDim>(v_from + k * 16 * At::kRowBytes), true);
     commit_products();
     wait_products<0>();
-    if (step + kStages < steps) {
+    if (step + At::kStages < steps) {
       __syncthreads();  // everyone is done with this stage
-      if (warp == 0 && elect_lane()) fetch(step + kStages);
+      if (warp == 0 && elect_lane()) fetch(step + At::kStages);
     }
   };
   const bool ends_short = tile.length - (steps - 1) * kRows <= kRows / 2;
@@ -176,25 +189,30 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
   __syncthreads();
   const int rows = min(16, tile.length - tile.query - warp * 16);
   if (rows <= 0) return;
+  uint8_t* const rows_of_warp = raw + At::kQ + warp * 16 * At::kRowBytes;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float total = sum[half];  // each lane summed its own columns
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
-    const float inverse = 1.0f / total;
+    const float inverse = __fdividef(1.0f, total);  // total ≥ 1: the largest score's own weight
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
-      const int row = warp * 16 + lane / 4 + 8 * half;
-      *reinterpret_cast<uint32_t*>(raw + At::kQ + place_of<kDim>(row, n) + lane % 4 * 4) =
+      *reinterpret_cast<uint32_t*>(rows_of_warp + 8 * half * At::kRowBytes + place_of<kDim>(lane / 4, n) +
+                                   lane % 4 * 4) =
           pack_two<T>(out[4 * n + 2 * half] * inverse, out[4 * n + 2 * half + 1] * inverse);
     }
   }
   __syncwarp();
-  constexpr int kChunks = At::kRowBytes / 16;
-  T* const to = context + (size_t(tile.first_row) + tile.query + warp * 16) * heads * kDim + head * kDim;
-  for (int i = lane; i < rows * kChunks; i += 32) {
-    *reinterpret_cast<uint4*>(to + size_t(i / kChunks) * heads * kDim + i % kChunks * 8) =
-        *reinterpret_cast<const uint4*>(raw + At::kQ + place_of<kDim>(warp * 16 + i / kChunks, i % kChunks));
+  constexpr int kAtOnce = 32 / At::kChunks;
+  const int row = lane / At::kChunks, chunk = lane % At::kChunks;
+  T* to = context + (size_t(tile.first_row + tile.query + warp * 16 + row) * heads + head) * kDim + chunk * 8;
+#pragma unroll
+  for (int i = 0; i < 16; i += kAtOnce) {
+    if (row + i < rows)
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(rows_of_warp + i / 8 * 8 * At::kRowBytes +
+                                                                      place_of<kDim>(row + i % 8, chunk));
+    to += kAtOnce * heads * kDim;
   }
 #endif
 }
