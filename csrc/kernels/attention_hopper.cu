@@ -6,14 +6,16 @@
 // are left the last step is half as long: passages 45.6 → 43.6 µs a layer at d = 32, 67.9 → 66.9 at d = 64.
 //
 // By count, a step's 4 096 exps at 16 a cycle take as long as its two products (256 cycles at d = 64). BERT-base's
-// passages take 65 µs a layer, 2.5 TB/s of Q, K, V and context from and to memory, where 128 texts of 128 tokens reach
-// 2.6, and by count the steps 25. At d = 32 they take 41 µs, 2.0 TB/s: there issue slots count, too (56 % were busy),
-// so what surrounds the steps is short: whole strides instead of loops over elements, whose addresses were as many
-// instructions as a step. A block mostly waits for its copies, hence as many blocks on a multiprocessor as registers
-// allow. Keys are counted from the sequence's own start, whatever its neighbours: same text, same bits.
+// passages take 65 µs a layer, 2.5 TB/s of Q, K, V and context, where a copy reaches 2.9, and by count the steps 25:
+// likely memory is what bounds it (512 texts of 128 tokens 138 µs, a copy of their bytes 134). At d = 32 they take 41
+// µs, 2.0 TB/s: there issue slots count, too (56 % were busy before), so what surrounds the steps is short: whole
+// strides instead of loops over elements, whose addresses were nearly as many instructions as a step. A block mostly
+// waits for its copies, hence as many blocks on a multiprocessor as registers allow. Keys are counted from the
+// sequence's own start, whatever its neighbours: same text, same bits.
 //
 // Scores by distance (MPNet's) are fetched before the wait for K, and the products add to them: passages 66.6 → 69.5 µs
-// a layer at d = 64, 44.8 → 47.1 at d = 32; 16 × 512 tokens at d = 64 37.0 → 41.5.
+// a layer at d = 64, 44.8 → 47.1 at d = 32; 16 × 512 tokens at d = 64 37.0 → 41.5 (before the steps' surroundings were
+// as short).
 //
 // Where there are sequences of up to 32 tokens as well, the last blocks take two of them each (attention_short.cuh). A
 // launch of their own stood for 11 µs a layer in a profile of BERT-base's passages, of which few are that short.
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
   dependents_may_launch();  // not earlier: gemm/hopper_few.cuh
   if (tile.length == 0 || !is_wanted(tile, work.queries, kRows)) return;
   const int steps = (tile.length + kRows - 1) / kRows;
-  const auto fetch = [&](int step, bool with_q = false) {
+  const auto fetch = [&](int step, bool with_q = false) {  // by an elected lane (hopper.cuh)
     const int stage = step % At::kStages, row = tile.first_row + step * kRows;
     const uint32_t barrier = barriers + 8 * stage;
     arrive_expecting(barrier, (with_q ? 3 : 2) * At::kTileBytes);
