@@ -62,8 +62,9 @@ async def _serve(start: StartApi, line: Line) -> None:
     from engine.errors import EngineError
     from server.app import METRIC_ROUTES, create_app
     from server.config import ConfigError
+    from server.connections import Connections, connection_limit
     from server.engine_client import EngineClient
-    from server.http_protocol import bounded_protocol, connection_limit
+    from server.http_protocol import bounded_protocol
     from server.keys import Keys
     from server.metrics import ApiMetrics
     from server.service import Service
@@ -87,13 +88,14 @@ async def _serve(start: StartApi, line: Line) -> None:
         raise SystemExit(1) from None
     for state in start.engines:
         service.client.engine_changed(state)
-    connections = connection_limit(config.max_connections)
-    if connections < config.max_connections:
+    limit = connection_limit(config.max_connections)
+    if limit.served < config.max_connections:
         log.warning(
             "open files are limited: %d connections instead of --max-connections %d",
-            connections,
+            limit.served,
             config.max_connections,
         )
+    connections = Connections(limit)
     protocol = bounded_protocol(config.header_limit, connections, service.metrics.count)
     servers = [_Server(_uvicorn_config(config, app, protocol))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
@@ -105,6 +107,7 @@ async def _serve(start: StartApi, line: Line) -> None:
         asyncio.create_task(_follow(line, service.client, servers, start)),
         asyncio.create_task(keys.follow()),
         asyncio.create_task(service.bodies.watch()),
+        asyncio.create_task(connections.watch_files()),
         asyncio.create_task(
             end_slow_readers(
                 servers[0].server_state.connections, config.client_timeout, service.metrics.unread_answers.inc
@@ -143,7 +146,6 @@ def _uvicorn_config(
         access_log=False,  # 40 µs a request; the metrics tell more
         log_config=None,
         server_header=False,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=CLOSING_S,
         ssl_certfile=config.ssl_certfile if tls else None,
         ssl_keyfile=config.ssl_keyfile if tls else None,

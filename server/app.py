@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 
 from server import __version__
 from server.embeddings import HOT_ROUTES, hot_routes
-from server.errors import Invalid, NotFound, ServerError, error_body
-from server.gate import Gate, Guard, speaks_openai, with_cors
+from server.errors import Invalid, NotFound, ServerError, error_body, speaks_openai
+from server.gate import Gate, Guard, with_cors
 from server.keys import Keys
 from server.openapi import add_hot_routes
 from server.operations import operations

@@ -16,6 +16,7 @@ LATENCY_BUCKETS_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 
+BODY_BUDGET = 8  # default of --max-body-bytes, in bodies of --payload-limit
 QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches of each engine
 
 
@@ -51,6 +52,9 @@ class ServeConfig:
     )
     max_client_batch_size: int = _option(2048, "most texts in one request before 413", low=1)
     payload_limit: int = _option(10_000_000, "largest request body in bytes before 413", low=1)
+    max_body_bytes: int | None = _option(
+        None, "bytes of all bodies that one HTTP process is reading before 503; default: 8 times --payload-limit", low=1
+    )
     max_client_batch_tokens: int | None = _option(
         None, "most tokens in one request before 413; default: no limit but the texts", low=1
     )
@@ -99,6 +103,11 @@ class ServeConfig:
             raise ConfigError(f"--keyless none stands alone; the values are {', '.join(self.keyless)}")
         if self.default_prompt is not None and self.default_prompt_name is not None:
             raise ConfigError("--default-prompt and --default-prompt-name exclude each other; both were given")
+        if self.body_budget < self.payload_limit:
+            raise ConfigError(
+                f"--max-body-bytes must be at least --payload-limit, which is {self.payload_limit}; "
+                f"it is {self.max_body_bytes}"
+            )
         if list(self.latency_buckets) != sorted(set(self.latency_buckets)):
             raise ConfigError(f"--latency-buckets must rise, but they are {list(self.latency_buckets)}")
 
@@ -117,6 +126,11 @@ class ServeConfig:
     def queue_budget(self, max_batch_tokens: int, engines: int) -> int:
         """`max_queue_tokens`, with the default resolved for so many engines."""
         return self.max_queue_tokens or QUEUE_BATCHES * max_batch_tokens * engines
+
+    @property
+    def body_budget(self) -> int:
+        """`max_body_bytes`, with the default resolved."""
+        return self.max_body_bytes or BODY_BUDGET * self.payload_limit
 
     @property
     def tokenization_threads(self) -> int:

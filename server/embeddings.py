@@ -12,7 +12,8 @@ import orjson
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from server.errors import EmptyInput, PayloadTooLarge, ServerError, error_body
+from server.accept import prefers
+from server.errors import EmptyInput, PayloadTooLarge, ServerError, UnsupportedEncoding, error_body
 from server.responses import floats_json, nested_floats_json, openai_json, raw_rows
 from server.schemas import (
     DecodeRequest,
@@ -22,6 +23,7 @@ from server.schemas import (
     SimilarityParameters,
     SimilarityRequest,
     TokenizeRequest,
+    describe_name,
     parse,
 )
 from server.service import Service, Timing
@@ -48,7 +50,7 @@ class _Call:
 
     @property
     def wants_raw(self) -> bool:
-        return any(name == b"accept" and OCTETS in value for name, value in self.scope["headers"])
+        return prefers(OCTETS, JSON, [value for name, value in self.scope["headers"] if name == b"accept"])
 
 
 Handler = Callable[[Service, _Call], Awaitable[tuple[bytes, bytes]]]  # → content type, body
@@ -200,6 +202,7 @@ class _HotRoute:
         service = self._service
         try:
             call = _Call(scope, receive, service.config.request_timeout)
+            _check_encoding(scope["headers"])
             call.body = await service.bodies.read(scope["headers"], receive, call.terms.deadline)
             content_type, body = await self._handler(service, call)
         except ServerError as error:
@@ -213,6 +216,13 @@ class _HotRoute:
         headers += call.timing.headers(service.compute_type)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
+    for name, value in headers:
+        if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+            given = describe_name(value.decode("latin-1"))
+            raise UnsupportedEncoding(f"`Content-Encoding` must be `identity`, that is not compressed; it is {given}")
 
 
 def hot_routes(service: Service) -> list[Route]:
@@ -233,5 +243,7 @@ async def send_error(send: Send, error: ServerError, *, openai: bool) -> None:
         headers.append((b"connection", b"close"))  # the rest may still come
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if error.status == 415:
+        headers.append((b"accept-encoding", b"identity"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -26,7 +26,9 @@ __all__ = [
     "ServerError",
     "Unauthorized",
     "Unavailable",
+    "UnsupportedEncoding",
     "error_body",
+    "speaks_openai",
 ]
 
 
@@ -107,6 +109,14 @@ class RequestTimeout(ServerError):
 
 
 @dataclass(eq=False)
+class UnsupportedEncoding(ServerError):
+    """415: a body that is compressed."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 415, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
 class HeadTooLarge(ServerError):
     """431: too many bytes before the body."""
 
@@ -145,11 +155,16 @@ class Overloaded(ServerError):
 class Unavailable(ServerError):
     """503: loading, draining, the engine restarting, or a deadline that passed."""
 
-    reason: str = "loading"  # "loading", "draining", "deadline" or "connections"
+    reason: str = "loading"  # "loading", "draining", "deadline", "connections" or "bodies"
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 503, "Unhealthy", "server_error"
         self.reject_reason = self.reason
+
+
+def speaks_openai(path: str) -> bool:
+    """Whether errors on this path are OpenAI's."""
+    return path.startswith("/v1/") or path == "/embeddings"
 
 
 def error_body(error: ServerError, *, openai: bool) -> bytes:

@@ -13,16 +13,18 @@ import time
 import traceback
 from collections.abc import Mapping
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.config import ServeConfig
 from server.embeddings import send_error
-from server.errors import ServerError, Unavailable
+from server.errors import BadRequest, ServerError, Unavailable, error_body, speaks_openai
 from server.keys import KEYLESS, Keys
 from server.metrics import ApiMetrics
 
-__all__ = ["Gate", "Guard", "speaks_openai", "with_cors"]
+__all__ = ["Gate", "Guard", "with_cors"]
 
 log = logging.getLogger(__name__)
 
@@ -30,22 +32,38 @@ CLIENT_LEFT = 499  # nginx's number, for the counter only
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-def speaks_openai(path: str) -> bool:
-    """Whether errors on this path are OpenAI's."""
-    return path.startswith("/v1/") or path == "/embeddings"
-
-
 def with_cors(app: ASGIApp, config: ServeConfig) -> ASGIApp:
     """Let browsers of the allowed origins in; nothing to do where there are none."""
     if not config.cors_allow_origin:
         return app
-    return CORSMiddleware(
+    return _Cors(
         app,
         allow_origins=list(config.cors_allow_origin),
         allow_methods=["GET", "POST"],
         allow_headers=["*"],  # `authorization` among them, so that browsers can send a key
         expose_headers=["*"],
     )
+
+
+class _Cors(CORSMiddleware):
+    """A preflight that is refused is answered like any other request that is."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "OPTIONS":
+            headers = Headers(scope=scope)
+            if "origin" in headers and "access-control-request-method" in headers:
+                await self._answer(scope["path"], headers)(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
+
+    def _answer(self, path: str, headers: Headers) -> Response:
+        answer = self.preflight_response(request_headers=headers)
+        if answer.status_code != 400:
+            return answer
+        why = "--cors-allow-origin does not let this preflight pass: " + bytes(answer.body).decode()
+        kept = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+        body = error_body(BadRequest(why), openai=speaks_openai(path))
+        return Response(body, 400, kept, media_type="application/json")
 
 
 class Gate:

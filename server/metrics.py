@@ -30,7 +30,7 @@ __all__ = [
     "use_folder",
 ]
 
-REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections")
+REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections", "bodies")
 CANCEL_STAGES = ("queued", "batched")
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _TOKEN_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

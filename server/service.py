@@ -87,7 +87,7 @@ class Service:
         self.metrics = metrics
         self.served_name = config.served_model_name or model.model_id
         self.default_prompt = self._default_prompt()
-        self.bodies = BodyReader(config.payload_limit, config.client_timeout)
+        self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
         self._threads = ThreadPoolExecutor(config.tokenization_threads, "tokenize")
 
     @property

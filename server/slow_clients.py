@@ -10,31 +10,37 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, NoReturn, Protocol
 
-from server.errors import PayloadTooLarge, RequestTimeout
+from server.errors import PayloadTooLarge, RequestTimeout, Unavailable
 
 __all__ = ["BodyReader", "end_slow_readers"]
 
+SMALL_BODY = 16_384
 Receive = Callable[[], Awaitable[Any]]  # ASGI's
 
 
 class BodyReader:
-    """Reads the bodies of one API process's requests."""
+    """Reads the bodies of one API process's requests, all of them within one budget."""
 
-    def __init__(self, limit: int, patience_s: float) -> None:
-        """`limit` is in bytes; `patience_s` is for every piece that the network brings."""
-        self._limit, self._patience_s = limit, patience_s
+    def __init__(self, limit: int, budget: int, patience_s: float) -> None:
+        """`limit` of a body and `budget` of all are in bytes; `patience_s` is for every piece that the network brings.
+
+        The first SMALL_BODY bytes of every body are read in any case: large bodies keep no small ones out.
+        """
+        self._limit, self._budget, self._patience_s = limit, budget, patience_s
         self._due: dict[asyncio.Task[Any], float] = {}  # who waits for a client, and until when
         self._late: set[asyncio.Task[Any]] = set()
+        self.held_bytes = 0  # of bodies that are not complete
 
     async def read(self, headers: list[tuple[bytes, bytes]], receive: Receive, deadline: float) -> bytes:
         """The whole body.
 
-        Raises PayloadTooLarge as soon as it is known to be too large, RequestTimeout when nothing of it comes for too
-        long or not all of it before `deadline` (CLOCK_MONOTONIC), CancelledError when the client left.
+        Raises PayloadTooLarge as soon as it is known to be too large, Unavailable when it and the other bodies are,
+        RequestTimeout when nothing of it comes for too long or not all of it before `deadline` (CLOCK_MONOTONIC),
+        CancelledError when the client left.
         """
         for name, value in headers:
-            if name == b"content-length" and value.isdigit() and int(value) > self._limit:
-                raise self._too_large(int(value))
+            if name == b"content-length" and value.isdigit():
+                self._check(int(value), 0)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is a coroutine
         try:
@@ -49,20 +55,34 @@ class BodyReader:
             self._due.pop(task, None)
 
     async def _pieces(self, task: asyncio.Task[Any], receive: Receive, deadline: float) -> bytes:
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            self._due[task] = min(deadline, time.monotonic() + self._patience_s)
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > self._limit:
-                raise self._too_large(size)
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        body = bytearray()  # pieces of their own would cost more than they hold where they are small
+        try:
+            while True:
+                self._due[task] = min(deadline, time.monotonic() + self._patience_s)
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                piece = message.get("body", b"")
+                self._check(len(body) + len(piece), len(body))
+                if not message.get("more_body", False):
+                    return bytes(body + piece) if body else piece
+                body += piece
+                self.held_bytes += len(piece)
+        finally:
+            self.held_bytes -= len(body)
+
+    def _check(self, size: int, held: int) -> None:
+        """Raise where a body cannot grow to `size` bytes; `held` of them are in `held_bytes` already."""
+        if size > self._limit:
+            raise PayloadTooLarge(
+                f"the request body has {size} bytes or more; the limit is {self._limit} (--payload-limit)"
+            )
+        if size > SMALL_BODY and self.held_bytes - held + size > self._budget:
+            raise Unavailable(
+                f"the bodies being read would have more than {self._budget} bytes, the limit (--max-body-bytes)",
+                retry_after_s=1,
+                reason="bodies",
+            )
 
     async def watch(self) -> NoReturn:
         """End what waits for too long; for ever."""
@@ -73,11 +93,6 @@ class BodyReader:
                 del self._due[task]
                 self._late.add(task)
                 task.cancel()
-
-    def _too_large(self, size: int) -> PayloadTooLarge:
-        return PayloadTooLarge(
-            f"the request body has {size} bytes or more; the limit is {self._limit} (--payload-limit)"
-        )
 
 
 class _Connection(Protocol):

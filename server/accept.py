@@ -1,0 +1,48 @@
+"""What the header `Accept` says about two media types; RFC 9110, section 12.5.1."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["prefers"]
+
+_QUOTED = rb'"(?:[^"\\]|\\.?)*(?:"|\Z)'  # to the end where it is not closed: a match that fails would be tried again
+_ELEMENT = re.compile(rb'(?:[^,"]|' + _QUOTED + rb")+")
+_PARAMETER = re.compile(rb'(?:[^;"]|' + _QUOTED + rb")+")
+_WEIGHT = re.compile(rb"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
+_EXACT = 2
+
+
+def prefers(asked: bytes, default: bytes, values: list[bytes]) -> bool:
+    """Whether a client with these `Accept` headers wants `asked` rather than `default`.
+
+    Of equals, `asked` is wanted where it is named, and not where a wildcard is all that lets it in. A client that takes
+    neither gets the default.
+    """
+    if values in ([], [b"*/*"]):
+        return False
+    ranges = [_range(element) for value in values for element in _ELEMENT.findall(value)]
+    wanted = _weight(asked, ranges)
+    return wanted[0] > 0 and (wanted > (other := _weight(default, ranges)) or (wanted == other and wanted[1] == _EXACT))
+
+
+def _range(element: bytes) -> tuple[bytes, float]:
+    """Media range and weight; a weight that is none counts as 0."""
+    name, *parameters = [part.strip() for part in _PARAMETER.findall(element)] or [b""]
+    weight = 1.0
+    for parameter in parameters:
+        key, _, value = parameter.partition(b"=")
+        if key.strip().lower() == b"q":
+            weight = float(value) if _WEIGHT.fullmatch(value := value.strip()) else 0.0
+            break
+    return name.lower(), weight
+
+
+def _weight(media_type: bytes, ranges: list[tuple[bytes, float]]) -> tuple[float, int]:
+    """The weight that the most specific range gives, and how specific that is."""
+    wildcards = (b"*/*", media_type.partition(b"/")[0] + b"/*", media_type)
+    for specificity in range(_EXACT, -1, -1):
+        found = [weight for name, weight in ranges if name == wildcards[specificity]]
+        if found:
+            return max(found), specificity
+    return 0.0, -1

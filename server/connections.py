@@ -1,0 +1,138 @@
+"""How many connections an HTTP process has, and which of them make room for others.
+
+Every connection holds a file descriptor, and a process without one can accept nobody. So there is always one left: idle
+connections are closed for new ones, and what is still too many is refused within a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+__all__ = ["ConnectionLimit", "Connections", "Place", "connection_limit"]
+
+log = logging.getLogger(__name__)
+
+SPARE_FILES = 64  # descriptors that are neither open at the start nor connections: engines, metrics, files of the docs
+MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed unanswered
+FILES_CHECK_S = 1.0
+LOG_INTERVAL_S = 10.0  # at most one line of a kind in this time
+EVICTED_WITHOUT_FILES = 32  # idle connections closed at once where there is no descriptor left
+
+
+class Place(Enum):
+    """What a new connection gets."""
+
+    SERVED = auto()
+    SURPLUS = auto()  # its requests are refused, but for probes, and it ends soon
+    NONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimit:
+    """For one process."""
+
+    served: int
+    surplus: int
+
+
+def connection_limit(wanted: int) -> ConnectionLimit:
+    """Let this process open as many files as it may; the answer is how many of `wanted` connections that allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return ConnectionLimit(wanted, MOST_SURPLUS)
+    room = max(2, hard - sum(1 for _ in Path("/proc/self/fd").iterdir()) - SPARE_FILES)
+    served = min(wanted, room - max(1, min(room // 8, MOST_SURPLUS)))
+    return ConnectionLimit(served, min(room - served, MOST_SURPLUS))
+
+
+class Evictable(Protocol):
+    """A connection that waits for its client."""
+
+    def evict(self) -> bool:
+        """Close it. False when it has to stay."""
+        ...
+
+
+class Connections:
+    """All of one process, whatever port they came to."""
+
+    def __init__(self, limit: ConnectionLimit, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self._served: set[Evictable] = set()
+        self._surplus: set[Evictable] = set()
+        self._waiting: dict[Evictable, None] = {}  # of those served, for their clients, longest first
+        self._clock = clock
+        self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many came since
+
+    def __len__(self) -> int:
+        return len(self._served) + len(self._surplus)
+
+    def enter(self, connection: Evictable) -> Place:
+        """Count a new one, and close the one that has waited for longest where that makes its place."""
+        if len(self._served) < self.limit.served or self.evict():
+            self._served.add(connection)
+            return Place.SERVED
+        if len(self._surplus) < self.limit.surplus:
+            self._surplus.add(connection)
+            return Place.SURPLUS
+        self._log("connections closed unanswered: %d are being refused, the most at a time", self.limit.surplus)
+        return Place.NONE
+
+    def leave(self, connection: Evictable) -> None:
+        """It is closed."""
+        self._served.discard(connection)
+        self._surplus.discard(connection)
+        self._waiting.pop(connection, None)
+
+    def waits(self, connection: Evictable) -> None:
+        """It has nothing to do until its client says something."""
+        if connection in self._served:
+            self._waiting.setdefault(connection)
+
+    def works(self, connection: Evictable) -> None:
+        """It waits no more."""
+        self._waiting.pop(connection, None)
+
+    def evict(self) -> bool:
+        """Close the one that has waited for longest; False where none can be."""
+        found = next((connection for connection in self._waiting if connection.evict()), None)
+        if found is None:
+            return False
+        self.leave(found)
+        return True
+
+    async def watch_files(self) -> NoReturn:
+        """Make room and say so where no file can be opened; for ever.
+
+        libuv closes what it cannot accept without a word, so that only an attempt of our own shows it.
+        """
+        while True:
+            await asyncio.sleep(FILES_CHECK_S)
+            self.check_files()
+
+    def check_files(self) -> None:
+        """See `watch_files`."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            evicted = sum(self.evict() for _ in range(EVICTED_WITHOUT_FILES))
+            self._log("no file can be opened (%s), new connections fail; idle ones closed: %d", error.strerror, evicted)
+
+    def _log(self, line: str, *values: object) -> None:
+        last, missed = self._logged.get(line, (-LOG_INTERVAL_S, 0))
+        now = self._clock()
+        if now - last < LOG_INTERVAL_S:
+            self._logged[line] = last, missed + 1
+            return
+        self._logged[line] = now, 0
+        log.warning(line + " (and %d times since the last such line)", *values, missed)
