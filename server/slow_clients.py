@@ -62,12 +62,15 @@ class BodyReader:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise asyncio.CancelledError
-                piece = message.get("body", b"")
+                piece: bytes = message.get("body", b"")
                 self._check(len(body) + len(piece), len(body))
-                if not message.get("more_body", False):
-                    return bytes(body + piece) if body else piece
+                more = message.get("more_body", False)
+                if not more and not body:
+                    return piece
                 body += piece
                 self.held_bytes += len(piece)
+                if not more:
+                    return bytes(body)
         finally:
             self.held_bytes -= len(body)
 

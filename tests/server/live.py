@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -151,12 +153,14 @@ def live(
     status: int | None = 0,
     clean_log: bool = True,
     stderr: int | None = None,
+    files: int | None = None,
 ) -> Iterator[Live]:
     """`embert serve *options` on a free port, and the end of it.
 
     Entered when /readyz is 200, or with `ready=False` as soon as the port is open. Left with SIGTERM (unless the test
     has ended the server itself); the exit status must be `status` (None: any) and, with `clean_log`, the log must hold
-    no traceback. `stderr` is a descriptor that takes the log instead. Whatever happens, no process stays.
+    no traceback. `stderr` is a descriptor that takes the log instead; `files` is how many its processes may
+    open. Whatever happens, no process stays.
     """
     with tempfile.TemporaryDirectory(prefix="embert-test-") as folder:
         log_path = Path(folder, "log")
@@ -168,6 +172,9 @@ def live(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log if stderr is None else stderr,
+                preexec_fn=None
+                if files is None
+                else partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files)),
             )
         server = Live(process, log_path, scheme="https" if "--ssl-certfile" in options else "http")
         family: set[psutil.Process] = set()

@@ -150,8 +150,9 @@ class Serving:
         await send({"type": "http.response.body", "body": body})
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        path: str = scope["path"]
         surplus = b" surplus" if "too_many_connections" in scope["state"] else b""
-        if scope["path"] == "/early":
+        if path == "/early":
             return b"early" + surplus
         body, more = b"", True
         while more:
@@ -159,7 +160,7 @@ class Serving:
             if message["type"] == "http.disconnect":
                 raise asyncio.CancelledError
             body, more = body + bytes(message["body"]), bool(message["more_body"])
-        if scope["path"] == "/slow":
+        if path == "/slow":
             leaves = asyncio.ensure_future(receive())
             goes = asyncio.ensure_future(self.going.wait())
             await asyncio.wait([leaves, goes], return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +168,7 @@ class Serving:
             if leaves.done():
                 raise asyncio.CancelledError
             leaves.cancel()
-        return scope["path"].encode() + b" " + body + surplus
+        return path.encode() + b" " + body + surplus
 
 
 @contextlib.asynccontextmanager

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import resource
 import socket
 import time
+import tracemalloc
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import psutil
 import pytest
 
+from server.slow_clients import BodyReader
 from tests.server.connections import connect, head, read_all
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import SLEEP
@@ -131,6 +138,80 @@ def test_a_connection_that_is_reset_has_left(impatient: Live) -> None:
             until(lambda: impatient.metrics()["embert_admitted_tokens"] == 6, what="the request")
         until(lambda: impatient.metrics()[queued] == before + 1, what="the cancellation")
         assert blocking.result().status_code == 200
+
+
+LARGE = b"x" * 3_900_000
+
+
+def test_unfinished_bodies_have_a_budget_together(patient: Live) -> None:
+    server = patient
+    (pid,) = server.api_pids
+    before, rss = server.metrics(), psutil.Process(pid).memory_info().rss
+    refused = 'embert_rejected_total{reason="bodies"}'
+    with contextlib.ExitStack() as stack:
+        most = 0
+        for _ in range(60):
+            sock = stack.enter_context(connect(server))
+            sock.sendall(head(len(LARGE) + 1) + LARGE)
+            most = max(most, psutil.Process(pid).memory_info().rss)
+        assert most - rss < 120e6  # 32 MB of bodies; all of them would be 234 MB
+        until(lambda: server.metrics()[refused] >= before[refused] + 52, what="the refusal of the others")
+        assert server.post("/embed", {"inputs": [101, 7592, 102]}).status_code == 200  # small ones go on
+        answer = server.post("/v1/embeddings", {"input": "x" * 3_900_000})
+        assert (answer.status_code, answer.headers["retry-after"], answer.headers["connection"]) == (503, "1", "close")
+        assert "(--max-body-bytes)" in answer.json()["error"]["message"]
+    # What they held is free again, and memory with it.
+    until(lambda: server.post("/embed", {"inputs": "x" * 3_900_000}).status_code == 200, what="room again")
+
+
+@pytest.fixture
+def patient() -> Iterator[Live]:
+    """With time to see what waits, and one HTTP process."""
+    options = ("--max-batch-tokens", "256", "--workers", "1", "--payload-limit", "4000000")
+    with live(*STAND_IN, *options) as server:
+        yield server
+
+
+def test_a_body_in_small_pieces_takes_no_more_memory_than_a_large_one() -> None:
+    pieces, size = 100_000, 200_000
+    left = iter(range(pieces - 1, -1, -1))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(bytearray(2)), "more_body": next(left) > 0}
+
+    reader = BodyReader(size, 8 * size, 30)
+    tracemalloc.start()
+    body = asyncio.run(reader.read([], receive, time.monotonic() + 3600))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(body) == size
+    assert peak < 8 * size  # 40 times where every piece is kept
+    assert reader.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/embed", 413), ("/v1/embeddings", 413), ("/nothing", 404), ("/health", 405)]
+)
+def test_an_early_answer_is_read_by_who_sends_everything_first(impatient: Live, path: str, status: int) -> None:
+    for _ in range(5):
+        asks = urllib.request.Request(impatient.url + path, bytes(30_000_000), method="POST")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asks, timeout=60)
+        assert refused.value.code == status
+        assert b"error" in refused.value.read()
+
+
+def test_few_files_and_idle_connections_keep_nobody_out() -> None:
+    with live(*STAND_IN, "--max-connections", "40", files=400) as server, contextlib.ExitStack() as stack:
+        for sent in (b"", b"\r\n", head(100_000, "/nosuch") + b"a", b"POST /embed HTTP/1.1\r\n"):
+            for _ in range(110):
+                sock = stack.enter_context(connect(server))
+                with contextlib.suppress(ConnectionError):
+                    sock.sendall(sent)
+            if sent.endswith(b"\n") and sent.strip():  # heads that have begun have their time, and others are refused
+                assert server.get("/livez").status_code == 200
+            else:
+                assert server.post("/embed", {"inputs": [101, 7592, 102]}).status_code == 200
 
 
 def test_a_thousand_idle_connections_keep_nobody_out(impatient: Live) -> None:
