@@ -159,7 +159,7 @@ def test_the_places_are_those_of_the_whole(
 def test_all_of_these_kinds_are_divided(divided: dict[str, engine.Tokenizer], kind: str) -> None:
     for direction in ("right", "left"):
         asked = divided[kind].encode_turns(
-            ["ab the"],
+            ["abc abc"],
             truncate=True,
             direction=direction,
             turn_characters=PART,
