@@ -6,6 +6,7 @@ EngineError
     UnsupportedModel      an architecture, activation or module this engine does not run
     BrokenModel           files missing, truncated, or contradicting each other
   InputError            one request's input is not acceptable; names the field, the limit and the value
+    InputTooLarge         ... because it would be too much work to look at
   EncoderError          a forward failed; the message says where
     EncoderLost           ... and the encoder cannot be used again (its process must be replaced)
 """
@@ -16,6 +17,7 @@ __all__ = [
     "EncoderLost",
     "EngineError",
     "InputError",
+    "InputTooLarge",
     "ModelError",
     "ModelNotFound",
     "UnsupportedModel",
@@ -52,6 +54,10 @@ class InputError(EngineError):
         super().__init__(message)
         self.param = param
         self.kind = kind
+
+
+class InputTooLarge(InputError):
+    """A text that would have to be tokenised whole, and is too long for that."""
 
 
 class EncoderError(EngineError):

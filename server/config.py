@@ -60,6 +60,13 @@ class ServeConfig:
     )
     header_limit: int = _option(65_536, "largest request line and headers in bytes before 431", low=256)
     max_connections: int = _option(16_384, "connections of each HTTP process before 503", low=1)
+    max_unbroken_characters: int = _option(
+        131_072, "most characters of a text without a place to divide it for tokenising, before 413", low=1
+    )
+    max_answer_tokens: int = _option(131_072, "most tokens of one answer of /tokenize or /decode before 413", low=1)
+    accept_token_ids: bool = _option(
+        False, "take token ids on OpenAI's routes too, in requests that name this model; TEI's routes always do"
+    )
     auto_truncate: bool = _option(True, "cut texts longer than the model reads when the request does not say")
     request_timeout: float = _option(60.0, "seconds a request may take before 503", low=0.001)
     engine_timeout: float = _option(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
+from pydantic import BaseModel
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from server.accept import prefers
 from server.errors import EmptyInput, PayloadTooLarge, ServerError, UnsupportedEncoding, error_body
+from engine.tokenizer import TokenInfo, Turns
+from server.large_bodies import LARGE, check_values
 from server.responses import floats_json, nested_floats_json, openai_json, raw_rows
 from server.schemas import (
     DecodeRequest,
@@ -33,6 +37,8 @@ __all__ = ["HOT_ROUTES", "hot_routes", "send_error"]
 
 log = logging.getLogger(__name__)
 
+RequestT = TypeVar("RequestT", bound=BaseModel)
+
 JSON, OCTETS = b"application/json", b"application/octet-stream"
 
 
@@ -48,6 +54,13 @@ class _Call:
         self.body = b""
         self.headers: list[tuple[bytes, bytes]] = []
 
+    def read(self, schema: type[RequestT], service: Service) -> RequestT:
+        """The request in the body, which is not held any longer."""
+        body, self.body = self.body, b""
+        if len(body) > LARGE:
+            check_values(body, service.config.max_client_batch_size, service.most_ids)
+        return parse(schema, body)
+
     @property
     def wants_raw(self) -> bool:
         return prefers(OCTETS, JSON, [value for name, value in self.scope["headers"] if name == b"accept"])
@@ -58,11 +71,13 @@ Handler = Callable[[Service, _Call], Awaitable[tuple[bytes, bytes]]]  # → cont
 
 async def embeddings(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /v1/embeddings`."""
-    request = parse(EmbeddingsRequest, call.body)
+    request = call.read(EmbeddingsRequest, service)
     service.check_model(request.model)
+    service.check_foreign_ids(request.input, request.model)
     dimensions = service.check_dimensions(request.dimensions)
     encoded = await service.tokenize(
         request.input,
+        call.receive,
         call.timing,
         call.terms,
         param="input",
@@ -80,10 +95,11 @@ async def embeddings(service: Service, call: _Call) -> tuple[bytes, bytes]:
 
 async def embed(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /embed`."""
-    request = parse(EmbedRequest, call.body)
+    request = call.read(EmbedRequest, service)
     dimensions = service.check_dimensions(request.dimensions)
     encoded = await service.tokenize(
         request.inputs,
+        call.receive,
         call.timing,
         call.terms,
         param="inputs",
@@ -101,9 +117,10 @@ async def embed(service: Service, call: _Call) -> tuple[bytes, bytes]:
 
 async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /embed_all`."""
-    request = parse(EmbedAllRequest, call.body)
+    request = call.read(EmbedAllRequest, service)
     encoded = await service.tokenize(
         request.inputs,
+        call.receive,
         call.timing,
         call.terms,
         param="inputs",
@@ -121,7 +138,7 @@ async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
 
 async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /similarity`."""
-    request = parse(SimilarityRequest, call.body)
+    request = call.read(SimilarityRequest, service)
     if not request.inputs.source_sentence:
         raise EmptyInput("`inputs.source_sentence` must not be empty", "inputs")
     if not request.inputs.sentences:
@@ -132,6 +149,7 @@ async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
     parameters = request.parameters or SimilarityParameters()
     encoded = await service.tokenize(
         [request.inputs.source_sentence, *request.inputs.sentences],
+        call.receive,
         call.timing,
         call.terms,
         param="inputs",
@@ -145,32 +163,51 @@ async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
 
 async def tokenize(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /tokenize`."""
-    request = parse(TokenizeRequest, call.body)
+    request = call.read(TokenizeRequest, service)
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     if not texts:
         raise EmptyInput("`inputs` must not be an empty list", "inputs")
     service.check_count(len(texts), "inputs")
+    service.check_open()
     prompt = service.prompt(request.prompt_name) if request.prompt_name is not None else ""
-    found = await service.in_thread(
-        lambda: service.tokenizer.tokenize(texts, add_special_tokens=request.add_special_tokens, prompt=prompt)
+    turns = service.tokenizer.tokenize_turns(
+        texts,
+        add_special_tokens=request.add_special_tokens,
+        prompt=prompt,
+        most_unbroken=service.config.max_unbroken_characters,
     )
-    answer = [
-        [{"id": t.id, "text": t.text, "special": t.special, "start": t.start, "stop": t.stop} for t in tokens]
-        for tokens in found
-    ]
-    call.timing.tokens = sum(map(len, found))
     call.timing.characters = sum(map(len, texts))
-    return JSON, orjson.dumps(answer)
+    check = partial(service.check_answer, param="inputs", more=True)
+    call.timing.tokens, body = await service.in_turns(
+        _written(turns, len(texts)), call.timing.characters, call.receive, call.terms, check
+    )
+    service.check_answer(call.timing.tokens, "inputs")
+    return JSON, body
+
+
+def _written(turns: Iterator[list[tuple[int, list[TokenInfo]]]], texts: int) -> Turns[tuple[int, bytes]]:
+    """Write tokens as JSON, turn by turn; gives their number and the text."""
+    rows: list[list[bytes]] = [[] for _ in range(texts)]
+    count = 0
+    for turn in turns:
+        for index, tokens in turn:
+            count += len(tokens)
+            if tokens:
+                rows[index].append(orjson.dumps(tokens)[1:-1])
+        yield count
+    return count, b"[%b]" % b",".join(b"[%b]" % b",".join(row) for row in rows)
 
 
 async def decode(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /decode`."""
-    request = parse(DecodeRequest, call.body)
+    request = call.read(DecodeRequest, service)
     sequences, _ = service.sequences(request.ids, "ids")
     service.check_count(len(sequences), "ids")
-    texts = await service.in_thread(
-        lambda: service.tokenizer.decode(sequences, skip_special_tokens=request.skip_special_tokens)
-    )
+    service.check_open()
+    tokens = sum(map(len, sequences))
+    service.check_answer(tokens, "ids")
+    turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=request.skip_special_tokens)
+    texts = await service.in_turns(turns, tokens, call.receive, call.terms, lambda _: None)
     return JSON, orjson.dumps(texts)
 
 

@@ -143,6 +143,11 @@ class EngineClient:
         if not self.ready:
             raise Unavailable(self.unready_reason(), retry_after_s=2, reason="loading")
 
+    def check_time(self, terms: Terms) -> None:
+        """Raise Unavailable once the deadline has passed."""
+        if time.monotonic() > terms.deadline:
+            raise self._too_late(terms)
+
     def check_room(self, least: Callable[[], int], most: int, terms: Terms) -> None:
         """Raise Overloaded for what cannot be admitted, before it is tokenised.
 
@@ -176,9 +181,8 @@ class EngineClient:
         limit = self._limit(terms)
         if admitted and admitted + cost > limit:
             raise self._overloaded(admitted, str(cost), limit)
+        self.check_time(terms)  # tokenising may have taken that long
         now = time.monotonic()
-        if now > terms.deadline:  # tokenising took that long
-            raise self._too_late(terms)
         message = EncodeRequest(
             next(self._ids),
             TOKENS if tokens else EMBED,

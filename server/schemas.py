@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from server.errors import BadRequest, Invalid
+from server.large_bodies import LARGE, split_ids
 
 __all__ = [
     "DecodeRequest",
@@ -122,6 +123,16 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 
 def parse(schema: type[RequestT], body: bytes) -> RequestT:
     """The request in `body`. Raises BadRequest when that is not JSON, Invalid when it is not what `schema` says."""
+    if len(body) > LARGE and (split := split_ids(body)) is not None:
+        rest, stand_in, ids = split
+        try:
+            request = schema.model_validate_json(rest)
+        except ValidationError:
+            pass  # what is said about it is said about the whole
+        else:
+            for field in ("input", "inputs", "ids"):
+                if getattr(request, field, None) == [stand_in]:
+                    return request.model_copy(update={field: ids})
     try:
         return schema.model_validate_json(body)
     except ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from engine import Encoded, Model, Tokenizer
-from engine.errors import InputError
+from engine.errors import InputError, InputTooLarge
+from engine.tokenizer import Turns
 from server.config import ServeConfig
 from server.control import EngineInfo
 from server.engine_client import Answer, EngineClient, Receive
-from server.errors import EmptyInput, Invalid, ModelUnknown, PayloadTooLarge
+from server.errors import EmptyInput, Invalid, ModelUnknown, Overloaded, PayloadTooLarge
 from server.metrics import ApiMetrics
 from server.schemas import TextOrIds, describe_name
 from server.slow_clients import BodyReader
@@ -27,6 +29,9 @@ __all__ = ["Service", "Timing"]
 _INLINE_CHARACTERS = 4096  # tokenised on the loop, which costs less than the way to a thread and back
 _INLINE_KNOWN_CHARACTERS = 65536  # ... even if so many, where all words are known: half a millisecond
 _INLINE_IDS = 16384
+_WAITING_BODIES = 2  # what may wait for the tokenizer: the characters, or ids, of so many bodies of --payload-limit
+_CHARACTERS_PER_S = 1_000_000  # of one tokenising thread, at the least
+_WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the loop
 
 ResultT = TypeVar("ResultT")
 
@@ -88,7 +93,9 @@ class Service:
         self.served_name = config.served_model_name or model.model_id
         self.default_prompt = self._default_prompt()
         self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
+        self.most_ids = config.max_client_batch_size * model.max_input_length
         self._threads = ThreadPoolExecutor(config.tokenization_threads, "tokenize")
+        self._waiting = 0  # characters, or ids, of requests that are with the tokenizer's threads
 
     @property
     def engine(self) -> EngineInfo | None:
@@ -152,17 +159,52 @@ class Service:
         if count > limit:
             raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
 
-    def check_tokens(self, tokens: int, param: str) -> None:
-        """Raise PayloadTooLarge for more tokens than one request may have."""
+    def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
+        """Raise PayloadTooLarge for more tokens than one request may have; `more` where not all are counted."""
         limit = self.config.max_client_batch_tokens
         if limit is not None and tokens > limit:
+            has = f"at least {tokens}" if more else f"{tokens}"
             raise PayloadTooLarge(
-                f"`{param}` has {tokens} tokens; the limit is {limit} (--max-client-batch-tokens)", param
+                f"`{param}` has {has} tokens; the limit is {limit} (--max-client-batch-tokens)", param
             )
+
+    def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
+        """Raise PayloadTooLarge for more tokens than one answer of /tokenize or /decode may be about."""
+        self.check_tokens(tokens, param, more=more)
+        limit = self.config.max_answer_tokens
+        if tokens > limit:
+            has = f"at least {tokens}" if more else f"{tokens}"
+            raise PayloadTooLarge(f"`{param}` has {has} tokens; the limit is {limit} (--max-answer-tokens)", param)
+
+    def check_foreign_ids(self, given: TextOrIds, model: str | None) -> None:
+        """Raise Invalid for token ids on OpenAI's routes that may be another tokenizer's.
+
+        Clients of OpenAI's models tokenize for those, and a vector of such ids is wrong without a sign of it.
+        """
+        if isinstance(given, str) or not given or isinstance(given[0], str) or given[0] == []:
+            return
+        if self.config.accept_token_ids and model is not None:  # check_model has seen that it is this one
+            return
+        needed = (
+            "or name the served model in `model`"
+            if self.config.accept_token_ids
+            else "or start the server with --accept-token-ids and name the served model in `model`"
+        )
+        raise Invalid(
+            "`input` holds token ids, which are those of another model's tokenizer in most clients; send text "
+            f"(in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)), {needed}",
+            "input",
+        )
+
+    def check_open(self) -> None:
+        """Raise Unavailable when the server is shutting down."""
+        if self.client.draining:
+            self.client.check_ready()
 
     async def tokenize(
         self,
         given: TextOrIds,
+        receive: Receive,
         timing: Timing,
         terms: Terms,
         *,
@@ -177,42 +219,87 @@ class Service:
         """
         sequences, is_text = self.sequences(given, param)
         self.check_count(len(sequences), param)
-        cut = self.config.auto_truncate if truncate is None else truncate
+        how: dict[str, Any] = {
+            "truncate": self.config.auto_truncate if truncate is None else truncate,
+            "direction": direction,
+            "param": param,
+        }
         began = time.perf_counter()
+        size = sum(map(len, sequences))  # characters or ids
+        tokenizer = self.tokenizer
+        at_once: Callable[..., Encoded | None] | None
         if is_text:
-            prompt = self.prompt(prompt_name)
-            timing.characters = sum(map(len, sequences))
-            most = timing.characters + 2 * len(sequences)
-            how: dict[str, Any] = {"truncate": cut, "direction": direction, "prompt": prompt, "param": param}
-            work = partial(self.tokenizer.encode, sequences, **how)
-            at_once: Callable[[], Encoded | None] | None = work
-            if timing.characters > _INLINE_CHARACTERS:
-                known = timing.characters <= _INLINE_KNOWN_CHARACTERS
-                at_once = partial(self.tokenizer.encode_known, sequences, **how) if known else None
+            how["prompt"] = self.prompt(prompt_name)
+            timing.characters = size
+            most = size + 2 * len(sequences)
+            at_once = tokenizer.encode
+            if size > _INLINE_CHARACTERS:
+                at_once = tokenizer.encode_known if size <= _INLINE_KNOWN_CHARACTERS else None
         else:
             if prompt_name is not None:
                 raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
-            work = partial(self.tokenizer.from_ids, sequences, truncate=cut, direction=direction, param=param)
-            most = sum(map(len, sequences))
-            at_once = work if most <= _INLINE_IDS else None
+            most = size
+            at_once = tokenizer.from_ids if size <= _INLINE_IDS else None
         self.client.check_room(partial(_least_tokens, sequences, self.model.max_input_length), most, terms)
         with _input_errors():
-            encoded = at_once() if at_once is not None else None
+            encoded = at_once(sequences, **how) if at_once is not None else None
             if encoded is None:
-                encoded = await self._in_thread(work)
+                if is_text:
+                    limit = self.config.max_unbroken_characters
+                    turns = tokenizer.encode_turns(sequences, **how, most_unbroken=limit)
+                else:
+                    turns = tokenizer.from_ids_turns(sequences, **how)
+                check = partial(self.check_tokens, param=param, more=True)
+                encoded = await self.in_turns(turns, size, receive, terms, check)
         timing.tokenize_s = time.perf_counter() - began
         timing.tokens = encoded.tokens
         self.check_tokens(encoded.tokens, param)
         self._observe(encoded, timing)
         return encoded
 
-    async def in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run the tokenizer's `work` beside the loop; its InputError becomes Invalid."""
-        with _input_errors():
-            return await self._in_thread(work)
+    async def in_turns(
+        self,
+        turns: Turns[ResultT],
+        size: int,
+        receive: Receive,
+        terms: Terms,
+        check: Callable[[int], None],
+    ) -> ResultT:
+        """Do the tokenizer's work beside the loop; others get their turns between these. `size` is its characters.
 
-    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        `check` is given the tokens so far after each turn. Raises Overloaded where too much waits already, Unavailable
+        once the deadline has passed, CancelledError when the client has left, and what `turns` raises, as ServerErrors.
+        """
+        self._check_waiting(size)
+        loop = asyncio.get_running_loop()
+        left: asyncio.Task[None] | None = None
+        self._waiting += size
+        try:
+            with _input_errors():
+                while True:
+                    tokens, last = await loop.run_in_executor(self._threads, _take_turn, turns)
+                    if last is not None:
+                        return last.value  # type: ignore[no-any-return]
+                    check(tokens)
+                    self.client.check_time(terms)
+                    if left is None:
+                        left = loop.create_task(_until_left(receive))
+                    elif left.done():
+                        raise asyncio.CancelledError
+        finally:
+            self._waiting -= size
+            if left is not None:
+                left.cancel()
+
+    def _check_waiting(self, size: int) -> None:
+        limit = _WAITING_BODIES * self.config.payload_limit
+        if self._waiting and self._waiting + size > limit:
+            rate = _CHARACTERS_PER_S * self.config.tokenization_threads
+            raise Overloaded(
+                f"the tokenizer has {self._waiting} characters to do and this request has {size}; the limit is {limit} "
+                f"({_WAITING_BODIES} times --payload-limit)",
+                retry_after_s=math.ceil(self._waiting / rate),
+            )
 
     async def encode(self, encoded: Encoded, receive: Receive, terms: Terms, timing: Timing, **how: Any) -> Answer:
         """Through an engine; see EngineClient.encode."""
@@ -254,13 +341,38 @@ class Service:
 
 
 def _least_tokens(sequences: Sequence[Any], longest: int) -> int:
-    """Of texts or lists of ids, cut to `longest`: no tokenizer joins what a space divides."""
-    return sum(min(len(each.split() if isinstance(each, str) else each), longest) for each in sequences)
+    """Of texts or lists of ids, cut to `longest`: no tokenizer joins what a space divides. Not all is looked at."""
+    tokens = 0
+    characters = _WORDS_SOUGHT_IN
+    for each in sequences:
+        if isinstance(each, str):
+            words = len(each[:characters].split(maxsplit=longest))
+            characters -= len(each)
+            if characters <= 0:
+                return tokens + min(words, longest)
+            tokens += min(words, longest)
+        else:
+            tokens += min(len(each), longest)
+    return tokens
+
+
+def _take_turn(turns: Turns[Any]) -> tuple[int, StopIteration | None]:
+    try:
+        return next(turns), None
+    except StopIteration as last:
+        return 0, last
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 @contextmanager
 def _input_errors() -> Iterator[None]:
     try:
         yield
+    except InputTooLarge as error:
+        raise PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param) from None
     except InputError as error:
         raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None

@@ -17,8 +17,8 @@ settings.load_profile("embert")
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Live]:
-    """`embert serve` with the default model and default options, in float32 on any machine."""
-    with live("--device", "cpu") as running:
+    """`embert serve` with the default model, in float32 on any machine; default options, but for ids on all routes."""
+    with live("--device", "cpu", "--accept-token-ids") as running:
         yield running
 
 

@@ -1,0 +1,214 @@
+"""Where a long text may be divided so that the tokens of its parts, end to end, are the tokens of the whole.
+
+A tokenizer normalizes, finds added tokens, splits into words and looks up each word by itself. A place is safe where
+no step looks across it. That is decided from tokenizer.json, by a list of components whose behaviour is known:
+
+    any that splits at spaces    before a single space (or newline) between two plain letters or digits
+    byte-level                   also between an ASCII letter and a digit: its pattern never joins them
+    BERT                         also next to whitespace, ideographs, and punctuation that no added token has
+
+Parts other than the first may need something before them, so that they do not look like the start of a text: `lead`,
+whose tokens the caller drops. What no rule covers has no cuts, and is tokenised whole.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+__all__ = ["Cuts", "Unbroken", "cuts_of"]
+
+# Letters and digits that no normalizer named below joins with a space, reorders, or turns into one: no combining
+# marks, nothing that extends or precedes a grapheme, no compatibility character that contains a space.
+_PLAIN = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-ΡΣ-ΩάέήίαβγδεζηθικλμνξοπρςστυφχψωА-яЁёא-תء-يअ-हก-ฮぁ-ゖァ-ヺ一-鿿가-힣"
+_BEFORE = _PLAIN + ".,;:!?)。！？，、；："  # noqa: RUF001  # may also stand before the space
+
+_NORMALIZERS = {
+    "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents", "Precompiled", "Replace",
+}  # fmt: skip
+_SPLIT_AT_SPACES = {"BertPreTokenizer", "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit"}
+_PRE_TOKENIZERS = _SPLIT_AT_SPACES | {"Digits", "Punctuation"}
+_MODELS = {"BPE", "Unigram", "WordLevel", "WordPiece"}
+
+_LEAD = "a"
+_WINDOW = 65_536
+_SEEN = 2  # characters after a place that a pattern looks at
+
+
+class Unbroken(Exception):
+    """A text has no place to divide it for longer than is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Places of one tokenizer, as patterns of no width; None where there are none."""
+
+    of_ids: re.Pattern[str] | None = None  # the parts' ids are the whole's
+    of_places: re.Pattern[str] | None = None  # ... and so are the places of the tokens in the text
+    lead: str = ""  # goes before every part but the first
+    word_edge: int | None = None  # of an ASCII word that is unknown for its length, so many characters at either end do
+
+    def end(self, text: str, start: int, least: int, most: int, pattern: re.Pattern[str] | None) -> int:
+        """Where a part that begins at `start` may end: at least `least` characters on, if the text has as many.
+
+        Raises Unbroken when there is no place within `most`.
+        """
+        if len(text) - start <= least:
+            return len(text)
+        found = pattern.search(text, start + least, start + most + _SEEN) if pattern is not None else None
+        if found is not None:
+            return found.start()
+        if len(text) - start > most:
+            raise Unbroken
+        return len(text)
+
+    def start(self, text: str, end: int, least: int, most: int, pattern: re.Pattern[str] | None) -> int:
+        """`end` seen from the other side: where a part that ends at `end` may start."""
+        if end <= least:
+            return 0
+        high, floor, width = end - least, max(0, end - most), 64
+        while pattern is not None and high > floor:
+            low = max(floor, high - width)
+            places = [found.start() for found in pattern.finditer(text, low, high + _SEEN) if found.start() <= high]
+            if places:
+                return places[-1]
+            high, width = low, min(2 * width, _WINDOW)
+        if floor:
+            raise Unbroken
+        return 0
+
+    def shorten(self, text: str, inside: int) -> str | None:
+        """The text without the middle of the long ASCII word around `inside`; None when it is not long, or matters.
+
+        WordPiece knows no word of more than `max_input_chars_per_word` characters: its length makes no difference.
+        """
+        if self.word_edge is None:
+            return None
+        first, last = _word_start(text, inside), _word_end(text, inside)
+        if last - first <= 2 * self.word_edge:
+            return None
+        return text[: first + self.word_edge] + text[last - self.word_edge :]
+
+
+def _is_word(text: str) -> bool:
+    return text.isascii() and text.isalnum()
+
+
+def _word_end(text: str, place: int) -> int:
+    """The end of the ASCII letters and digits from `place` on; in strides, which are ten times as fast as a pattern."""
+    stride = _WINDOW
+    while stride:
+        while place + stride <= len(text) and _is_word(text[place : place + stride]):
+            place += stride
+        stride //= 4
+    return place
+
+
+def _word_start(text: str, place: int) -> int:
+    stride = _WINDOW
+    while stride:
+        while place >= stride and _is_word(text[place - stride : place]):
+            place -= stride
+        stride //= 4
+    return place
+
+
+def cuts_of(description: dict[str, Any], backend: Backend) -> Cuts:
+    """The cuts of a tokenizer; `description` is its tokenizer.json, parsed."""
+    added = list(description.get("added_tokens") or ())
+    contents = [str(token["content"]) for token in added]
+    pre_tokenizers = _flat(description.get("pre_tokenizer"), "pretokenizers")
+    kinds = [part["type"] for part in pre_tokenizers]
+    if not _looks_at_no_spaces(added, backend) or not _known_model(description.get("model") or {}):
+        return Cuts()
+    normalizers = _flat(description.get("normalizer"), "normalizers")
+    strips = any(token.get("lstrip") or token.get("rstrip") for token in added)
+    alone = any(token.get("single_word") for token in added)
+    if kinds == ["BertPreTokenizer"] and all(part["type"] in ("BertNormalizer", "Lowercase") for part in normalizers):
+        places = _bert(normalizers, contents, alone=alone)
+        general = re.compile(f"(?<=[{_BEFORE}])(?=[ \n][{_PLAIN}])")
+        edge = None
+        if (description["model"] or {}).get("type") == "WordPiece" and not any(map(_is_word, contents)):
+            limit = description["model"].get("max_input_chars_per_word", 100)
+            edge = limit + 1 + max(map(len, contents), default=0)
+        return Cuts(places, general if strips else places, word_edge=edge)
+    if not _known(normalizers, _NORMALIZERS) or not _known(pre_tokenizers, _PRE_TOKENIZERS):
+        return Cuts()
+    if not _SPLIT_AT_SPACES.intersection(kinds) or {"ByteLevel", "Metaspace"}.intersection(kinds[:-1]):
+        return Cuts()
+    spaces = "".join(space for space in " \n" if _splits(backend, space))
+    if " " not in spaces:
+        return Cuts()
+    rules = [f"(?<=[{_BEFORE}])(?=[{spaces}][{_PLAIN}])"]
+    joined = any(re.search("[A-Za-z][0-9]", content) for content in contents)
+    if kinds[-1] == "ByteLevel" and not joined and not alone:
+        rules.append("(?<=[A-Za-z])(?=[0-9])")
+    pattern = re.compile("|".join(rules))
+    return Cuts(pattern, pattern, lead=_LEAD)
+
+
+def _bert(normalizers: list[dict[str, Any]], contents: list[str], *, alone: bool) -> re.Pattern[str]:
+    # The underscore is a letter to added tokens that stand alone.
+    single = [each for each in string.punctuation + "。、！？，" if each != "_"]  # noqa: RUF001
+    free = "".join(each for each in single if not any(each in content for content in contents))
+    ideographs = any(part.get("handle_chinese_chars") for part in normalizers)
+    ideograph = "一-鿿" if ideographs and not alone and all(map(str.isascii, contents)) else ""
+    kind = f"[ \t\n\r{re.escape(free)}{ideograph}]"
+    return re.compile(f"(?<={kind})|(?={kind})")
+
+
+def _flat(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
+    if component is None:
+        return []
+    if component.get("type") == "Sequence":
+        return [part for member in component.get(members) or () for part in _flat(member, members)]
+    return [component]
+
+
+def _looks_at_no_spaces(added: list[dict[str, Any]], backend: Backend) -> bool:
+    """Whether no added token reaches over a space between plain characters."""
+    before, after = re.compile(f"[{_BEFORE}]"), re.compile(f"[{_PLAIN}]")
+    for token in added:
+        content = str(token["content"])
+        forms = [content]
+        if token.get("normalized") and backend.normalizer is not None:
+            forms.append(backend.normalizer.normalize_str(content))
+        if not content or any(not form or re.search(r"\s", form) for form in forms):
+            return False
+        if token.get("lstrip") and any(after.match(form) for form in forms):
+            return False
+        if token.get("rstrip") and any(before.match(form[-1]) for form in forms):
+            return False
+    return True
+
+
+def _known_model(model: dict[str, Any]) -> bool:
+    return model.get("type") in _MODELS and not model.get("dropout")
+
+
+def _known(parts: list[dict[str, Any]], kinds: set[str]) -> bool:
+    for part in parts:
+        if part["type"] not in kinds:
+            return False
+        if part["type"] == "Replace" and part.get("pattern") != {"Regex": " {2,}"}:
+            return False
+        if part["type"] == "ByteLevel" and not part.get("use_regex", True):
+            return False
+        if part["type"] == "Metaspace" and not part.get("split", True):
+            return False
+    return True
+
+
+def _splits(backend: Backend, space: str) -> bool:
+    """Whether this between two words divides them: whether a newline does is in the normalizer's table."""
+    text = f"a{space}b"
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    if backend.pre_tokenizer is None or not re.fullmatch(r"a\sb", text):
+        return False
+    pieces = backend.pre_tokenizer.pre_tokenize_str(text)
+    return len(pieces) > 1 and pieces[0][1] == (0, 1)
