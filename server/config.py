@@ -149,10 +149,11 @@ def read_api_keys(config: ServeConfig) -> list[str]:
     keys, path = list(config.api_key), config.api_key_file
     if path is not None:
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            text = Path(path).read_text(encoding="utf-8-sig")  # an editor's byte order mark is no part of a key
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        lines = [line.strip() for line in text.splitlines()]
+        found = [line for line in lines if line and not line.startswith("#")]
         if not found:
             raise ConfigError(f"--api-key-file {path} holds no key")
         keys += found

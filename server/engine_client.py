@@ -229,7 +229,9 @@ class EngineClient:
             self._disconnect(engine)
         engine.state = state
         if state.info is not None and not self.max_queue_tokens:
-            self.max_queue_tokens = self._config.queue_budget(state.info.max_batch_tokens, len(self._engines))
+            # Of all engines, also where this process is told of them one by one, as it is when it starts again.
+            engines = len(self._board.engine_alive)
+            self.max_queue_tokens = self._config.queue_budget(state.info.max_batch_tokens, engines)
         self._connect(engine)
 
     def _connect(self, engine: _Engine) -> None:

@@ -182,7 +182,7 @@ class Supervisor:
             inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
         child.endpoint = f"{self._folder}/{child.name}.{child.starts}"
         child.process = subprocess.Popen(
-            [sys.executable, "-m", child.module, str(theirs.fileno())],
+            [sys.executable, "-P", "-m", child.module, str(theirs.fileno())],  # -P: the working folder is not for code
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C is for the supervisor, which then ends the children in order
