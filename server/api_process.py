@@ -20,7 +20,7 @@ import uvloop
 
 from server import collector
 from server.board import Board
-from server.control import Drain, EngineState, Failed, Line, Message, Ready, StartApi
+from server.control import Drain, EngineState, Failed, Line, Message, Progress, Ready, StartApi
 from server.logs import configure_logging
 from server.metrics import exposition, use_folder
 
@@ -71,6 +71,7 @@ async def _serve(start: StartApi, line: Line) -> None:
 
     config = start.config
     board = Board(start.board_fd, config.http_processes, len(start.engines))
+    line.send(Progress("reading the tokenizer"))
     try:
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
         service = Service(
@@ -189,6 +190,8 @@ async def _drain(client: EngineClient, servers: list[_Server], config: ServeConf
     until = time.monotonic() + config.drain_timeout
     await asyncio.sleep(DRAIN_NOTICE_S)
     while time.monotonic() < until and (client.pending or servers[0].server_state.tasks):
+        if not client.ready:  # nor will it be: while draining no engine is started again
+            client.give_up()
         await asyncio.sleep(0.02)
     client.give_up()
     for server in servers:

@@ -61,6 +61,14 @@ class ServeConfig:
     engine_timeout: float = _option(
         30.0, "most seconds of one forward before the engine counts as hung and is replaced", low=1.0
     )
+    start_timeout: float = _option(
+        600.0, "most seconds that a process may take to be ready before it is ended", low=1.0
+    )
+    give_up_after: float = _option(
+        300.0,
+        "seconds without an engine or an HTTP process that works before the server exits 1; 0 for never",
+        low=0.0,
+    )
     client_timeout: float = _option(
         30.0, "seconds that a client may leave us waiting for more of its body, or its answer unread", low=0.1
     )

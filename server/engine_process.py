@@ -12,7 +12,7 @@ from pathlib import Path
 from engine import load_encoder, load_model
 from engine.errors import EngineError
 from server import collector
-from server.control import EngineInfo, Failed, Line, Ready, StartEngine
+from server.control import EngineInfo, Failed, Line, Progress, Ready, StartEngine
 from server.engine_loop import EngineLoop
 from server.gpu import report_gpu
 from server.logs import configure_logging
@@ -37,6 +37,7 @@ def main() -> None:
     use_folder(Path(start.runtime_folder, "metrics"))
     try:
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
+        line.send(Progress("loading the weights"))
         encoder = load_encoder(
             model,
             device=start.device,
@@ -45,6 +46,7 @@ def main() -> None:
             encoder=config.encoder,
         )
         loop = EngineLoop(start, model, encoder)
+        line.send(Progress("running its first batches"))
         full_batch_s = loop.warm_up()
     except EngineError as error:
         line.send(Failed(str(error)))
