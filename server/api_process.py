@@ -46,8 +46,9 @@ def main() -> None:
     start = line.receive()
     if not isinstance(start, StartApi):
         raise SystemExit("server.api_process is started by `embert serve`")
-    configure_logging(f"api-{start.worker}", start.config.log_format, start.config.log_level)
-    use_folder(Path(start.runtime_folder, "metrics"))
+    name = f"api-{start.worker}"
+    configure_logging(name, start.config.log_format, start.config.log_level)
+    use_folder(Path(start.runtime_folder, "metrics"), name)
     sys.setswitchinterval(0.001)  # tokenising threads must not hold up the loop for long
     collector.begin()
     try:

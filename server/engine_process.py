@@ -33,8 +33,9 @@ def main() -> None:
     if not isinstance(start, StartEngine):
         raise SystemExit("server.engine_process is started by `embert serve`")
     config = start.config
-    configure_logging(f"engine-{start.index}", config.log_format, config.log_level)
-    use_folder(Path(start.runtime_folder, "metrics"))
+    name = f"engine-{start.index}"
+    configure_logging(name, config.log_format, config.log_level)
+    use_folder(Path(start.runtime_folder, "metrics"), name)
     try:
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
         line.send(Progress("loading the weights"))

@@ -159,7 +159,7 @@ class Supervisor:
         except OSError as error:
             log.error("there is no room for our sockets and metrics, set TMPDIR: %s", error)  # noqa: TRY400
             return 1
-        use_folder(self._folder / "metrics")
+        use_folder(self._folder / "metrics", "supervisor")
         from server.metrics import SupervisorMetrics
 
         self._metrics = SupervisorMetrics.create(range(len(self.devices)), __version__)
@@ -468,10 +468,10 @@ class Supervisor:
             if child.line is not None and child.line.socket.fileno() >= 0:
                 self._selector.unregister(child.line.socket)
                 child.line.socket.close()
-            status, pid = child.process.returncode, child.process.pid
+            status = child.process.returncode
             child.process, child.line, child.ready = None, None, False
             with contextlib.suppress(OSError):
-                forget_process(pid)
+                forget_process(child.name)
             self._lost(child, status)
 
     def _lost(self, child: _Child, status: int) -> None:

@@ -203,6 +203,41 @@ def test_a_killed_api_process_comes_back() -> None:
         assert server.metrics()["embert_requests_in_flight"] == 1  # the dead process's share is forgotten
 
 
+def test_restarts_keep_the_totals_and_leave_no_files() -> None:
+    with live(*STAND_IN) as server:
+        metrics = server.runtime_folder / "metrics"
+
+        def samples(name: str) -> float:
+            return sum(value for sample, value in server.metrics().items() if sample.startswith(name))
+
+        def ask() -> None:
+            until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
+
+        def killed(pids: Callable[[], list[int]]) -> None:
+            (pid,) = pids()
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: pids() not in ([], [pid]), what="another process")
+            server.wait_ready()
+
+        ask()
+        files = {path.name for path in metrics.iterdir()}
+        for turn in range(1, 3):
+            texts, batches = samples("embert_texts_total"), samples("embert_batches_total")
+            assert batches >= turn
+            killed(lambda: server.engine_pids)
+            assert samples("embert_batches_total") == batches
+            ask()
+            assert samples("embert_batches_total") > batches
+            until(lambda old=texts: samples("embert_texts_total") > old, what="its texts")  # type: ignore[misc]
+            texts, sizes = samples("embert_texts_total"), samples("embert_request_texts_bucket")
+            killed(lambda: server.api_pids)
+            assert samples("embert_texts_total") == texts
+            assert samples("embert_request_texts_bucket") == sizes
+            assert {path.name for path in metrics.iterdir()} == files
+        assert server.metrics()["embert_api_restarts_total"] == 2
+        assert server.metrics()["embert_requests_in_flight"] == 1
+
+
 def test_with_two_api_processes_one_may_die() -> None:
     with live(*STAND_IN, "--workers", "2") as server:
         os.kill(server.api_pids[0], signal.SIGKILL)
