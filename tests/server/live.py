@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-__all__ = ["ROOT", "STAND_IN", "Live", "environment", "live", "run_cli", "until"]
+__all__ = ["EMBERT", "ROOT", "STAND_IN", "Live", "environment", "live", "run_cli", "until"]
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")

@@ -52,6 +52,21 @@ def test_nothing_in_the_working_folder_is_run(tmp_path: Path) -> None:
     assert not ran.exists(), ran.read_text()
 
 
+# --- the folder for sockets and metrics ---
+
+
+def test_a_folder_whose_name_is_longer_than_the_address_of_a_socket(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 100) / ("y" * 100)
+    deep.mkdir(parents=True)
+    with live(*STAND_IN, env={"TMPDIR": str(deep)}) as server:
+        assert [path.name[:7] for path in deep.iterdir()] == ["embert-"]
+        assert works(server)
+        os.kill(server.engine_pids[0], signal.SIGKILL)
+        until(lambda: server.metrics()['embert_engine_restarts_total{engine="0"}'] == 1, what="another engine process")
+        until(lambda: works(server), what="an answer")
+    assert list(deep.iterdir()) == []
+
+
 # --- logs ---
 
 
