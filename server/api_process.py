@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -21,7 +20,7 @@ import uvloop
 from server import collector
 from server.board import Board
 from server.control import Drain, EngineState, Failed, Line, Message, Progress, Ready, StartApi
-from server.logs import configure_logging
+from server.logs import configure_logging, leave
 from server.metrics import exposition, use_folder
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ async def _follow(line: Line, client: EngineClient, servers: list[_Server], star
         for message in messages:
             if message is None:
                 shutil.rmtree(start.runtime_folder, ignore_errors=True)
-                os._exit(1)
+                leave(1)
             if isinstance(message, EngineState):
                 client.engine_changed(message)
             elif isinstance(message, Drain):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from server import collector
 from server.control import EngineInfo, Failed, Line, Progress, Ready, StartEngine
 from server.engine_loop import EngineLoop
 from server.gpu import report_gpu
-from server.logs import configure_logging
+from server.logs import configure_logging, leave
 from server.metrics import use_folder
 
 __all__ = ["main"]
@@ -82,7 +81,7 @@ def main() -> None:
         loop.run()
     except Exception:
         log.critical("a mistake of ours, this process ends", exc_info=True)
-        os._exit(70)
+        leave(70)
     loop.close()
 
 
@@ -90,7 +89,7 @@ def _end_process(mistake: threading.ExceptHookArgs) -> None:
     """An engine without one of its threads would look alive and answer nobody."""
     what = mistake.exc_type, mistake.exc_value, mistake.exc_traceback
     log.critical("a mistake of ours in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
-    os._exit(70)
+    leave(70)
 
 
 if __name__ == "__main__":

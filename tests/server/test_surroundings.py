@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -98,10 +99,22 @@ def test_a_log_whose_reader_sleeps() -> None:
         assert os.get_blocking(write)
 
 
+def test_a_log_that_goes_to_a_socket_nobody_reads() -> None:
+    """As that of a service whose journal has stopped. A socket cannot be opened anew, as a pipe can."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with live(*STAND_IN, stderr=theirs.fileno()) as server:
+            with contextlib.suppress(BlockingIOError):
+                while theirs.send(b"x" * 4096, socket.MSG_DONTWAIT):
+                    pass
+            make_it_talk(server)
+        assert theirs.getblocking()
+
+
 # --- the clock ---
 
 
-@contextmanager
+@contextlib.contextmanager
 def jumping_clock(folder: Path) -> Iterator[dict[str, str]]:
     """An environment whose Python processes live a year ago and in a year, by turns of a quarter of a second."""
     (folder / "sitecustomize.py").write_text(
