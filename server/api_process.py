@@ -18,6 +18,7 @@ import uvicorn
 import uvloop
 
 from server import collector
+from server.background import keep_running
 from server.board import Board
 from server.control import Drain, EngineState, Failed, Line, Message, Progress, Ready, StartApi
 from server.logs import configure_logging, leave
@@ -102,11 +103,11 @@ async def _serve(start: StartApi, line: Line) -> None:
         servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.metrics), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
-        asyncio.create_task(_write_metrics(service, board, start.worker)),
-        asyncio.create_task(_follow(line, service.client, servers, start)),
-        asyncio.create_task(keys.follow()),
-        asyncio.create_task(service.bodies.watch()),
-        asyncio.create_task(
+        keep_running(_write_metrics(service, board, start.worker)),
+        keep_running(_follow(line, service.client, servers, start)),
+        keep_running(keys.follow()),
+        keep_running(service.bodies.watch()),
+        keep_running(
             end_slow_readers(
                 servers[0].server_state.connections, config.client_timeout, service.metrics.unread_answers.inc
             )
@@ -182,7 +183,7 @@ _draining: list[asyncio.Task[None]] = []
 def _drain_soon(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
     if not client.draining:
         client.draining = True
-        _draining.append(asyncio.get_running_loop().create_task(_drain(client, servers, config)))
+        _draining.append(keep_running(_drain(client, servers, config), may_end=True))
 
 
 async def _drain(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine import Encoded
+from server.background import keep_running, or_leave
 from server.board import Board
 from server.channel import Channel
 from server.config import ServeConfig
@@ -99,7 +100,7 @@ class EngineClient:
         self.admitted_tokens = 0  # by this process, and not yet answered
         self._flush_scheduled = False
         self._loop = asyncio.get_running_loop()
-        self._sweeper = self._loop.create_task(self._sweep())
+        self._sweeper = keep_running(self._sweep())
 
     # --- what the routes use ---
 
@@ -246,7 +247,7 @@ class EngineClient:
         except OSError as error:  # it just died, or too many files are open
             log.debug("engine %d cannot be reached: %s", engine.index, error)
             return
-        self._loop.add_reader(engine.channel.fileno(), self._read, engine, engine.channel)
+        self._loop.add_reader(engine.channel.fileno(), or_leave(self._read), engine, engine.channel)
 
     def _disconnect(self, engine: _Engine) -> None:
         """Drop the connection with all that is on the way, send again what the engine owed, or give up on it."""
@@ -300,14 +301,14 @@ class EngineClient:
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(or_leave(self._flush))
 
     def _flush(self) -> None:
         self._flush_scheduled = False
         for engine in self._engines.values():
             if engine.channel is not None and (engine.unsent or engine.cancelled):
                 if not engine.channel.send(encode(Submit(engine.unsent, engine.cancelled))):
-                    self._loop.add_writer(engine.channel.fileno(), self._flush_rest, engine.channel)
+                    self._loop.add_writer(engine.channel.fileno(), or_leave(self._flush_rest), engine.channel)
                 engine.unsent, engine.cancelled = [], []
 
     def _flush_rest(self, channel: Channel) -> None:

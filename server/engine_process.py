@@ -58,6 +58,7 @@ def main() -> None:
         log.debug("loading failed", exc_info=True)
         line.send(Failed(f"{start.model_id} cannot be loaded: {type(error).__name__}: {error}"))
         raise SystemExit(1) from None
+    threading.excepthook = _end_process
     loop.listen()
     threading.Thread(target=loop.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()
     if encoder.device.startswith("cuda"):
@@ -74,7 +75,6 @@ def main() -> None:
         load_s=time.monotonic() - began,
         full_batch_s=full_batch_s,
     )
-    threading.excepthook = _end_process
     collector.settle()
     line.send(Ready(info))
     try:
