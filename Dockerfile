@@ -14,7 +14,7 @@ ENV PATH=/opt/embert/bin:$PATH \
     EMBERT_HOST=0.0.0.0 \
     EMBERT_PORT=8080
 USER 10001:10001
-WORKDIR /models
+WORKDIR /
 VOLUME /models
 EXPOSE 8080
 # /health asks the engine; loading a large model takes its time, so failures count only after the start period.

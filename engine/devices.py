@@ -35,8 +35,9 @@ def _visible_gpus() -> int:
     """Asked in a process of its own: a driver, once loaded, stays in a process until its end."""
     if importlib.util.find_spec("engine._cuda") is None:
         return 0
+    command = [sys.executable, "-P", "-c", _ASK]  # -P: the working folder is not for code
     try:
-        asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=60, check=False)
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:  # a driver that hangs; the encoder that is asked for will say what it can
         return 0
     return int(asked.stdout) if asked.returncode == 0 else 0

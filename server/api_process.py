@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -19,9 +18,10 @@ import uvicorn
 import uvloop
 
 from server import collector
+from server.background import keep_running
 from server.board import Board
-from server.control import Drain, EngineState, Failed, Line, Message, Ready, StartApi
-from server.logs import configure_logging
+from server.control import Drain, EngineState, Failed, Line, Message, Progress, Ready, StartApi
+from server.logs import configure_logging, leave
 from server.metrics import exposition, use_folder
 
 if TYPE_CHECKING:
@@ -46,8 +46,9 @@ def main() -> None:
     start = line.receive()
     if not isinstance(start, StartApi):
         raise SystemExit("server.api_process is started by `embert serve`")
-    configure_logging(f"api-{start.worker}", start.config.log_format, start.config.log_level)
-    use_folder(Path(start.runtime_folder, "metrics"))
+    name = f"api-{start.worker}"
+    configure_logging(name, start.config.log_format, start.config.log_level)
+    use_folder(Path(start.runtime_folder, "metrics"), name)
     sys.setswitchinterval(0.001)  # tokenising threads must not hold up the loop for long
     collector.begin()
     try:
@@ -72,6 +73,7 @@ async def _serve(start: StartApi, line: Line) -> None:
 
     config = start.config
     board = Board(start.board_fd, config.http_processes, len(start.engines))
+    line.send(Progress("reading the tokenizer"))
     try:
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
         service = Service(
@@ -103,12 +105,12 @@ async def _serve(start: StartApi, line: Line) -> None:
         servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.metrics), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
-        asyncio.create_task(_write_metrics(service, board, start.worker)),
-        asyncio.create_task(_follow(line, service.client, servers, start)),
-        asyncio.create_task(keys.follow()),
-        asyncio.create_task(service.bodies.watch()),
-        asyncio.create_task(connections.watch_files()),
-        asyncio.create_task(
+        keep_running(_write_metrics(service, board, start.worker)),
+        keep_running(_follow(line, service.client, servers, start)),
+        keep_running(keys.follow()),
+        keep_running(service.bodies.watch()),
+        keep_running(connections.watch_files()),
+        keep_running(
             end_slow_readers(
                 servers[0].server_state.connections, config.client_timeout, service.metrics.unread_answers.inc
             )
@@ -167,7 +169,7 @@ async def _follow(line: Line, client: EngineClient, servers: list[_Server], star
         for message in messages:
             if message is None:
                 shutil.rmtree(start.runtime_folder, ignore_errors=True)
-                os._exit(1)
+                leave(1)
             if isinstance(message, EngineState):
                 client.engine_changed(message)
             elif isinstance(message, Drain):
@@ -183,7 +185,7 @@ _draining: list[asyncio.Task[None]] = []
 def _drain_soon(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
     if not client.draining:
         client.draining = True
-        _draining.append(asyncio.get_running_loop().create_task(_drain(client, servers, config)))
+        _draining.append(keep_running(_drain(client, servers, config), may_end=True))
 
 
 async def _drain(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
@@ -191,6 +193,8 @@ async def _drain(client: EngineClient, servers: list[_Server], config: ServeConf
     until = time.monotonic() + config.drain_timeout
     await asyncio.sleep(DRAIN_NOTICE_S)
     while time.monotonic() < until and (client.pending or servers[0].server_state.tasks):
+        if not client.ready:  # nor will it be: while draining no engine is started again
+            client.give_up()
         await asyncio.sleep(0.02)
     client.give_up()
     for server in servers:

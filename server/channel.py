@@ -6,19 +6,37 @@ threads must be woken at both ends, takes 142 (p99 331).
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 
-__all__ = ["Channel"]
+__all__ = ["Channel", "short_path"]
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18  # at once
 _SOCKET_BYTES = 1 << 20  # that a socket should hold; the system may allow less
 _PIECES = 64  # written at once
+_PATH_BYTES = 107  # sockaddr_un.sun_path, without the NUL at its end
 MESSAGE_BYTES = 1 << 30  # more is no message
+
+
+@contextlib.contextmanager
+def short_path(path: str) -> Iterator[str]:
+    """`path`, or where it is too long for the address of a socket, another of the same file while this is open."""
+    if len(os.fsencode(path)) <= _PATH_BYTES:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{opened}/{name}"
+    finally:
+        os.close(opened)
 
 
 class Channel:
@@ -37,7 +55,8 @@ class Channel:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
-            sock.connect(path)
+            with short_path(path) as short:
+                sock.connect(short)
         except OSError:
             sock.close()
             raise

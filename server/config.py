@@ -72,6 +72,14 @@ class ServeConfig:
     engine_timeout: float = _option(
         30.0, "most seconds of one forward before the engine counts as hung and is replaced", low=1.0
     )
+    start_timeout: float = _option(
+        600.0, "most seconds that a process may take to be ready before it is ended", low=1.0
+    )
+    give_up_after: float = _option(
+        300.0,
+        "seconds without an engine or an HTTP process that works before the server exits 1; 0 for never",
+        low=0.0,
+    )
     client_timeout: float = _option(
         30.0, "seconds that a client may leave us waiting for more of its body, or its answer unread", low=0.1
     )
@@ -170,10 +178,11 @@ def read_api_keys(config: ServeConfig) -> list[str]:
     keys, path = list(config.api_key), config.api_key_file
     if path is not None:
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            text = Path(path).read_text(encoding="utf-8-sig")  # an editor's byte order mark is no part of a key
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        lines = [line.strip() for line in text.splitlines()]
+        found = [line for line in lines if line and not line.startswith("#")]
         if not found:
             raise ConfigError(f"--api-key-file {path} holds no key")
         keys += found

@@ -19,6 +19,7 @@ __all__ = [
     "Failed",
     "Line",
     "Message",
+    "Progress",
     "Ready",
     "StartApi",
     "StartEngine",
@@ -79,6 +80,12 @@ class StartEngine(msgspec.Struct, tag=True):
     engines: int  # of the server
 
 
+class Progress(msgspec.Struct, tag=True):
+    """Child → supervisor: what it does before it is ready, for people who wait."""
+
+    doing: str
+
+
 class Ready(msgspec.Struct, tag=True):
     """Child → supervisor: it can work; `info` from engines only."""
 
@@ -95,7 +102,7 @@ class Drain(msgspec.Struct, tag=True):
     """Supervisor → child: take no new requests, finish those in flight, then leave."""
 
 
-Message = EngineState | StartApi | StartEngine | Ready | Failed | Drain
+Message = EngineState | StartApi | StartEngine | Progress | Ready | Failed | Drain
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine import Encoded
+from server.background import keep_running, or_leave
 from server.board import Board
 from server.channel import Channel
 from server.config import ServeConfig
@@ -99,7 +100,7 @@ class EngineClient:
         self.admitted_tokens = 0  # by this process, and not yet answered
         self._flush_scheduled = False
         self._loop = asyncio.get_running_loop()
-        self._sweeper = self._loop.create_task(self._sweep())
+        self._sweeper = keep_running(self._sweep())
 
     # --- what the routes use ---
 
@@ -233,7 +234,9 @@ class EngineClient:
             self._disconnect(engine)
         engine.state = state
         if state.info is not None and not self.max_queue_tokens:
-            self.max_queue_tokens = self._config.queue_budget(state.info.max_batch_tokens, len(self._engines))
+            # Of all engines, also where this process is told of them one by one, as it is when it starts again.
+            engines = len(self._board.engine_alive)
+            self.max_queue_tokens = self._config.queue_budget(state.info.max_batch_tokens, engines)
         self._connect(engine)
 
     def _connect(self, engine: _Engine) -> None:
@@ -248,7 +251,7 @@ class EngineClient:
         except OSError as error:  # it just died, or too many files are open
             log.debug("engine %d cannot be reached: %s", engine.index, error)
             return
-        self._loop.add_reader(engine.channel.fileno(), self._read, engine, engine.channel)
+        self._loop.add_reader(engine.channel.fileno(), or_leave(self._read), engine, engine.channel)
 
     def _disconnect(self, engine: _Engine) -> None:
         """Drop the connection with all that is on the way, send again what the engine owed, or give up on it."""
@@ -302,14 +305,14 @@ class EngineClient:
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(or_leave(self._flush))
 
     def _flush(self) -> None:
         self._flush_scheduled = False
         for engine in self._engines.values():
             if engine.channel is not None and (engine.unsent or engine.cancelled):
                 if not engine.channel.send(encode(Submit(engine.unsent, engine.cancelled))):
-                    self._loop.add_writer(engine.channel.fileno(), self._flush_rest, engine.channel)
+                    self._loop.add_writer(engine.channel.fileno(), or_leave(self._flush_rest), engine.channel)
                 engine.unsent, engine.cancelled = [], []
 
     def _flush_rest(self, channel: Channel) -> None:

@@ -9,7 +9,6 @@ Two threads, because a forward must never wait for a request and a request never
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import threading
 import time
@@ -25,6 +24,7 @@ from engine.errors import EncoderError, EncoderLost
 from server.board import Board
 from server.channel import Channel
 from server.control import Drain, Line, StartEngine
+from server.logs import leave
 from server.messages import TOKENS, EncodeRequest, Part, Status, Submit
 from server.metrics import EngineMetrics
 from server.pace import Pace
@@ -66,7 +66,7 @@ class EngineLoop:
     """The threads and what they share. `run` is the main thread's."""
 
     def __init__(
-        self, start: StartEngine, model: Model, encoder: Encoder, exit_process: Callable[[int], Any] = os._exit
+        self, start: StartEngine, model: Model, encoder: Encoder, exit_process: Callable[[int], Any] = leave
     ) -> None:
         config = start.config
         self._index = start.index

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -12,10 +11,10 @@ from pathlib import Path
 from engine import load_encoder, load_model
 from engine.errors import EngineError
 from server import collector
-from server.control import EngineInfo, Failed, Line, Ready, StartEngine
+from server.control import EngineInfo, Failed, Line, Progress, Ready, StartEngine
 from server.engine_loop import EngineLoop
 from server.gpu import report_gpu
-from server.logs import configure_logging
+from server.logs import configure_logging, leave
 from server.metrics import use_folder
 
 __all__ = ["main"]
@@ -33,10 +32,12 @@ def main() -> None:
     if not isinstance(start, StartEngine):
         raise SystemExit("server.engine_process is started by `embert serve`")
     config = start.config
-    configure_logging(f"engine-{start.index}", config.log_format, config.log_level)
-    use_folder(Path(start.runtime_folder, "metrics"))
+    name = f"engine-{start.index}"
+    configure_logging(name, config.log_format, config.log_level)
+    use_folder(Path(start.runtime_folder, "metrics"), name)
     try:
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
+        line.send(Progress("loading the weights"))
         encoder = load_encoder(
             model,
             device=start.device,
@@ -45,6 +46,7 @@ def main() -> None:
             encoder=config.encoder,
         )
         loop = EngineLoop(start, model, encoder)
+        line.send(Progress("running its first batches"))
         full_batch_s = loop.warm_up()
     except EngineError as error:
         line.send(Failed(str(error)))
@@ -56,6 +58,7 @@ def main() -> None:
         log.debug("loading failed", exc_info=True)
         line.send(Failed(f"{start.model_id} cannot be loaded: {type(error).__name__}: {error}"))
         raise SystemExit(1) from None
+    threading.excepthook = _end_process
     loop.listen()
     threading.Thread(target=loop.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()
     if encoder.device.startswith("cuda"):
@@ -72,14 +75,13 @@ def main() -> None:
         load_s=time.monotonic() - began,
         full_batch_s=full_batch_s,
     )
-    threading.excepthook = _end_process
     collector.settle()
     line.send(Ready(info))
     try:
         loop.run()
     except Exception:
         log.critical("a mistake of ours, this process ends", exc_info=True)
-        os._exit(70)
+        leave(70)
     loop.close()
 
 
@@ -87,7 +89,7 @@ def _end_process(mistake: threading.ExceptHookArgs) -> None:
     """An engine without one of its threads would look alive and answer nobody."""
     what = mistake.exc_type, mistake.exc_value, mistake.exc_traceback
     log.critical("a mistake of ours in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
-    os._exit(70)
+    leave(70)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
+import socket
 import stat
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
 
 import orjson
 
-__all__ = ["configure_logging"]
+__all__ = ["configure_logging", "leave"]
 
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 _STDERR = 2
+WAITING_BYTES = 1 << 20  # of lines that nobody takes
+FLUSH_S = 0.5
+RETRY_S = 0.01
 
 
 class _Text(logging.Formatter):
@@ -41,29 +51,113 @@ class _Json(logging.Formatter):
 
 
 class _Stderr(logging.Handler):
-    """Writes each record at once, and loses it where that cannot be done at once."""
+    """Writes each record at once. What stderr does not take waits for a thread of its own, and nobody else waits.
+
+    Records are written whole and in order. Those that find too much waiting are lost, and a line tells how many.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._fd = _STDERR
-        with contextlib.suppress(OSError):  # there is no stderr, or nobody reads this pipe any more
-            if stat.S_ISFIFO(os.fstat(_STDERR).st_mode):
-                # An opening of our own: whoever else has this pipe open must not find that it does not block any more.
-                self._fd = os.open(f"/proc/self/fd/{_STDERR}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._write = _write_to(_STDERR)
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._lost = 0
+        self._changed = threading.Condition()  # guards what waits
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
         except Exception:  # noqa: BLE001 - a wrong message of ours: as in every other handler, a line that is lost
             return
-        with contextlib.suppress(OSError):
-            os.write(self._fd, line.encode(errors="backslashreplace") + b"\n")
+        data = line.encode(errors="backslashreplace") + b"\n"
+        with self._changed:
+            if not self._waiting:
+                data = self._tried(data)
+                if not data:
+                    return
+                self._keep(data)
+                self._start_thread()
+            elif self._waiting_bytes + len(data) <= WAITING_BYTES:
+                if self._lost:
+                    self._keep(self._apology())
+                self._keep(data)
+            else:
+                self._lost += 1
+
+    def flush(self) -> None:
+        """Give a slow reader a moment to take what waits; the end of every process asks for it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, FLUSH_S)
+
+    def _keep(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+
+    def _tried(self, data: bytes) -> bytes:
+        """What is left of a line after an attempt to write it."""
+        try:
+            return data[self._write(data) :]
+        except BlockingIOError:
+            return data
+        except OSError:  # the disk is full, or nobody reads this pipe any more: a line that is lost
+            return b""
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._write_what_waits, name="log", daemon=True).start()
+        except RuntimeError:  # the system has no thread left
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            self._lost += 1
+
+    def _write_what_waits(self) -> None:
+        writable = select.poll()
+        writable.register(_STDERR, select.POLLOUT)
+        while True:
+            writable.poll()
+            with self._changed:
+                data = self._waiting.popleft()
+                left = self._tried(data)
+                self._waiting_bytes += len(left) - len(data)
+                if left:
+                    self._waiting.appendleft(left)
+                elif not self._waiting and self._lost:
+                    self._keep(self._apology())
+                elif not self._waiting:
+                    self._changed.notify_all()
+                    return
+            if len(left) == len(data):
+                time.sleep(RETRY_S)  # writable, but not for a whole line
+
+    def _apology(self) -> bytes:
+        text = f"{self._lost} lines before this one are lost: nobody took them in time"
+        self._lost = 0
+        return self.format(logging.makeLogRecord({"levelno": 30, "levelname": "WARNING", "msg": text})).encode() + b"\n"
+
+
+def _write_to(fd: int) -> Callable[[bytes], int]:
+    """What writes to a descriptor without ever waiting: raises BlockingIOError instead.
+
+    Whoever else has the same pipe, socket or terminal open must not find that it does not block any more.
+    """
+    with contextlib.suppress(OSError):  # there is no stderr, or nobody reads this pipe any more
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISSOCK(mode):
+            return partial(_send, socket.socket(fileno=os.dup(fd)))
+        if stat.S_ISFIFO(mode) or os.isatty(fd):
+            own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+            return partial(os.write, own)
+    return partial(os.write, fd)
+
+
+def _send(sock: socket.socket, data: bytes) -> int:
+    return sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def configure_logging(process: str, log_format: str, log_level: str) -> None:
     """Send all loggers of this process to stderr, one line a record; `extra` fields appear in JSON lines.
 
-    A full disk, a closed pipe or one that nobody reads behind stderr loses lines, and holds up nobody.
+    A full disk, or a pipe, socket or terminal that nobody reads, loses lines and holds up nobody.
     """
     handler = _Stderr()
     handler.setFormatter(_Json(process) if log_format == "json" else _Text(process))
@@ -73,3 +167,9 @@ def configure_logging(process: str, log_format: str, log_level: str) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     if log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process now, whatever its threads do; a slow reader gets a moment for the last lines."""
+    logging.shutdown()
+    os._exit(status)

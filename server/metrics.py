@@ -2,7 +2,8 @@
 
 All processes write into memory-mapped files of one folder, and any of them can answer `/metrics` for all.
 `prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` comes first.
-Counters and histograms of a process that died stay in the totals; its gauges go with `forget_process`.
+Files are named by what a process is, not by its pid. Who is started in place of one that died goes on with its counters
+and histograms, so nothing is lost from the totals and files do not pile up. Its gauges go with `forget_process`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,15 @@ _BATCH_TOKEN_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 
 _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
-def use_folder(folder: Path) -> None:
-    """Make this process write its metrics there; must run before anything imports prometheus_client."""
+def use_folder(folder: Path, process: str) -> None:
+    """Make this process write its metrics there, and go on with those of the last `process`, which must be dead.
+
+    Must run before anything imports prometheus_client. No underscore may be in `process`.
+    """
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    from prometheus_client import values
+
+    values.ValueClass = values.MultiProcessValue(lambda: process)  # type: ignore[no-untyped-call]
 
 
 def exposition() -> tuple[bytes, str]:
@@ -53,11 +60,11 @@ def exposition() -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-def forget_process(pid: int) -> None:
+def forget_process(process: str) -> None:
     """Drop the gauges of a process that is no more."""
     from prometheus_client.multiprocess import mark_process_dead
 
-    mark_process_dead(pid)  # type: ignore[no-untyped-call]
+    mark_process_dead(process)  # type: ignore[no-untyped-call]
 
 
 def _counter(name: str, help_: str, labels: Sequence[str] = ()) -> Counter:

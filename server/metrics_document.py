@@ -50,7 +50,7 @@ _TABLE = """
 def document() -> str:
     """The whole page. Needs a process of its own: metrics are written where prometheus_client first found them."""
     with tempfile.TemporaryDirectory() as folder:
-        use_folder(Path(folder))
+        use_folder(Path(folder), "document")
         from server.app import METRIC_ROUTES
 
         facts = dict.fromkeys(("model", "dtype", "backend", "device"), "")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from server.channel import Channel
+from server.channel import Channel, short_path
 from server.messages import Part, Results, Status, Submit, decode_submit, encode
 
 __all__ = ["Peers"]
@@ -52,7 +52,8 @@ class Peers:
 
     def listen(self, path: str) -> None:
         """Take connections from now on."""
-        self._listener.bind(path)
+        with short_path(path) as short:
+            self._listener.bind(short)
         self._listener.listen(1024)
         self._listener.setblocking(False)
         self._epoll.register(self._listener, select.EPOLLIN)

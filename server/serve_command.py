@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import ssl
 import sys
@@ -14,7 +13,7 @@ from engine.devices import devices
 from engine.errors import ModelError
 from server import __version__
 from server.config import ConfigError, ServeConfig, read_api_keys
-from server.logs import configure_logging
+from server.logs import configure_logging, leave
 from server.supervisor import Supervisor, listen, listen_for_each
 
 __all__ = ["serve"]
@@ -61,7 +60,7 @@ def _leave(number: int, frame: object) -> None:
     """End at once: nothing has been started yet."""
     del frame
     log.info("%s before the model was there: leaving", signal.Signals(number).name)
-    os._exit(128 + number)  # threads of a download would be waited for
+    leave(128 + number)  # threads of a download would be waited for
 
 
 def _check_tls(config: ServeConfig) -> None:

@@ -26,7 +26,18 @@ from engine import Model
 from server import __version__
 from server.board import Board, open_board
 from server.config import ConfigError, ServeConfig
-from server.control import Drain, EngineInfo, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
+from server.control import (
+    Drain,
+    EngineInfo,
+    EngineState,
+    Failed,
+    Line,
+    Message,
+    Progress,
+    Ready,
+    StartApi,
+    StartEngine,
+)
 from server.metrics import forget_process, use_folder
 
 if TYPE_CHECKING:
@@ -39,6 +50,9 @@ log = logging.getLogger(__name__)
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
 FIRST_STARTS = 3  # a child that dies this often before the server was ever ready will not come up
 LIVED_WELL_S = 2.0  # after being ready for so long, a new failure is a first failure
+PROGRESS_REPORTS = 10  # at most so many lines tell of a start, evenly over --start-timeout
+FAREWELL_S = 5.0  # for clients to get their 503 when we give up
+UNKILLABLE_S = 10.0  # a process that a driver or a file system holds does not die; we leave without it
 WATCH_INTERVAL_S = 0.5
 HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after so many full batches' time, but not before 5 s
 SIGN_INTERVALS_S = 2.0  # signs of life come every second
@@ -102,10 +116,14 @@ class _Child:
     started: float = 0.0
     start_at: float | None = None  # when to start it (again)
     ready_since: float = float("inf")
+    slowest_start_s: float = 0.0  # of those that succeeded; 0: none has
+    doing: str = ""  # what it last said of its start
+    reported: float = 0.0  # when the log last told of its start
     patience_s: float = API_HANG_S  # without a sign of life, or with one forward
     process: subprocess.Popen[bytes] | None = None
     line: Line | None = None
     ready: bool = False
+    killed: bool = False  # by us, and not yet dead
     endpoint: str = ""  # of this start
 
 
@@ -125,6 +143,7 @@ class Supervisor:
     _states: list[EngineState] = field(init=False)
     _metrics: SupervisorMetrics = field(init=False)
     _board: Board = field(init=False)
+    _down_since: dict[str, float] = field(default_factory=dict, init=False)  # by kind: none of it could work since then
     _watched: float = field(default_factory=time.monotonic, init=False)  # when we last looked at the children
     _stopping: bool = field(default=False, init=False)
     _kill_at: float = field(default=float("inf"), init=False)
@@ -133,10 +152,14 @@ class Supervisor:
     _status: int = field(default=0, init=False)
 
     def run(self) -> int:
-        """Serve until told to stop: 0 after SIGTERM or SIGINT, 1 when a child cannot start or a second signal came."""
-        self._folder = Path(tempfile.mkdtemp(prefix="embert-"))
-        (self._folder / "metrics").mkdir()
-        use_folder(self._folder / "metrics")
+        """Serve until told to stop: 0 after SIGTERM or SIGINT, 1 when we gave up on a child or a second signal came."""
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="embert-"))
+            (self._folder / "metrics").mkdir()
+        except OSError as error:
+            log.error("there is no room for our sockets and metrics, set TMPDIR: %s", error)  # noqa: TRY400
+            return 1
+        use_folder(self._folder / "metrics", "supervisor")
         from server.metrics import SupervisorMetrics
 
         self._metrics = SupervisorMetrics.create(range(len(self.devices)), __version__)
@@ -166,7 +189,7 @@ class Supervisor:
                 self._start_due()
                 self._stop_in_order()
         finally:
-            for child in self._children():
+            for child in (*self._engines, *self._apis):
                 self._kill(child)
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._status
@@ -174,25 +197,51 @@ class Supervisor:
     # --- starting ---
 
     def _start(self, child: _Child) -> None:
-        mine, theirs = socket.socketpair()
-        inherited = [theirs.fileno(), self._board.fd]
+        """Start a child, or try again later where the system has no descriptors, memory or processes left."""
+        try:
+            self._spawn(child)
+        except OSError as error:
+            log.error("%s cannot be started: %s; trying again in %.1f s", child.name, error, child.backoff_s)  # noqa: TRY400
+            self._start_later(child)
+            self._note_down(child)
+            return
+        assert child.process is not None  # noqa: S101 - just spawned
+        assert child.line is not None  # noqa: S101
         child.starts += 1
-        if child in self._apis:
-            inherited += [sock.fileno() for sock in self.sockets[child.index]]
-            inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
         child.endpoint = f"{self._folder}/{child.name}.{child.starts}"
-        child.process = subprocess.Popen(
-            [sys.executable, "-m", child.module, str(theirs.fileno())],
-            pass_fds=inherited,
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is for the supervisor, which then ends the children in order
-        )
-        theirs.close()
-        child.line, child.ready, child.started, child.start_at = Line(mine), False, time.monotonic(), None
-        child.ready_since = float("inf")
-        self._selector.register(mine, selectors.EVENT_READ, child)
+        child.ready, child.killed, child.ready_since, child.start_at = False, False, float("inf"), None
+        child.started = child.reported = time.monotonic()
+        child.doing = "importing modules"
         child.line.send(self._instructions(child))
         log.debug("%s started, pid %d", child.name, child.process.pid)
+
+    def _spawn(self, child: _Child) -> None:
+        """Make the process and our end of its line. Raises OSError, and leaves nothing open then."""
+        mine, theirs = socket.socketpair()
+        with theirs:
+            inherited = [theirs.fileno(), self._board.fd]
+            if child in self._apis:
+                inherited += [sock.fileno() for sock in self.sockets[child.index]]
+                inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
+            try:
+                self._selector.register(mine, selectors.EVENT_READ, child)
+                child.process = subprocess.Popen(
+                    # -P: the working folder is not for code
+                    [sys.executable, "-P", "-m", child.module, str(theirs.fileno())],
+                    pass_fds=inherited,
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C is for the supervisor, which then ends the children in order
+                )
+            except OSError:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(mine)
+                mine.close()
+                raise
+        child.line = Line(mine)
+
+    def _start_later(self, child: _Child) -> None:
+        child.start_at = time.monotonic() + child.backoff_s
+        child.backoff_s = min(2 * child.backoff_s, BACKOFF_MAX_S)
 
     def _instructions(self, child: _Child) -> Message:
         if child in self._engines:
@@ -242,13 +291,18 @@ class Supervisor:
                 self._selector.unregister(child.line.socket)
                 child.line.socket.close()
                 return
-            if isinstance(message, Ready):
+            if isinstance(message, Progress):
+                child.doing = message.doing
+            elif isinstance(message, Ready):
                 self._on_ready(child, message)
             elif isinstance(message, Failed):
                 self._on_failed(message)
 
     def _on_ready(self, child: _Child, message: Ready) -> None:
+        if child.killed:
+            return  # too late
         child.ready, child.ready_since = True, time.monotonic()
+        child.slowest_start_s = max(child.slowest_start_s, child.ready_since - child.started)
         self._note_alive(child)
         if child in self._engines:
             self._metrics.engine_up[child.index].set(1)
@@ -270,10 +324,10 @@ class Supervisor:
         if not self._announced:  # nobody has been served yet: a wrong model or option, which a new try does not mend
             self._give_up()
 
-    def _give_up(self) -> None:
+    def _give_up(self, farewell_s: float = 0.0) -> None:
         self._status = 1
         self._stop()
-        self._kill_at = time.monotonic()
+        self._kill_at = time.monotonic() + farewell_s
 
     def _announce(self) -> None:
         info = self._states[0].info
@@ -324,19 +378,57 @@ class Supervisor:
         asleep = now - self._watched > 4 * WATCH_INTERVAL_S  # the whole machine was, or we were stopped
         self._watched = now
         for child in (*self._engines, *self._apis):
-            if not child.ready or child.process is None:
+            if child.process is None or child.killed:
                 continue
             if asleep:
                 self._note_alive(child)
             elif (hung := self._hung(child, now)) is not None:
                 log.error("%s hangs: %s; ending it", child.name, hung)
-                self._metrics.hangs.labels("engine" if child in self._engines else "api").inc()
-                child.ready = False
+                self._metrics.hangs.labels(self._kind(child)).inc()
+                child.ready, child.killed = False, True
                 child.process.kill()
+                self._note_down(child)
+            elif not child.ready and now - child.reported > self.config.start_timeout / PROGRESS_REPORTS:
+                child.reported = now
+                log.info("%s is still starting after %.0f s: %s", child.name, now - child.started, child.doing)
+        if asleep:
+            self._down_since = dict.fromkeys(self._down_since, now)
+        self._watch_for_the_end(now)
+
+    def _watch_for_the_end(self, now: float) -> None:
+        """Leave when no engine, or no API process, has worked for too long: who started us may do better elsewhere."""
+        for kind, children in (("engine", self._engines), ("api", self._apis)):
+            if any(child.ready and now - child.ready_since > LIVED_WELL_S for child in children):
+                self._down_since.pop(kind, None)
+            since = self._down_since.get(kind)
+            if since is None or self._stopping or any(child.ready for child in children):
+                continue
+            if self.config.give_up_after and now - since > self._longest_absence_s(children):
+                what = "engine" if kind == "engine" else "HTTP process"
+                log.error("no %s could work for %.0f s (--give-up-after): leaving", what, now - since)
+                self._give_up(FAREWELL_S)
+
+    def _longest_absence_s(self, children: list[_Child]) -> float:
+        """--give-up-after, or more where a start takes so long that it could not succeed within that."""
+        slowest_s = max(child.slowest_start_s for child in children)
+        return max(self.config.give_up_after, 2 * slowest_s or self.config.start_timeout)
+
+    def _note_down(self, child: _Child) -> None:
+        """A child was lost: begin to count when no other of its kind can work."""
+        children = self._engines if child in self._engines else self._apis
+        if not any(each.ready for each in children):
+            self._down_since.setdefault(self._kind(child), time.monotonic())
+
+    def _kind(self, child: _Child) -> str:
+        return "engine" if child in self._engines else "api"
 
     def _hung(self, child: _Child, now: float) -> str | None:
         """Why a child counts as hung, or None."""
         board, i = self._board, child.index
+        if not child.ready:
+            limit_s = self.config.start_timeout
+            late = now - child.started > limit_s
+            return f"not ready {limit_s:g} s after its start (--start-timeout), {child.doing}" if late else None
         if child in self._engines:
             since = board.forward_since[i]
             if since and now - since > child.patience_s:
@@ -349,6 +441,9 @@ class Supervisor:
 
     def _note_alive(self, child: _Child) -> None:
         """Begin to count anew."""
+        if not child.ready:
+            child.started = child.reported = time.monotonic()
+            return
         alive = self._board.engine_alive if child in self._engines else self._board.api_alive
         alive[child.index] = time.monotonic()
         if child in self._engines and self._board.forward_since[child.index]:
@@ -357,9 +452,12 @@ class Supervisor:
     # --- losing and stopping ---
 
     def _children(self) -> list[_Child]:
-        if self._stopping:
-            return [child for child in (*self._engines, *self._apis) if child.process is not None]
-        return [*self._engines, *self._apis]
+        """Whom we stay for."""
+        if not self._stopping:
+            return [*self._engines, *self._apis]
+        if time.monotonic() > self._kill_at + UNKILLABLE_S:
+            return []
+        return [child for child in (*self._engines, *self._apis) if child.process is not None]
 
     def _reap(self) -> None:
         for child in (*self._engines, *self._apis):
@@ -370,13 +468,15 @@ class Supervisor:
             if child.line is not None and child.line.socket.fileno() >= 0:
                 self._selector.unregister(child.line.socket)
                 child.line.socket.close()
-            status, pid = child.process.returncode, child.process.pid
+            status = child.process.returncode
             child.process, child.line, child.ready = None, None, False
-            forget_process(pid)
+            with contextlib.suppress(OSError):
+                forget_process(child.name)
             self._lost(child, status)
 
     def _lost(self, child: _Child, status: int) -> None:
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with status {status}"
+        self._note_down(child)
         if child in self._engines:
             self._metrics.engine_up[child.index].set(0)
             self._board.forward_since[child.index] = 0.0
@@ -385,15 +485,14 @@ class Supervisor:
             self._board.admitted_tokens[child.index] = 0.0  # its clients are gone with it
         if self._stopping:
             return
-        if not self._announced and child.starts >= FIRST_STARTS:
+        if not self._announced and not child.slowest_start_s and child.starts >= FIRST_STARTS:
             log.error("%s %s; that was its start number %d, and it never was ready", child.name, how, child.starts)
             self._give_up()
             return
         if time.monotonic() - child.ready_since > LIVED_WELL_S:
             child.backoff_s = BACKOFF_FIRST_S
         log.error("%s %s; starting it again in %.1f s", child.name, how, child.backoff_s)
-        child.start_at = time.monotonic() + child.backoff_s
-        child.backoff_s = min(2 * child.backoff_s, BACKOFF_MAX_S)
+        self._start_later(child)
         if child in self._engines:
             self._metrics.engine_restarts[child.index].inc()
         else:
@@ -406,7 +505,7 @@ class Supervisor:
         if self._stopping:
             log.warning("%s again: leaving at once", signal.Signals(number).name)
             self._status = 1
-            self._kill_at = 0.0
+            self._kill_at = time.monotonic()
             return
         self._signalled = time.monotonic()
         log.info(
@@ -443,3 +542,10 @@ class Supervisor:
             child.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(5)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of most real-time signals
+        return f"signal {number}"

@@ -57,6 +57,9 @@ def test_what_runs_it() -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user.value), "a number, which Kubernetes can tell from root's"
     assert entrypoint.words == ["embert", "serve"]
     assert stop.value == "SIGTERM"
+    (folder,), (volume,) = runtime.all("WORKDIR"), runtime.all("VOLUME")
+    assert folder.value == "/", "not where others write"
+    assert volume.value == "/models"
     (check,) = runtime.all("HEALTHCHECK")
     assert json.loads(check.value.removeprefix("CMD ")) == ["python3", "/opt/healthcheck.py"]
     assert "ON" in STAGES["wheel-gpu"].all("RUN")[-1].words, "a missing nvcc must fail the build"

@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-__all__ = ["ROOT", "STAND_IN", "Live", "environment", "live", "run_cli", "until"]
+__all__ = ["EMBERT", "ROOT", "STAND_IN", "Live", "environment", "live", "run_cli", "until"]
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")
+EMBERT = (sys.executable, "-P", "-m", "server.cli")  # as the installed command: the working folder is not importable
 START_TIMEOUT_S = 60.0
 
 T = TypeVar("T")
@@ -154,6 +155,7 @@ def live(
     clean_log: bool = True,
     stderr: int | None = None,
     files: int | None = None,
+    cwd: Path = ROOT,
 ) -> Iterator[Live]:
     """`embert serve *options` on a free port, and the end of it.
 
@@ -166,8 +168,8 @@ def live(
         log_path = Path(folder, "log")
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "server.cli", "serve", "--host", "127.0.0.1", "--port", "0", *options],
-                cwd=ROOT,
+                [*EMBERT, "serve", "--host", "127.0.0.1", "--port", "0", *options],
+                cwd=cwd,
                 env=environment(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -219,7 +221,7 @@ def run_cli(
 ) -> subprocess.CompletedProcess[str]:
     """`embert *arguments` from start to end."""
     return subprocess.run(
-        [sys.executable, "-m", "server.cli", *arguments],
+        [*EMBERT, *arguments],
         cwd=ROOT,
         env=environment(env),
         input=stdin,

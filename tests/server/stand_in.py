@@ -4,7 +4,8 @@ Vectors are cheap, but a text's own: they depend on its ids and on nothing else.
 a batch is an order (token ids are sent as they are, so tests write them), and the environment has standing ones:
 
     STAND_IN_LOAD_S        seconds that loading takes
-    STAND_IN_LOAD          error | missing (a file) | memory | exit: how loading fails
+    STAND_IN_LOAD          error | missing (a file) | memory | exit | hang: how loading fails
+    STAND_IN_EXIT_FILE     while this file exists, loading ends the process
     STAND_IN_DEVICE        the device it says it runs on; default: cpu
     STAND_IN_S             seconds that every forward takes after loading
     STAND_IN_TOKENS_PER_S  tokens a second, while loading too
@@ -58,6 +59,10 @@ class StandIn:
                 raise MemoryError
             case "exit":
                 os._exit(3)
+            case "hang":
+                time.sleep(3600)
+        if Path(os.environ.get("STAND_IN_EXIT_FILE", "/nonexistent")).exists():
+            os._exit(3)
         self.device = os.environ.get("STAND_IN_DEVICE", "cpu")
         self.width = model.width
         self.hidden_size = model.config.hidden_size

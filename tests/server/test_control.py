@@ -8,7 +8,18 @@ from collections.abc import Iterator
 import pytest
 
 from server.config import ServeConfig
-from server.control import Drain, EngineInfo, EngineState, Failed, Line, Message, Ready, StartApi, StartEngine
+from server.control import (
+    Drain,
+    EngineInfo,
+    EngineState,
+    Failed,
+    Line,
+    Message,
+    Progress,
+    Ready,
+    StartApi,
+    StartEngine,
+)
 from server.messages import EncodeRequest, Part, Results, Status, Submit, decode_results, decode_submit, encode
 
 INFO = EngineInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2)
@@ -18,6 +29,7 @@ MESSAGES: list[Message] = [
     EngineState(0, "down", "was killed\nby SIGKILL"),
     StartApi(CONFIG, "/m", "id", None, "/tmp/r", [3, 4], None, 0, 9, [EngineState(0, "loading")]),
     StartEngine(CONFIG, "/m", "id", "/tmp/r", 0, "cpu", "/tmp/e", 9, 2),
+    Progress("loading the weights"),
     Ready(),
     Ready(INFO),
     Failed("no such model"),

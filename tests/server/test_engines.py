@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,6 +49,13 @@ def test_a_driver_that_hangs_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(subprocess, "run", hang)
     assert devices("auto") == ["auto"]
     assert devices("cuda") == ["cuda"]
+
+
+def test_the_working_folder_is_no_place_for_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("print(7)\nraise SystemExit\n")  # seven GPUs, it would be
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert devices("auto") == ["auto"]
 
 
 def test_without_a_gpu_there_is_none() -> None:
@@ -99,3 +107,11 @@ def test_one_of_them_may_die(two: Live) -> None:
         assert all(future.result() for future in asked)
     assert two.get("/readyz").status_code == 200
     until(lambda: [two.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
+
+
+def test_an_http_process_that_starts_again_has_the_budget_of_all_engines(two: Live) -> None:
+    (pid,) = two.api_pids
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: two.api_pids not in ([], [pid]), what="another HTTP process")
+    two.wait_ready()
+    assert two.get("/info").json()["max_queue_tokens"] == 2 * 64 * 256

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import socket
 import threading
@@ -202,6 +203,41 @@ def test_a_killed_api_process_comes_back() -> None:
         assert server.metrics()["embert_requests_in_flight"] == 1  # the dead process's share is forgotten
 
 
+def test_restarts_keep_the_totals_and_leave_no_files() -> None:
+    with live(*STAND_IN) as server:
+        metrics = server.runtime_folder / "metrics"
+
+        def samples(name: str) -> float:
+            return sum(value for sample, value in server.metrics().items() if sample.startswith(name))
+
+        def ask() -> None:
+            until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
+
+        def killed(pids: Callable[[], list[int]]) -> None:
+            (pid,) = pids()
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: pids() not in ([], [pid]), what="another process")
+            server.wait_ready()
+
+        ask()
+        files = {path.name for path in metrics.iterdir()}
+        for turn in range(1, 3):
+            texts, batches = samples("embert_texts_total"), samples("embert_batches_total")
+            assert batches >= turn
+            killed(lambda: server.engine_pids)
+            assert samples("embert_batches_total") == batches
+            ask()
+            assert samples("embert_batches_total") > batches
+            until(lambda old=texts: samples("embert_texts_total") > old, what="its texts")  # type: ignore[misc]
+            texts, sizes = samples("embert_texts_total"), samples("embert_request_texts_bucket")
+            killed(lambda: server.api_pids)
+            assert samples("embert_texts_total") == texts
+            assert samples("embert_request_texts_bucket") == sizes
+            assert {path.name for path in metrics.iterdir()} == files
+        assert server.metrics()["embert_api_restarts_total"] == 2
+        assert server.metrics()["embert_requests_in_flight"] == 1
+
+
 def test_with_two_api_processes_one_may_die() -> None:
     with live(*STAND_IN, "--workers", "2") as server:
         os.kill(server.api_pids[0], signal.SIGKILL)
@@ -297,6 +333,66 @@ def test_an_engine_that_never_comes_up_ends_the_server() -> None:
     with live(*STAND_IN, env={"STAND_IN_LOAD": "exit"}, ready=False, status=1) as server:
         assert server.wait(30) == 1
         assert "never was ready" in server.log
+
+
+def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None:
+    """So that whoever watches the server, which answers `/livez` all the time, brings another one."""
+    broken = tmp_path / "broken"
+    env = {"STAND_IN_EXIT_FILE": str(broken)}
+    with live(*STAND_IN, "--give-up-after", "1", env=env, status=1) as server:
+        until(lambda: "ready    http" in server.log, what="the announcement")
+        broken.touch()
+        answers: list[httpx.Response] = []
+        thread = post(server, [[101, SLEEP + 60, 102]], answers)
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
+        os.kill(server.engine_pids[0], signal.SIGKILL)
+        assert server.wait() == 1
+        assert re.search(r"no engine could work for \d+ s \(--give-up-after\): leaving", server.log)
+        thread.join(PATIENCE_S)
+        assert [answer.status_code for answer in answers] == [503]  # and no connection that breaks
+
+
+def test_what_comes_back_in_time_is_waited_for(tmp_path: Path) -> None:
+    """Never for less than twice the longest start: with the second that is asked for, no start could succeed."""
+    broken = tmp_path / "broken"
+    env = {"STAND_IN_EXIT_FILE": str(broken), "STAND_IN_LOAD_S": "1.5"}
+    with live(*STAND_IN, "--give-up-after", "1", env=env) as server:
+        (pid,) = server.engine_pids
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+        server.wait_ready()
+        assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+
+
+def test_a_child_that_cannot_be_started_is_tried_again() -> None:
+    """The supervisor has no descriptors left: first for the line to the child, then for the process."""
+    with live(*STAND_IN) as server:
+        supervisor = server.process.pid
+        limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+        opened = descriptors(supervisor)
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (max(opened) + 1, limits[1]))
+        os.kill(server.engine_pids[0], signal.SIGKILL)
+        cannot = "engine-0 cannot be started: [Errno 24] Too many open files"
+        until(lambda: cannot in server.log, what="a start that fails")
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (max(opened) + 2, limits[1]))
+        until(lambda: f"{cannot}: '/dev/null'" in server.log, what="one that fails later")
+        assert server.get("/livez").status_code == 200
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limits)
+        server.wait_ready()
+        assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+        assert descriptors(supervisor) == opened
+
+
+def descriptors(pid: int) -> set[int]:
+    return {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def test_a_signal_without_a_name_kills_nobody_else() -> None:
+    with live(*STAND_IN) as server:
+        (pid,) = server.engine_pids
+        os.kill(pid, signal.SIGRTMIN + 7)
+        until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+        assert f"engine-0 was killed by signal {signal.SIGRTMIN + 7}" in server.log
 
 
 def test_clients_that_leave_free_the_queue() -> None:

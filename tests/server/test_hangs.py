@@ -96,6 +96,17 @@ def test_a_stopped_server_that_goes_on_replaces_nobody() -> None:
         assert server.pids == pids
 
 
+def test_a_start_that_hangs_is_ended_and_told_of() -> None:
+    options = ("--start-timeout", "1")
+    with live(*STAND_IN, *options, env={"STAND_IN_LOAD": "hang"}, ready=False, status=1) as server:
+        assert server.wait() == 1
+        # How far it comes within a second, and whether the HTTP process is ready by then, is the machine's affair.
+        doing = "(importing modules|loading the weights)"
+        assert re.search(rf"engine-0 is still starting after \d s: {doing}", server.log)
+        assert re.search(rf"engine-0 hangs: not ready 1 s after its start \(--start-timeout\), {doing}", server.log)
+        assert "start number 3, and it never was ready" in server.log
+
+
 BLOCK = """
 import signal, time
 signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))

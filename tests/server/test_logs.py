@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import socket
 import subprocess
 import sys
+
+import pytest
 
 from tests.server.live import ROOT, environment
 
@@ -23,6 +28,17 @@ except ValueError:
     log.exception("it failed")
 log.info("wrong %d", "format")
 print("still running")
+"""
+
+
+MANY = """
+import logging, sys
+from server.logs import configure_logging
+configure_logging("api-0", "json", "info")
+for number in range(int(sys.argv[1])):
+    logging.info("line %d of many: %s", number, "x" * (number % 300))
+print("done", flush=True)
+sys.stdin.read()
 """
 
 
@@ -65,3 +81,42 @@ def test_levels() -> None:
 def test_a_full_disk_costs_lines_and_nothing_else() -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
         assert lines("json", "debug", full.fileno()) == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "terminal"])
+@pytest.mark.parametrize("count", [3000, 30_000])
+def test_a_log_that_nobody_reads_holds_up_nobody_and_comes_when_somebody_does(kind: str, count: int) -> None:
+    """3 000 lines are more than a pipe or a socket takes. 30 000 are more than is kept: whoever reads is told."""
+    if kind == "socket":
+        ours, theirs = (end.detach() for end in socket.socketpair())
+    else:
+        ours, theirs = pty.openpty() if kind == "terminal" else os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", MANY, str(count)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"  # though not a line has been read
+        found = [json.loads(line)["message"] for line in _read(ours, until=b"line %d of" % (count - 1))]
+        process.communicate()
+    os.close(ours)
+    lost = [int(message.split()[0]) for message in found if "are lost" in message]
+    numbers = [int(message.split()[1]) for message in found if "are lost" not in message]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) + sum(lost) == count
+    assert bool(lost) is (count > 3000)
+
+
+def _read(fd: int, until: bytes) -> list[bytes]:
+    """Whole lines, until one that holds this or that tells of lines lost."""
+    read = b""
+    while not (read.endswith(b"\n") and (until in read[-1000:] or b"are lost" in read[-1000:])):
+        piece = os.read(fd, 1 << 16)
+        assert piece, "the process has ended"
+        read += piece
+    return read.splitlines()

@@ -204,7 +204,7 @@ def test_many_lengths_are_observed_as_one_by_one(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from server.metrics import ApiMetrics, use_folder
-use_folder(Path(sys.argv[1]))
+use_folder(Path(sys.argv[1]), "test")
 metrics = ApiMetrics(["/"], [1.0])
 lengths = [1, 4, 5, 8, 9, 16, 17, 100, 8192, 8193, 20000, 3, 3, 3]
 histogram = metrics.text_tokens._histogram

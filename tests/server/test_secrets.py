@@ -19,7 +19,7 @@ import pytest
 from engine.encoders import Encoder, PackedBatch, Task
 from engine.errors import EncoderError
 from engine.model import Model
-from server.config import ServeConfig
+from server.config import ServeConfig, read_api_keys
 from server.errors import Unauthorized
 from server.gate import Gate
 from server.keys import Keys
@@ -67,6 +67,15 @@ def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest
     assert caplog.text.count("the keys stay as they were") == 2
     for key in ("first", "second"):
         assert f" {key}" not in caplog.text.replace("the first has", "")
+
+
+def test_comments_and_marks_in_a_key_file_are_no_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("\ufefffirst\n\t # the second\n  second  \n\n#third\n", encoding="utf-8")
+    keys = Keys(ServeConfig(api_key_file=str(file)))
+    assert [asks(keys, key) for key in ("first", "second")] == [True, True]
+    assert not any(asks(keys, key) for key in ("# the second", "#third", "third", "\ufefffirst"))
+    assert len(read_api_keys(ServeConfig(api_key_file=str(file)))) == 2
 
 
 def test_a_running_server_takes_new_keys(tmp_path: Path) -> None:

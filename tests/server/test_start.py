@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.live import STAND_IN, live, run_cli
+from tests.server.live import EMBERT, ROOT, STAND_IN, environment, live, run_cli
 from tests.server.models import copy_model, edit_json
 
 
@@ -202,6 +202,21 @@ def test_environment_variables_are_named_in_errors() -> None:
     said = refused(env={"EMBERT_AUTO_TRUNCATE": "maybe"}, status=2)
     assert "EMBERT_AUTO_TRUNCATE" in said
     assert "'maybe'" in said
+
+
+def test_no_room_for_sockets_and_metrics() -> None:
+    command = [*EMBERT, "serve", "--host", "127.0.0.1", "--port", "0", *STAND_IN]
+    ended = subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -f 0 && exec "$@"', "sh", *command],  # no file may hold a byte
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert "set TMPDIR" in ended.stderr.splitlines()[-1]
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,38 @@ def make_it_talk(server: Live) -> None:
     until(lambda: server.engine_pids not in ([], [pid]), what="another engine process")
     server.wait_ready()
     until(lambda: works(server), what="an answer")
+
+
+# --- the working folder ---
+
+
+def test_nothing_in_the_working_folder_is_run(tmp_path: Path) -> None:
+    """It may be a volume that others write to: a file there named as a module of ours is no module of ours."""
+    ran = tmp_path / "ran"
+    for name in ("numpy", "orjson", "torch", "uvicorn", "server", "engine"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write('{name} ')\n")
+    with live(*STAND_IN, cwd=tmp_path) as server:
+        assert works(server)
+        os.kill(server.engine_pids[0], signal.SIGKILL)  # what is started again finds the same folder
+        until(lambda: server.metrics()['embert_engine_restarts_total{engine="0"}'] == 1, what="another engine process")
+        server.wait_ready()
+        assert works(server)
+    assert not ran.exists(), ran.read_text()
+
+
+# --- the folder for sockets and metrics ---
+
+
+def test_a_folder_whose_name_is_longer_than_the_address_of_a_socket(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 100) / ("y" * 100)
+    deep.mkdir(parents=True)
+    with live(*STAND_IN, env={"TMPDIR": str(deep)}) as server:
+        assert [path.name[:7] for path in deep.iterdir()] == ["embert-"]
+        assert works(server)
+        os.kill(server.engine_pids[0], signal.SIGKILL)
+        until(lambda: server.metrics()['embert_engine_restarts_total{engine="0"}'] == 1, what="another engine process")
+        until(lambda: works(server), what="an answer")
+    assert list(deep.iterdir()) == []
 
 
 # --- logs ---
@@ -66,10 +99,22 @@ def test_a_log_whose_reader_sleeps() -> None:
         assert os.get_blocking(write)
 
 
+def test_a_log_that_goes_to_a_socket_nobody_reads() -> None:
+    """As that of a service whose journal has stopped. A socket cannot be opened anew, as a pipe can."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with live(*STAND_IN, stderr=theirs.fileno()) as server:
+            with contextlib.suppress(BlockingIOError):
+                while theirs.send(b"x" * 4096, socket.MSG_DONTWAIT):
+                    pass
+            make_it_talk(server)
+        assert theirs.getblocking()
+
+
 # --- the clock ---
 
 
-@contextmanager
+@contextlib.contextmanager
 def jumping_clock(folder: Path) -> Iterator[dict[str, str]]:
     """An environment whose Python processes live a year ago and in a year, by turns of a quarter of a second."""
     (folder / "sitecustomize.py").write_text(

@@ -1,0 +1,106 @@
+"""Tasks of an API process that end by mistake: never in silence, and the process with them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from server.background import keep_running, or_leave
+from tests.server.connections import one_to_each
+from tests.server.live import ROOT, STAND_IN, live, until
+
+GOOD = [101, 7592, 102]
+
+
+async def fails() -> None:
+    await asyncio.sleep(0)
+    raise KeyError("nowhere")
+
+
+async def ends() -> None:
+    await asyncio.sleep(0)
+
+
+async def lasts() -> None:
+    await asyncio.sleep(3600)
+
+
+def statuses(coroutine_of: str, *, may_end: bool = False) -> list[int]:
+    """What the process is ended with, where a task does this."""
+
+    async def run() -> list[int]:
+        found: list[int] = []
+        task = keep_running(
+            {"fails": fails, "ends": ends, "lasts": lasts}[coroutine_of](), may_end=may_end, end=found.append
+        )
+        await asyncio.wait([task], timeout=0.05 if coroutine_of == "lasts" else None)
+        task.cancel()
+        await asyncio.wait([task])
+        return found
+
+    return asyncio.run(run())
+
+
+def test_only_cancelling_ends_a_task(caplog: pytest.LogCaptureFixture) -> None:
+    assert statuses("lasts") == []
+    assert statuses("ends", may_end=True) == []
+    assert caplog.text == ""
+    assert statuses("ends") == [70]
+    assert "ends has ended" in caplog.text
+
+
+def test_a_mistake_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    assert statuses("fails", may_end=True) == [70]
+    (record,) = caplog.records
+    assert record.levelno == logging.CRITICAL
+    assert "in fails" in record.getMessage()
+    assert "KeyError: 'nowhere'" in caplog.text
+    assert "raise KeyError" in caplog.text
+
+
+def test_a_mistake_in_what_the_loop_calls(caplog: pytest.LogCaptureFixture) -> None:
+    found: list[int] = []
+    or_leave(lambda number: [][number], found.append)(3)
+    assert found == [70]
+    assert "IndexError" in caplog.text
+
+
+SPOIL = """
+import signal
+
+def spoil(number, frame):
+    from server.engine_client import EngineClient
+    from server.keys import Keys
+    def boom(*arguments):
+        raise RuntimeError("spoilt")
+    if number == signal.SIGUSR1:
+        EngineClient._connect = boom
+    else:
+        Keys.refresh = boom
+
+signal.signal(signal.SIGUSR1, spoil)
+signal.signal(signal.SIGUSR2, spoil)
+"""
+
+
+def test_a_process_whose_sweeps_have_ended_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SPOIL)
+    paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
+    with live(*STAND_IN, "--workers", "2", env={"PYTHONPATH": paths}, clean_log=False) as server:
+        until(lambda: "ready    http" in server.log, what="the announcement")
+        with one_to_each(server) as connections:
+            old = list(connections)
+        os.kill(old[0], signal.SIGUSR1)
+        os.kill(old[1], signal.SIGUSR2)
+        until(lambda: len(server.api_pids) == 2 and not set(old) & set(server.api_pids), what="other HTTP processes")
+        server.wait_ready()
+        assert server.post("/embed", {"inputs": [GOOD]}).status_code == 200
+        assert server.log.count("RuntimeError: spoilt") == 2
+        assert "a mistake of ours in EngineClient._sweep, this process ends" in server.log
+        assert "a mistake of ours in Keys.follow, this process ends" in server.log
+        assert server.log.count("ended with status 70; starting it again") == 2
