@@ -50,6 +50,9 @@ class ServeConfig:
     max_queue_tokens: int | None = _option(
         None, "tokens admitted and not yet answered before 429; default: 64 batches for each engine", low=1
     )
+    max_queue_seconds: float = _option(
+        10.0, "seconds of work admitted and not yet answered before 429, at the measured rate; 0 for no limit", low=0.0
+    )
     max_client_batch_size: int = _option(2048, "most texts in one request before 413", low=1)
     payload_limit: int = _option(10_000_000, "largest request body in bytes before 413", low=1)
     max_body_bytes: int | None = _option(

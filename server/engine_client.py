@@ -1,7 +1,8 @@
 """The API process's side of the engines: admits requests, sends them, collects their vectors.
 
-A request is admitted while all API processes together have less than the token budget unanswered (server/board.py), or
-when they have nothing unanswered at all. All of a loop tick's requests leave in one message. Answers to a large request
+A request is admitted while all API processes together have less unanswered than the limit (server/board.py), or when
+they have nothing unanswered at all. The limit is the token budget, or fewer tokens where the engines would take longer
+for it than `--max-queue-seconds`. All of a loop tick's requests leave in one message. Answers to a large request
 come in parts, batch by batch. When an engine is lost, what it still owed is sent once more, to whichever engine is
 ready; what is lost twice, and what is out of time, is answered 503.
 """
@@ -38,7 +39,8 @@ log = logging.getLogger(__name__)
 
 Receive = Callable[[], Awaitable[Any]]  # ASGI's
 SWEEP_INTERVAL_S = 0.05
-BULK_SHARE = 0.75  # of the budget: bulk requests leave room for interactive ones
+BULK_SHARE = 0.75  # of the limit: bulk requests leave room for interactive ones
+LEAST_BATCHES = 2  # of each engine are admitted at any rate: with fewer it would wait for work between two batches
 HEALTH_MAX_AGE_S = 15.0  # an engine that has not finished a forward for this long is not healthy
 _RETRY_AFTER_MAX_S = 60
 
@@ -213,8 +215,23 @@ class EngineClient:
                 # Its CancelledError holds its frame, and that this request: with its vectors, if we held it too.
                 pending.watcher = None
 
+    @property
+    def tokens_per_s(self) -> float:
+        """The rate at which the engines that are ready work a queue off; 0 while it is not known."""
+        return sum(engine.status.tokens_per_s for engine in self._engines.values() if engine.ready and engine.status)
+
+    @property
+    def queue_limit(self) -> int:
+        """Tokens that may be admitted and not yet answered, as things are; 0 until an engine tells its batch."""
+        by_time = self.tokens_per_s * self._config.max_queue_seconds
+        if not by_time or by_time >= self.max_queue_tokens:
+            return self.max_queue_tokens
+        infos = [engine.state.info for engine in self._engines.values() if engine.ready]
+        least = LEAST_BATCHES * sum(info.max_batch_tokens for info in infos if info is not None)
+        return min(self.max_queue_tokens, max(int(by_time), least))
+
     def _limit(self, terms: Terms) -> int:
-        return int(BULK_SHARE * self.max_queue_tokens) if terms.bulk else self.max_queue_tokens
+        return int(BULK_SHARE * self.queue_limit) if terms.bulk else self.queue_limit
 
     def _admit(self, tokens: int) -> None:
         self.admitted_tokens += tokens
@@ -420,16 +437,19 @@ class EngineClient:
         return Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")
 
     def _overloaded(self, admitted: int, tokens: str, limit: int) -> Overloaded:
-        of_bulk = "" if limit == self.max_queue_tokens else f", of which bulk requests may fill {BULK_SHARE:.0%}"
+        whole, rate = self.queue_limit, self.tokens_per_s
+        of_bulk = "" if limit >= whole else f", of which bulk requests may fill {BULK_SHARE:.0%}"
+        by_time = f"--max-queue-seconds {self._config.max_queue_seconds:g} at {rate:.0f} tokens/s"
+        set_by = by_time if whole < self.max_queue_tokens else "--max-queue-tokens"
         return Overloaded(
-            f"the queue holds {admitted} tokens and this request has {tokens}; the limit is {self.max_queue_tokens} "
-            f"(--max-queue-tokens){of_bulk}",
+            f"the queue holds {admitted} tokens and this request has {tokens}; "
+            f"the limit is {whole} ({set_by}){of_bulk}",
             retry_after_s=self._retry_after_s(),
         )
 
     def _retry_after_s(self) -> int:
         """Whole seconds until the queue is empty, at the rate the engines last worked at."""
-        rate = sum(engine.status.tokens_per_s for engine in self._engines.values() if engine.ready and engine.status)
+        rate = self.tokens_per_s
         return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(self._board.admitted / rate))) if rate else 1
 
     async def close(self) -> None:

@@ -143,7 +143,7 @@ class ApiMetrics:
         ]
         self.texts = self.tokens = self.truncated_texts = 0  # since the last write
         self.requests_in_flight = 0
-        self.admitted_tokens = 0
+        self.admitted_tokens = self.queue_limit = 0
         self._counters = [
             ("texts", _counter("texts_total", "Texts accepted.")),
             ("tokens", _counter("tokens_total", "Tokens accepted, special tokens included.")),
@@ -151,6 +151,8 @@ class ApiMetrics:
         ]
         self._in_flight = _gauge("requests_in_flight", "HTTP requests being answered, the scrape that asks included.")
         self._admitted = _gauge("admitted_tokens", "Tokens admitted and not yet answered.")
+        limit_help = "Tokens that may be admitted and not yet answered, which the measured rate lowers; above it, 429."
+        self._queue_limit = _gauge("queue_limit_tokens", limit_help, mode="livemax")  # all processes have the same
         rejected = _counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
         self.unread_answers = _counter(
@@ -181,6 +183,7 @@ class ApiMetrics:
                 self._answers[route, status] = 0
         self._in_flight.set(self.requests_in_flight)
         self._admitted.set(self.admitted_tokens)
+        self._queue_limit.set(self.queue_limit)
 
 
 class EngineMetrics:
@@ -242,7 +245,6 @@ class SupervisorMetrics:
 
     engine_up: dict[int, Gauge]
     engine_restarts: dict[int, Counter]
-    queue_limit: Gauge
     api_restarts: Counter
     hangs: Counter
 
@@ -252,13 +254,11 @@ class SupervisorMetrics:
         up = _gauge("engine_up", "1 while the engine can work, else 0.", ["engine"], "livemax")
         restarts = _counter("engine_restarts_total", "Times the engine process was started again.", ["engine"])
         _gauge("build_info", "Always 1; the label says which build.", ["version"], "livemax").labels(version).set(1)
-        limit = _gauge("queue_limit_tokens", "Tokens that may be admitted and not yet answered; above it, 429.")
         api_restarts = _counter("api_restarts_total", "Times an HTTP process was started again.")
         hangs = _counter("hung_processes_total", "Processes that showed no life and were ended.", ["process"])
         metrics = cls(
             {i: up.labels(str(i)) for i in engines},
             {i: restarts.labels(str(i)) for i in engines},
-            limit,
             api_restarts,
             hangs,
         )

@@ -75,6 +75,8 @@ class Info(BaseModel):
     dimensions: int
     prompts: list[str]
     max_queue_tokens: int
+    max_queue_seconds: float
+    queue_limit_tokens: int
     payload_limit: int
 
 
@@ -143,6 +145,8 @@ def operations(service: Service) -> APIRouter:
             dimensions=model.width,
             prompts=sorted(model.prompts),
             max_queue_tokens=service.max_queue_tokens,
+            max_queue_seconds=config.max_queue_seconds,
+            queue_limit_tokens=service.queue_limit,
             payload_limit=config.payload_limit,
         )
 

@@ -25,7 +25,7 @@ class Pace:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second while there is a queue: small batches of an idle server say nothing about that."""
+        """Tokens a second while there is a queue."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def add(self, started: float, ended: float, tokens: int, *, queued: bool) -> None:
@@ -33,9 +33,12 @@ class Pace:
         started = max(started, self._last_ended)  # it may have waited for the batch before
         self._last_ended = ended
         self._spans.append((started, ended))
-        if queued:
+        seconds = max(ended - started, self._rest_s + tokens * self._token_s, 1e-6)
+        # A batch that left nobody waiting may be small, and small batches are slow for their size: it says nothing
+        # unless it was faster than the rate. Then the rate is too low, and may itself be why there is no queue.
+        if queued or tokens * self._seconds > self._tokens * seconds > 0:
             self._tokens = 0.9 * self._tokens + tokens
-            self._seconds = 0.9 * self._seconds + max(ended - started, 1e-6)
+            self._seconds = 0.9 * self._seconds + seconds
 
     def learn(self, rest_s: float, token_s: float) -> None:
         """Note what a batch takes, at the best: so much, and so much for every token."""

@@ -8,21 +8,32 @@ Three rules, and why:
 * **Token budget.** A batch is limited by its tokens, which is what a packed forward costs, not by its texts.
 * **Fair share.** Every request in flight gets an equal share of each batch; what small ones leave goes to the larger
   ones. So a request of a thousand texts delays a request of one text by at most the batch that is already running, and
-  is itself never starved. Bulk requests share what the others leave, and one text of theirs goes first in every eighth
-  batch.
+  is itself never starved. Where more requests wait than `EXACT_REQUESTS`, an equal share is less than a text: then each
+  gets one text, the least recently served first.
+
+A batch holds texts of one task. Interactive requests of any task go before bulk requests of any task. Between tasks,
+the one that had fewest tokens is next. Bulk requests share what the others of their task leave, and in every eighth
+batch one of them goes first, so that they move on however many others wait.
+
+A batch costs time in proportion to what is in it, however much waits: nothing here looks at the whole queue.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any
 
 __all__ = ["Batch", "Request", "Scheduler", "Slice"]
 
 BULK_TURN = 8  # in every so many batches, a bulk request is served before the others
+EXACT_REQUESTS = 128  # of a lane and task; up to so many, shares are equal to the token
+SMALLEST_TURN = 8  # a batch takes time however small it is: it counts as this part of a full one or more
+SKIPPED_TEXTS = 16  # too long for the rest of a batch, before the search for shorter ones ends
 
 
 @dataclass(slots=True, eq=False)
@@ -88,41 +99,58 @@ class Scheduler:
         """`max_batch_tokens` must not be below the longest text, or that text could never run."""
         self._token_budget = max_batch_tokens
         self._text_budget = max_batch_texts if max_batch_texts is not None else max_batch_tokens
-        self._waiting: dict[Hashable, Request] = {}  # the one whose turn is longest ago stands first
-        self._batches_before_bulk = 0  # in a row
-        self._sizes = {bulk: _Sizes() for bulk in (False, True)}
+        self._tasks: dict[Hashable, _Task] = {}
+        self._batches_before_bulk = 0  # in a row, while bulk requests waited
+        self._served = [0, 0]  # `served` of the interactive and of the bulk lane that had the last turn, before that
+        self._sizes = _Sizes(), _Sizes()  # of interactive and of bulk requests
+        self._requests = 0
+        self._deadlines: list[tuple[float, int, Hashable]] = []  # a heap; requests that are done stay in it for a while
+        self._numbers = count()  # so that the heap never compares keys
         self.queue_tokens = 0
         self.queue_texts = 0
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError for a known key, a text of no tokens, or one longer than the budget."""
-        if request.key in self._waiting:
+        if self._lane_of(request.key) is not None:
             raise ValueError(f"request {request.key!r} is queued already")
         offsets = request.offsets
         for start, stop in pairwise(offsets):
             if not 1 <= stop - start <= self._token_budget:
                 raise ValueError(f"a text of {stop - start} tokens cannot be in a batch of 1 to {self._token_budget}")
-        if request.texts:
-            self._waiting[request.key] = request
-            self._sizes[request.bulk].count(request.waiting_tokens, 1)
-            self.queue_tokens += request.waiting_tokens
-            self.queue_texts += request.waiting_texts
+        if not request.texts:
+            return
+        if request.task not in self._tasks:
+            self._tasks[request.task] = _Task(request.task)
+        lane = self._tasks[request.task].lanes[request.bulk]
+        if not lane.requests:  # a task that was away has nothing to make up for
+            lane.served = max(lane.served, self._served[request.bulk])
+        lane.requests[request.key] = request
+        lane.tokens += request.waiting_tokens
+        lane.texts += request.waiting_texts
+        self.queue_tokens += request.waiting_tokens
+        self.queue_texts += request.waiting_texts
+        self._sizes[request.bulk].count(request.waiting_tokens, 1)
+        self._requests += 1
+        self._note_deadline(request)
 
     def cancel(self, key: Hashable) -> int:
         """Forget what still waits of a request; returns the number of texts dropped, 0 when none waits."""
-        request = self._waiting.pop(key, None)
-        return self._drop(request) if request is not None else 0
+        lane = self._lane_of(key)
+        return self._drop(lane, lane.requests[key]) if lane is not None else 0
 
     def waiting(self) -> list[Hashable]:
-        """Keys of the requests with texts still waiting."""
-        return list(self._waiting)
+        """Keys of the requests with texts still waiting; of one lane and task, the least recently served first."""
+        return [key for task in self._tasks.values() for lane in task.lanes for key in lane.requests]
 
     def expire(self, now: float) -> list[Request]:
         """Take out and return the requests whose deadline has passed."""
-        late = [request for request in self._waiting.values() if request.deadline < now]
-        for request in late:
-            del self._waiting[request.key]
-            self._drop(request)
+        late = []
+        while self._deadlines and self._deadlines[0][0] < now:
+            deadline, _, key = heapq.heappop(self._deadlines)
+            lane = self._lane_of(key)
+            if lane is not None and lane.requests[key].deadline == deadline:
+                late.append(lane.requests[key])
+                self._drop(lane, lane.requests[key])
         return late
 
     def ahead(self, tokens: int, *, bulk: bool) -> int:
@@ -138,65 +166,120 @@ class Scheduler:
         """True when the next batch can no longer gain from waiting."""
         if self.queue_tokens < self._token_budget and self.queue_texts < self._text_budget:
             return False
-        tokens = texts = 0
-        for request in self._candidates():
-            tokens += request.waiting_tokens
-            texts += request.waiting_texts
-            if tokens >= self._token_budget or texts >= self._text_budget:
-                return True
-        return False
+        task, _ = self._next_turn()
+        return task is not None and (task.tokens >= self._token_budget or task.texts >= self._text_budget)
 
     def next_batch(self) -> Batch | None:
         """Form a batch from what waits now; None when nothing does."""
-        candidates = self._candidates()
-        if not candidates:
+        task, bulk_first = self._next_turn()
+        if task is None:
             return None
         filling = _Filling(self._token_budget, self._text_budget)
-        if sum(request.waiting_tokens for request in candidates) <= self._token_budget:
-            for request in candidates:
-                filling.take(request, self._token_budget)
+        if task.tokens <= self._token_budget and task.texts <= self._text_budget:
+            for lane in task.lanes:
+                filling.take_all(lane)
         else:
-            self._fill(filling, candidates)
-        batch = Batch(candidates[0].task, filling.slices(), self._token_budget - filling.tokens_left, filling.texts)
-        self._settle(batch)
-        return batch
-
-    def _fill(self, filling: _Filling, candidates: list[Request]) -> None:
-        """Choose from more than a batch can hold."""
-        lanes = [[request for request in candidates if request.bulk is bulk] for bulk in (False, True)]
-        if all(lanes):
-            self._batches_before_bulk = (self._batches_before_bulk + 1) % BULK_TURN
-            if not self._batches_before_bulk:
-                filling.take(lanes[1][0], self._token_budget, texts=1)
-        for lane in lanes:
-            if lane:
-                filling.take(lane[0], self._token_budget, texts=1)  # the longest unserved: never starved
+            if bulk_first:
+                filling.take(_front(task.lanes[True]), self._token_budget, texts=1)
+            for lane in task.lanes:
                 _share(filling, lane)
+        return self._settle(task, filling, bulk_first=bulk_first)
 
-    def _candidates(self) -> list[Request]:
-        first = next(iter(self._waiting.values()), None)
-        if first is None:
-            return []
-        return [request for request in self._waiting.values() if request.task == first.task]
+    def _next_turn(self) -> tuple[_Task | None, bool]:
+        """The task of the next batch, and whether a bulk request goes first in it."""
+        waiting = [[task for task in self._tasks.values() if task.lanes[bulk].requests] for bulk in (False, True)]
+        bulk = bool(waiting[True]) and (not waiting[False] or self._batches_before_bulk >= BULK_TURN - 1)
+        return min(waiting[bulk], key=lambda task: task.lanes[bulk].served, default=None), bulk
 
-    def _settle(self, batch: Batch) -> None:
-        self.queue_tokens -= batch.tokens
-        self.queue_texts -= batch.texts
-        for piece in batch.slices:
-            request = self._waiting.pop(piece.request.key)
-            sizes = self._sizes[request.bulk]
-            sizes.count(request.waiting_tokens + piece.tokens, -1)
-            if request.waiting_texts:
-                self._waiting[request.key] = request  # to the end: the others' turn is longer ago
-                sizes.count(request.waiting_tokens, 1)
+    def _settle(self, task: _Task, filling: _Filling, *, bulk_first: bool) -> Batch:
+        """Take out of the queue what is in the batch."""
+        slices = []
+        tokens, texts = [0, 0], [0, 0]
+        for request, first in filling.starts.items():
+            offsets, stop, bulk = request.offsets, request.taken, request.bulk
+            slices.append(Slice(request, first, stop))
+            tokens[bulk] += offsets[stop] - offsets[first]
+            texts[bulk] += stop - first
+            sizes = self._sizes[bulk]
+            sizes.count(offsets[-1] - offsets[first], -1)
+            if stop < len(offsets) - 1:
+                sizes.count(offsets[-1] - offsets[stop], 1)
+                task.lanes[bulk].requests.move_to_end(request.key)
+            else:
+                del task.lanes[bulk].requests[request.key]
+                self._requests -= 1
+        for lane, lane_tokens, lane_texts in zip(task.lanes, tokens, texts, strict=True):
+            lane.tokens -= lane_tokens
+            lane.texts -= lane_texts
+        self.queue_tokens -= sum(tokens)
+        self.queue_texts -= sum(texts)
+        self._count_turn(task, tokens, bulk_first=bulk_first)
+        return Batch(task.name, slices, sum(tokens), sum(texts))
 
-    def _drop(self, request: Request) -> int:
-        texts = request.waiting_texts
-        self._sizes[request.bulk].count(request.waiting_tokens, -1)
-        self.queue_tokens -= request.waiting_tokens
+    def _count_turn(self, task: _Task, tokens: list[int], *, bulk_first: bool) -> None:
+        first = task.lanes[bulk_first]
+        self._served[bulk_first] = first.served
+        first.served += max(tokens[bulk_first], self._token_budget // SMALLEST_TURN)
+        if bulk_first:  # the others of the batch; while bulk requests in what others leave do not use up their turns
+            task.lanes[False].served += tokens[False]
+        self._batches_before_bulk = self._batches_before_bulk + 1 if self._sizes[True].tokens and not bulk_first else 0
+
+    def _lane_of(self, key: Hashable) -> _Lane | None:
+        for task in self._tasks.values():
+            for lane in task.lanes:
+                if key in lane.requests:
+                    return lane
+        return None
+
+    def _drop(self, lane: _Lane, request: Request) -> int:
+        tokens, texts = request.waiting_tokens, request.waiting_texts
+        del lane.requests[request.key]
+        lane.tokens -= tokens
+        lane.texts -= texts
+        self.queue_tokens -= tokens
         self.queue_texts -= texts
+        self._sizes[request.bulk].count(tokens, -1)
+        self._requests -= 1
         request.taken = request.texts
         return texts
+
+    def _note_deadline(self, request: Request) -> None:
+        if request.deadline == float("inf"):
+            return
+        heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request.key))
+        # A request that is done stays in the heap, where finding it would cost a search. The heap is made anew when
+        # most of it is done: seldom enough that this costs a request next to nothing.
+        if len(self._deadlines) > 4 * self._requests + 1024:
+            lanes = [lane for task in self._tasks.values() for lane in task.lanes]
+            left = [each for lane in lanes for each in lane.requests.values() if each.deadline < float("inf")]
+            self._deadlines = [(each.deadline, next(self._numbers), each.key) for each in left]
+            heapq.heapify(self._deadlines)
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """What waits of one task, of interactive or of bulk requests."""
+
+    requests: OrderedDict[Hashable, Request] = field(default_factory=OrderedDict)  # least recently served first
+    tokens: int = 0
+    texts: int = 0
+    served: int = 0  # tokens of its turns; the lane with fewest is next
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """What waits of one task."""
+
+    name: Hashable
+    lanes: tuple[_Lane, _Lane] = field(default_factory=lambda: (_Lane(), _Lane()))  # interactive, bulk
+
+    @property
+    def tokens(self) -> int:
+        return self.lanes[False].tokens + self.lanes[True].tokens
+
+    @property
+    def texts(self) -> int:
+        return self.lanes[False].texts + self.lanes[True].texts
 
 
 class _Sizes:
@@ -225,7 +308,7 @@ class _Filling:
     def __init__(self, token_budget: int, text_budget: int) -> None:
         self.tokens_left = token_budget
         self.texts_left = text_budget
-        self._starts: dict[Hashable, tuple[Request, int]] = {}
+        self.starts: dict[Request, int] = {}  # of what is taken of each: its first text
 
     def take(self, request: Request, tokens: int, texts: int | None = None) -> int:
         """Take the request's next texts, as many as fit into `tokens`, `texts` and the rest; returns their tokens."""
@@ -235,25 +318,58 @@ class _Filling:
         stop = min(stop, first + self.texts_left, first + texts if texts is not None else stop)
         if stop <= first:
             return 0
-        self._starts.setdefault(request.key, (request, first))
+        self.starts.setdefault(request, first)
         taken = offsets[stop] - offsets[first]
         request.taken = stop
         self.tokens_left -= taken
         self.texts_left -= stop - first
         return taken
 
-    @property
-    def texts(self) -> int:
-        return sum(request.taken - first for request, first in self._starts.values())
+    def take_all(self, lane: _Lane) -> None:
+        """Take all that waits, which must fit."""
+        for request in lane.requests.values():
+            self.starts[request] = request.taken
+            request.taken = len(request.offsets) - 1
+        self.tokens_left -= lane.tokens
+        self.texts_left -= lane.texts
 
-    def slices(self) -> list[Slice]:
-        return [Slice(request, first, request.taken) for request, first in self._starts.values()]
+    def take_one_each(self, lane: _Lane) -> bool:
+        """Take a text of each, from the front of the lane on; whether there was room for all of them."""
+        starts, tokens_left, texts_left, skips_left = self.starts, self.tokens_left, self.texts_left, SKIPPED_TEXTS
+        for request in lane.requests.values():
+            offsets, first = request.offsets, request.taken
+            if first == len(offsets) - 1:  # bulk, and its only text went first
+                continue
+            tokens = offsets[first + 1] - offsets[first]
+            if tokens > tokens_left:
+                skips_left -= 1
+                if not skips_left:
+                    break
+                continue
+            starts.setdefault(request, first)
+            request.taken = first + 1
+            tokens_left -= tokens
+            texts_left -= 1
+            if not tokens_left or not texts_left:
+                break
+        self.tokens_left, self.texts_left = tokens_left, texts_left
+        return skips_left == SKIPPED_TEXTS and tokens_left > 0 and texts_left > 0
 
 
-def _share(filling: _Filling, candidates: list[Request]) -> None:
-    """Max-min fair filling of what is left of a batch that cannot hold everything."""
+def _front(lane: _Lane) -> Request:
+    return next(iter(lane.requests.values()))
+
+
+def _share(filling: _Filling, lane: _Lane) -> None:
+    """Fill what is left of a batch that cannot hold everything."""
+    if not lane.requests or not filling.tokens_left or not filling.texts_left:
+        return
+    if len(lane.requests) <= EXACT_REQUESTS:
+        filling.take(_front(lane), filling.tokens_left, texts=1)  # the longest unserved: never starved
+    elif not filling.take_one_each(lane):
+        return
     # Equal shares, again and again while they let anybody in: a request that needs less leaves its rest to the others.
-    hungry = [request for request in candidates if request.waiting_texts]
+    hungry = [request for request in lane.requests.values() if request.waiting_texts]
     while hungry and filling.tokens_left and filling.texts_left:
         tokens = filling.tokens_left // len(hungry)
         texts = max(1, filling.texts_left // len(hungry))

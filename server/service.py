@@ -108,6 +108,11 @@ class Service:
         return self.client.max_queue_tokens
 
     @property
+    def queue_limit(self) -> int:
+        """Tokens of the whole server that may be admitted now: the budget, or fewer where it would take too long."""
+        return self.client.queue_limit
+
+    @property
     def compute_type(self) -> bytes:
         """For the header: `cpu`, or `gpu+NVIDIA H100`."""
         engine = self.engine
@@ -333,6 +338,7 @@ class Service:
     def write_metrics(self) -> None:
         """Make what happened until now visible to scrapes."""
         self.metrics.admitted_tokens = self.client.admitted_tokens
+        self.metrics.queue_limit = self.client.queue_limit
         self.metrics.write()
 
     def close(self) -> None:

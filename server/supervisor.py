@@ -28,7 +28,6 @@ from server.board import Board, open_board
 from server.config import ConfigError, ServeConfig
 from server.control import (
     Drain,
-    EngineInfo,
     EngineState,
     Failed,
     Line,
@@ -309,7 +308,6 @@ class Supervisor:
             if message.info is not None:
                 longest = max(HANG_MIN_S, HANG_BATCHES * message.info.full_batch_s)
                 child.patience_s = min(longest, self.config.engine_timeout)
-                self._metrics.queue_limit.set(self._queue_budget(message.info))
             self._tell_state(EngineState(child.index, "ready", "", child.endpoint, message.info))
         if self._announced:
             log.info("%s is ready again, %.1f s after its start", child.name, time.monotonic() - child.started)
@@ -335,10 +333,12 @@ class Supervisor:
         config = self.config
         devices = ", ".join(self.devices) if len(self.devices) > 1 else info.device
         log.info("encoder  %s on %s (%s), %s; %s", info.encoder, devices, info.device_name, info.dtype, info.choice)
+        seconds = f" or {config.max_queue_seconds:g} s" if config.max_queue_seconds else ""
         log.info(
-            "limits   batch %d tokens, queue %d tokens, request %d texts and %d bytes, %g s",
+            "limits   batch %d tokens, queue %d tokens%s, request %d texts and %d bytes, %g s",
             info.max_batch_tokens,
-            self._queue_budget(info),
+            config.queue_budget(info.max_batch_tokens, len(self._engines)),
+            seconds,
             config.max_client_batch_size,
             config.payload_limit,
             config.request_timeout,
@@ -351,9 +351,6 @@ class Supervisor:
             key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
             body = '{"input": "Hello, world"}'
             log.info("try      curl %s/v1/embeddings -H 'content-type: application/json'%s -d '%s'", url, key, body)
-
-    def _queue_budget(self, info: EngineInfo) -> int:
-        return self.config.queue_budget(info.max_batch_tokens, len(self._engines))
 
     def url(self) -> str:
         """Where a client on this machine finds us."""

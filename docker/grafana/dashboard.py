@@ -72,7 +72,7 @@ def healthy() -> Iterator[Panel]:
     )
     yield stat(
         "Queue full",
-        "Tokens admitted ÷ --max-queue-tokens, of the fullest replica. At 100 % requests get 429: add replicas before.",
+        "Tokens admitted ÷ the limit, of the fullest replica. At 100 % requests get 429: add replicas before.",
         f"max(embert_admitted_tokens{{{SELECT}}} / embert_queue_limit_tokens{{{SELECT}}})",
         "percentunit",
         steps((GREEN, None), (YELLOW, 0.5), (RED, 0.8)),

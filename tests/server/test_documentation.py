@@ -148,7 +148,8 @@ def alike(found: Any, expected: Any) -> bool:
 
 BASE64 = re.compile("[A-Za-z0-9+/]{16}")  # 3 numbers
 LOCAL = {"created", "device", "device_name", "backend", "backend_choice", "model_dtype", "last_success_age_s",
-         "tokenization_workers", "max_batch_tokens", "max_queue_tokens", "max_concurrent_requests"}  # fmt: skip
+         "tokenization_workers", "max_batch_tokens", "max_queue_tokens", "queue_limit_tokens",
+         "max_concurrent_requests"}  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "expected"), EXAMPLE.findall(API), ids=lambda text: text[:60])

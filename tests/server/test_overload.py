@@ -6,6 +6,7 @@ The stand-in works at a known speed here, so that what the server makes of its o
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -151,6 +152,32 @@ def test_retry_after_is_what_the_queue_takes_at_the_measured_rate(slow: Live) ->
             # Four seconds at the stand-in's speed; what is measured of it depends on the machine, and on what slept.
             assert 2 <= int(answer.headers["retry-after"]) <= 20
         assert statuses(sent) == {200}
+
+
+def test_the_queue_is_bounded_by_the_seconds_it_takes_at_the_measured_rate() -> None:
+    options = ("--max-batch-tokens", "256", "--max-queue-seconds", "1")
+    with live(*STAND_IN, *options, env={"STAND_IN_TOKENS_PER_S": str(TOKENS_PER_S)}) as server:
+        assert "queue 16384 tokens or 1 s" in server.log
+        info = server.get("/info").json()
+        assert (info["max_queue_tokens"], info["max_queue_seconds"]) == (16384, 1.0)
+        limit = info["queue_limit_tokens"]
+        # The stand-in never works faster than it says, however slow the machine is: two batches, or a second's work.
+        assert 2 * 256 <= limit <= TOKENS_PER_S
+        assert server.metrics()["embert_queue_limit_tokens"] == limit
+        with clients(server) as some:
+            blocking = some.send([[101, SLEEP + 30, 102]])
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+            sent = [some.send([LONG]) for _ in range(16)]
+            until(lambda: sum(future.done() for future in sent) >= 16 - limit // 250, what="the refusals")
+            assert server.metrics()["embert_admitted_tokens"] <= limit
+            assert {blocking.result()[0].status_code, *statuses(sent)} == {200, 429}
+            refused = [answer for answer, _ in (future.result() for future in sent) if answer.status_code == 429]
+            for answer in refused:
+                error = answer.json()["error"]
+                assert f"the limit is {limit} (--max-queue-seconds 1 at " in error
+                queued, rate = map(int, re.findall(r"(?:holds|at) (\d+) tokens", error))
+                assert int(answer.headers["retry-after"]) == pytest.approx(queued / rate, abs=1)
+        assert server.post("/embed", {"inputs": [LONG] * 5}).status_code == 200  # more than the limit, and alone
 
 
 # --- deadlines ---

@@ -49,6 +49,34 @@ def test_batches_found_ended_are_expected_to_be_shorter_for_a_while() -> None:
     assert pace.expected_end(7.0, 100) == pytest.approx(7.02)
 
 
+def test_the_rate_is_that_of_batches_that_left_others_waiting() -> None:
+    pace = Pace()
+    pace.add(0.0, 1.0, 1000, queued=True)
+    pace.add(5.0, 5.5, 10, queued=False)  # small ones are slow for their size
+    assert pace.tokens_per_s == pytest.approx(1000)
+
+
+def test_a_rate_that_a_pause_has_made_too_low_recovers_though_nobody_has_to_wait() -> None:
+    """A queue that is kept short because of the rate would otherwise keep the rate."""
+    pace, now = Pace(), 10.0
+    pace.learn(0.0, 0.001)
+    pace.add(0.0, now, 100, queued=True)
+    assert pace.tokens_per_s == pytest.approx(10)
+    for _ in range(60):
+        pace.add(now, now + 0.1, 100, queued=False)
+        now += 0.1
+    assert pace.tokens_per_s == pytest.approx(1000, rel=0.2)
+
+
+def test_a_batch_that_seems_to_be_over_sooner_than_possible_does_not_raise_the_rate() -> None:
+    pace = Pace()
+    pace.learn(0.01, 0.001)
+    pace.add(0.0, 1.0, 1000, queued=True)
+    for number in range(100):  # looked for late, they seem to have begun late
+        pace.add(2.0 + number, 2.000001 + number, 1000, queued=False)
+    assert pace.tokens_per_s <= 1000
+
+
 def test_the_busy_part_of_a_window() -> None:
     pace = Pace()
     pace.add(0.0, 1.0, 10, queued=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.scheduler import BULK_TURN, Batch, Request, Scheduler
+from server import scheduler as scheduler_module
+from server.scheduler import BULK_TURN, EXACT_REQUESTS, SMALLEST_TURN, Batch, Request, Scheduler
 
 BUDGET, TEXT_BUDGET, LONGEST = 100, 12, 40
 
@@ -17,8 +22,11 @@ lengths_of_a_request = st.lists(st.integers(1, LONGEST), min_size=1, max_size=40
 class SchedulerMachine(RuleBasedStateMachine):
     """Any order of arrivals, batches, cancellations and deadlines, against a model of lists."""
 
+    exact_requests = EXACT_REQUESTS
+
     def __init__(self) -> None:
         super().__init__()
+        scheduler_module.EXACT_REQUESTS = self.exact_requests
         self.scheduler = Scheduler(BUDGET, TEXT_BUDGET)
         self.clock = 0.0
         self.count = 0
@@ -26,6 +34,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tasks: dict[int, str] = {}
         self.deadlines: dict[int, float] = {}
         self.bulk: set[int] = set()
+        self.order: list[int] = []  # least recently served first
+        self.batches_before_bulk = 0
+
+    def teardown(self) -> None:
+        scheduler_module.EXACT_REQUESTS = EXACT_REQUESTS
 
     @rule(
         lengths=lengths_of_a_request,
@@ -39,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.waiting[key], self.tasks[key] = list(enumerate(lengths)), task
         self.deadlines[key] = self.clock + patience
         self.bulk |= {key} if bulk else set()
+        self.order.append(key)
         self.scheduler.add(Request(key, lengths, task, self.deadlines[key], bulk))
 
     @precondition(lambda self: self.waiting)
@@ -59,33 +73,57 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def run_a_batch(self) -> None:
-        full, oldest = self.scheduler.full(), next(iter(self.scheduler.waiting()), None)
-        assert oldest is None or isinstance(oldest, int)
-        candidates = {key for key in self.waiting if oldest is not None and self.tasks[key] == self.tasks[oldest]}
-        small = {
-            key
-            for key in candidates - self.bulk
-            if sum(tokens for _, tokens in self.waiting[key]) <= (BUDGET - 2 * LONGEST) // len(candidates)
-            and len(self.waiting[key]) <= (TEXT_BUDGET - 2) // len(candidates)
-        }
-        first = next((key for key in self.scheduler.waiting() if key in (candidates - self.bulk or candidates)), None)
+        full = self.scheduler.full()
+        waited = {key: list(texts) for key, texts in self.waiting.items()}
         batch = self.scheduler.next_batch()
         if batch is None:
             assert not self.waiting
             return
         self._check_contents(batch)
-        self._check_nothing_more_fits(batch, candidates)
-        assert small.isdisjoint(self.waiting), "a small request was left out because of large ones"
-        assert first in {piece.request.key for piece in batch.slices}, "the one waiting longest got nothing"
+        served = [piece.request.key for piece in batch.slices]
+        candidates = [key for key in self.order if key in waited and self.tasks[key] == batch.task]
+        interactive = [key for key in candidates if key not in self.bulk]
+        bulk_first = self._check_lanes(set(waited), interactive, served)
+        lane = [key for key in candidates if key in self.bulk] if bulk_first else interactive
+        assert lane[0] in served, "the one waiting longest got nothing"
+        if len(interactive) <= self.exact_requests:
+            self._check_shares(waited, candidates, interactive)
+        if max(len(interactive), len(candidates) - len(interactive)) <= self.exact_requests:
+            self._check_nothing_more_fits(batch, set(candidates))
+        else:
+            self._check_little_more_fits(batch, candidates)
         if full:
-            left = [self.waiting[key][0][1] for key in candidates & set(self.waiting)]
-            assert not left or batch.texts == TEXT_BUDGET or batch.tokens + min(left) > BUDGET
+            left = [self.waiting[key][0][1] for key in candidates if key in self.waiting]
+            assert not left or batch.texts == TEXT_BUDGET or batch.tokens + max(left) > BUDGET
+        self.order = [key for key in self.order if key not in served] + [key for key in self.order if key in served]
+
+    def _check_lanes(self, waited: set[int], interactive: list[int], served: list[Any]) -> bool:
+        """Interactive requests go first, but every eighth time; whether it was that, or none were there."""
+        bulk_turn = self.batches_before_bulk == BULK_TURN - 1 and bool(waited & self.bulk)
+        bulk_first = bulk_turn or waited <= self.bulk
+        if not bulk_first:
+            assert interactive, "bulk of one task went before interactive requests of another"
+        self.batches_before_bulk = (
+            self.batches_before_bulk + 1 if not bulk_first and self.bulk & set(self.waiting) else 0
+        )
+        if not bulk_turn and len(interactive) <= self.exact_requests:  # bulk runs in what others left
+            left = [self.waiting[key][0][1] for key in interactive if key in self.waiting]
+            assert not left or min(left) > self.bulk_tokens_run
+        return bulk_first
+
+    def _check_shares(self, waited: dict[int, list[tuple[int, int]]], candidates: list[int], mine: list[int]) -> None:
+        for key in mine:
+            texts, tokens = len(waited[key]), sum(tokens for _, tokens in waited[key])
+            share_texts, share_tokens = (TEXT_BUDGET - 2) // len(candidates), (BUDGET - 2 * LONGEST) // len(candidates)
+            if texts <= share_texts and tokens <= share_tokens:
+                assert key not in self.waiting, "a small request was left out because of large ones"
 
     def _check_contents(self, batch: Batch) -> None:
         assert 1 <= batch.texts <= TEXT_BUDGET
         assert 1 <= batch.tokens <= BUDGET
         assert len({piece.request.key for piece in batch.slices}) == len(batch.slices)
         tokens = 0
+        self.bulk_tokens_run = sum(piece.tokens for piece in batch.slices if piece.request.key in self.bulk)
         for piece in batch.slices:
             key = piece.request.key
             assert isinstance(key, int)
@@ -109,6 +147,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             for key in candidates & set(self.waiting):
                 assert batch.tokens + self.waiting[key][0][1] > BUDGET
 
+    def _check_little_more_fits(self, batch: Batch, candidates: list[int]) -> None:
+        """Only texts that did not fit were passed over, and what they left free is less than one of them."""
+        if batch.texts < TEXT_BUDGET:
+            left = [self.waiting[key][0][1] for key in candidates if key in self.waiting]
+            assert not left or batch.tokens + max(left) > BUDGET
+
     @invariant()
     def counters_are_right(self) -> None:
         assert self.scheduler.queue_texts == sum(map(len, self.waiting.values()))
@@ -127,8 +171,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert exactly <= self.scheduler.ahead(mine, bulk=True) <= 2 * exactly
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestScheduler = SchedulerMachine.TestCase
+
+
+class CrowdedSchedulerMachine(SchedulerMachine):
+    """The same where more requests wait than get equal shares."""
+
+    exact_requests = 2
+
+
+CrowdedSchedulerMachine.TestCase.settings = SchedulerMachine.TestCase.settings
+TestCrowdedScheduler = CrowdedSchedulerMachine.TestCase
 
 
 @given(st.lists(lengths_of_a_request, min_size=1, max_size=20))
@@ -193,6 +247,144 @@ def test_bulk_is_not_starved_by_others_without_end() -> None:
         batches += 1
         assert batches <= 5 * BULK_TURN
     assert batches >= 4 * BULK_TURN
+
+
+@pytest.mark.parametrize("bulk_task", ["embed", "tokens"])
+def test_interactive_requests_of_any_task_go_before_bulk_ones(bulk_task: str) -> None:
+    """Even bulk that came first; and in one batch of eight it goes first, so that it moves on."""
+    scheduler = Scheduler(2048)
+    scheduler.add(Request("bulk", [200] * 500, bulk_task, bulk=True))
+    for number in range(400):
+        scheduler.add(Request(number, [12] * 20, "embed"))
+    led_by_bulk = []
+    for _ in range(4 * BULK_TURN):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        led_by_bulk.append("bulk" in {piece.request.key for piece in batch.slices})
+    assert led_by_bulk == ([False] * (BULK_TURN - 1) + [True]) * 4
+
+
+def test_tasks_get_equal_shares_however_many_requests_have_them() -> None:
+    scheduler = Scheduler(1000)
+    scheduler.add(Request("one", [100] * 1000, "tokens"))
+    for number in range(200):
+        scheduler.add(Request(number, [100] * 5, "embed"))
+    served = {"tokens": 0, "embed": 0}
+    for _ in range(50):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        served[str(batch.task)] += batch.tokens
+        assert abs(served["tokens"] - served["embed"]) <= 1000
+
+
+def test_small_batches_of_a_task_do_not_hold_up_another() -> None:
+    """A batch takes time however small it is, so turns are not counted by tokens alone."""
+    scheduler = Scheduler(1000)
+    scheduler.add(Request("large", [100] * 1000, "tokens"))
+    in_a_row = longest = 0
+    for number in range(100):
+        scheduler.add(Request(number, [5], "embed"))
+        batch = scheduler.next_batch()
+        assert batch is not None
+        in_a_row = in_a_row + 1 if batch.task == "embed" else 0
+        longest = max(longest, in_a_row)
+    assert 1 <= longest <= SMALLEST_TURN
+
+
+def test_a_task_that_was_away_has_nothing_to_make_up_for() -> None:
+    scheduler = Scheduler(100)
+    for number in range(50):
+        scheduler.add(Request(("embed", number), [100], "embed"))
+        assert scheduler.next_batch() is not None
+    for number in range(10):
+        for task in ("tokens", "embed"):
+            scheduler.add(Request((task, "again", number), [100], task))
+    tasks = [batch.task for batch in (scheduler.next_batch() for _ in range(20)) if batch is not None]
+    assert all(set(pair) == {"embed", "tokens"} for pair in zip(tasks[::2], tasks[1::2], strict=True))
+
+
+def test_small_texts_of_a_crowd_fill_a_batch() -> None:
+    scheduler = Scheduler(10_000)
+    for number in range(2 * EXACT_REQUESTS):
+        scheduler.add(Request(number, [10] * 40))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert batch.tokens == 10_000
+    shares = [piece.stop - piece.start for piece in batch.slices]
+    assert len(shares) == 2 * EXACT_REQUESTS
+    assert max(shares) - min(shares) <= 1
+
+
+def test_everyone_in_a_crowd_has_a_turn_before_anyone_has_two() -> None:
+    scheduler = Scheduler(100)
+    for number in range(5 * EXACT_REQUESTS):
+        scheduler.add(Request(number, [30] * 3))
+    turns: dict[Any, int] = dict.fromkeys(range(5 * EXACT_REQUESTS), 0)
+    while (batch := scheduler.next_batch()) is not None:
+        for piece in batch.slices:
+            turns[piece.request.key] += piece.stop - piece.start
+        if len(scheduler.waiting()) > EXACT_REQUESTS:
+            assert max(turns.values()) - min(turns.values()) <= 1
+
+
+def lines_run(work: Callable[[], Any]) -> int:
+    """Lines of the scheduler's code that this runs: what it costs, on any machine."""
+    lines = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename != scheduler_module.__file__:
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("lengths", [[12], [104] * 32])
+def test_what_a_batch_costs_does_not_grow_with_the_queue(lengths: list[int]) -> None:
+    def cost(requests: int) -> int:
+        scheduler = Scheduler(2048)
+        for number in range(requests):
+            task, bulk = "embed" if number % 2 else "tokens", number % 3 == 0
+            scheduler.add(Request(number, lengths, task, 100.0 + number, bulk))
+
+        def three_batches() -> None:
+            for _ in range(3):
+                assert scheduler.full()
+                assert scheduler.expire(50.0) == []
+                assert scheduler.next_batch() is not None
+
+        return lines_run(three_batches)
+
+    assert cost(60_000) <= 1.5 * cost(2000)
+
+
+def test_requests_that_are_done_do_not_stay_with_those_that_wait_for_their_deadline() -> None:
+    scheduler = Scheduler(100)
+    for number in range(20_000):
+        scheduler.add(Request(number, [10], deadline=1e6 + number))
+        assert scheduler.next_batch() is not None
+    assert len(scheduler._deadlines) < 2000
+    scheduler.add(Request("late", [10], deadline=5.0))
+    scheduler.add(Request("in time", [10], deadline=2e6))
+    assert [request.key for request in scheduler.expire(6.0)] == ["late"]
+    assert scheduler.waiting() == ["in time"]
+
+
+def test_neither_budget_lets_bulk_go_first() -> None:
+    scheduler = Scheduler(2048, 8)
+    scheduler.add(Request("bulk", [3] * 400, bulk=True))
+    scheduler.add(Request("interactive", [12]))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert {piece.request.key: piece.stop - piece.start for piece in batch.slices} == {"interactive": 1, "bulk": 7}
 
 
 def test_a_batch_closes_when_it_is_taken_and_not_before() -> None:
