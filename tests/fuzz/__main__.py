@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--real", action="store_true", help="serve the default model instead of the tests' stand-in")
     parser.add_argument("--only", type=int, help="the case of this number alone")
     parser.add_argument("--replay", type=Path, help="the case in this file alone")
-    parser.add_argument("--save", type=Path, default=ROOT / "build" / "fuzz", help="folder for cases that found a fault")
+    parser.add_argument(
+        "--save", type=Path, default=ROOT / "build" / "fuzz", help="folder for cases that found a fault"
+    )
     options = parser.parse_args(argv)
     if options.seed is None:
         options.seed = secrets.randbelow(1 << 32)
@@ -70,7 +72,9 @@ def _run(options: argparse.Namespace, server: Live | None) -> int:
     place = urllib.parse.urlsplit(url)
     routes = fetch_routes(url)
     maker = Maker(routes, options.seed, large=options.large)
-    campaign = Campaign((place.hostname or "", place.port or 80), maker, limits, options.workers, options.findings, print)
+    campaign = Campaign(
+        (place.hostname or "", place.port or 80), maker, limits, options.workers, options.findings, print
+    )
     if options.replay is not None or options.only is not None:
         case = maker.make(options.only) if options.replay is None else Case.load(options.replay)
         finding = asyncio.run(campaign.try_case(case))

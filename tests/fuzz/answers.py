@@ -89,6 +89,7 @@ class AnswerReader:
                     raise Malformed("the protocol was switched, which nobody may")
                 continue
             if isinstance(event, h11.Response):
+                _check_head(event)
                 self._head = event
             elif isinstance(event, h11.Data):
                 self._body.append(bytes(event.data))
@@ -102,11 +103,15 @@ class AnswerReader:
         head, body = self._head, b"".join(self._body)
         self._head, self._body = None, []
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-        if head.http_version != b"1.1":
-            raise Malformed(f"an answer of HTTP/{head.http_version.decode()}")
-        if ("content-length" in headers) == ("transfer-encoding" in headers) and head.status_code not in (204, 304):
-            raise Malformed("an answer without exactly one of Content-Length and Transfer-Encoding")
         return Answer(head.status_code, headers, body, self.clock())
+
+
+def _check_head(head: h11.Response) -> None:
+    names = {name for name, _ in head.headers}
+    if head.http_version != b"1.1":
+        raise Malformed(f"an answer of HTTP/{head.http_version.decode()}")
+    if (b"content-length" in names) == (b"transfer-encoding" in names) and head.status_code not in (204, 304):
+        raise Malformed("an answer without exactly one of Content-Length and Transfer-Encoding")
 
 
 def _awaiting(method: str) -> h11.Connection:

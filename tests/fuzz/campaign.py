@@ -15,7 +15,7 @@ from tests.fuzz.client import Exchange, Limits, exchange
 from tests.fuzz.judge import judge
 from tests.fuzz.routes import Ask, Routes
 
-__all__ = ["Campaign", "Finding", "fetch_routes"]
+__all__ = ["Campaign", "Finding", "fetch_routes", "save"]
 
 CANARY_TEXTS = ["Hello, world", "The quick brown fox jumps over the lazy dog."]
 CANARY_EVERY = 50  # cases
@@ -70,10 +70,10 @@ class Campaign:
 
     async def run(self, requests: int) -> None:
         """At least so many requests, or until there are too many findings."""
-        await self._canary()  # which also learns the right answer
+        await self.canary()  # which also learns the right answer
         cases = self._cases(requests)
-        await asyncio.gather(*(self._work(cases) for _ in range(self.workers)))
-        await self._canary()
+        await asyncio.gather(*(self.work(cases) for _ in range(self.workers)))
+        await self.canary()
 
     async def warm(self, routes: Routes) -> None:
         """A sound request of every kind, so that what is loaded on first use is not taken for a leak."""
@@ -81,7 +81,7 @@ class Campaign:
             body = b"" if ask.method == "GET" else json.dumps(ask.body).encode()
             case = Case(-1, "sound", (_request(ask, b"warm", body),), expected={b"warm": frozenset({200})})
             await self._try(case)
-        await self._canary()
+        await self.canary()
 
     async def try_case(self, case: Case) -> Finding | None:
         """The case once; what was wrong with it."""
@@ -103,11 +103,12 @@ class Campaign:
             yield case
             index += 1
 
-    async def _work(self, cases: Iterator[Case]) -> None:
+    async def work(self, cases: Iterator[Case]) -> None:
+        """Try the cases one after another; several may share an iterator."""
         for case in cases:
             await self._try(case)
             if case.index % CANARY_EVERY == CANARY_EVERY - 1:
-                await self._canary()
+                await self.canary()
 
     async def _try(self, case: Case) -> None:
         finding = await self.try_case(case)
@@ -115,7 +116,7 @@ class Campaign:
             self.findings.append(finding)
             self.tell(finding.report())
 
-    async def _canary(self) -> None:
+    async def canary(self) -> None:
         """A good request gets its right vectors, at the latest when the server has caught up."""
         self.canaries += 1
         name = b"canary-%d" % self.canaries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tests.fuzz.routes import Ask, Routes
 __all__ = ["SOUND", "Case", "Ending", "Maker"]
 
 SOUND = frozenset({200, 429, 503})  # of a request with nothing wrong about it
+PIECES = 50  # of a tiny fragmentation
 TIMEOUT_S, CUT_TIMEOUT_S = 2.0, 0.5  # X-Request-Timeout; the second where a body is missing
 
 
@@ -245,7 +247,9 @@ class Maker:
                 case 1:
                     del data[place : place + random.choice((1, 2, 8, 30))]
                 case 2:
-                    data[place:place] = random.choice((b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\t", b":", b"\xff", b"0\r\n\r\n"))
+                    data[place:place] = random.choice(
+                        (b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\t", b":", b"\xff", b"0\r\n\r\n")
+                    )
                 case _:
                     at = data.find(b"\r\n", place) + 2
                     data[at:at] = random.choice(heads.ODD_FIELDS) + b"\r\n"
@@ -261,8 +265,8 @@ def _fragments(stream: bytes, random: Random) -> tuple[tuple[bytes, ...], float]
             cuts = sorted(random.randrange(len(stream) + 1) for _ in range(random.randint(1, 6)))
         case _:
             size = random.choice((1, 3, 16))
-            first = random.randrange(max(1, len(stream) - 150 * size))
-            cuts = list(range(first, min(len(stream), first + 150 * size), size))
+            first = random.randrange(max(1, len(stream) - PIECES * size))
+            cuts = list(range(first, min(len(stream), first + PIECES * size), size))
     edges = [0, *cuts, len(stream)]
-    pieces = tuple(stream[start:stop] for start, stop in zip(edges, edges[1:], strict=False) if start < stop)
+    pieces = tuple(stream[start:stop] for start, stop in itertools.pairwise(edges) if start < stop)
     return pieces, random.choice((0.0, 0.0, 0.0005, 0.005)) if len(pieces) < 20 else 0.0002

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import socket
 import struct
@@ -124,10 +125,8 @@ class _Connection:
 
     def _half_close(self) -> None:
         self._done.half_closed = True
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
 
     async def _converse(self, writer: asyncio.Future[None]) -> None:
         """Read what is due, then ask once more: an answer too many would come before that question's."""
@@ -140,10 +139,8 @@ class _Connection:
             await asyncio.wait([writer])
             done.sentinel_sent = True
             self._asked.append(read(_ASK).requests[0])
-            try:
+            with contextlib.suppress(OSError):
                 await self._loop.sock_sendall(self._sock, _ASK)
-            except OSError:
-                pass
             await self._read_until(len(self._asked), writer)
             return
         if reading.end in (End.HEAD, End.BODY) and alive:

@@ -63,7 +63,7 @@ def _order(done: Exchange) -> Iterator[str]:
         if refused or (ends and request.may_close):
             closing = True
             break
-        if ends and not request.must_close and not left:
+        if ends and not request.must_close and not left and (answer.says_close or number < len(asked)):
             yield f"answer {number} ({answer.status}) ends the connection for no reason"
             return
         closing = request.must_close
@@ -78,6 +78,8 @@ def _order(done: Exchange) -> Iterator[str]:
 
 def _tail(done: Exchange, answer: Answer | None, *, lost: bool) -> Iterator[str]:
     """What may follow the whole requests; `answer` is what did."""
+    tail = done.reading.tail
+    post = tail is not None and tail.method == "POST"
     match done.reading.end:
         case End.CLEAN:
             if done.sentinel_sent and answer is None and not lost:
@@ -92,17 +94,15 @@ def _tail(done: Exchange, answer: Answer | None, *, lost: bool) -> Iterator[str]
         case End.BODY:
             if answer is None and not lost:
                 yield "the last request, whose body does not end, has no answer; the connection was closed"
-            elif answer is not None and done.reading.tail is not None and answer.status < 400:
-                if done.reading.tail.method == "POST":
-                    yield f"half a body got an answer: {answer.status}"
+            elif answer is not None and answer.status < 400 and post:
+                yield f"half a body got an answer: {answer.status}"
         case End.BROKEN:
-            why, tail = done.reading.why, done.reading.tail
+            why = done.reading.why
+            early = tail is not None and tail.head_end is not None and not post  # answered before its body was broken
             if answer is None:
                 if not lost:
                     yield f"closed without an answer to {why}"
-            elif tail is not None and tail.head_end is None and not 400 <= answer.status < 500:
-                yield f"{answer.status} to {why}"
-            elif tail is not None and tail.method == "POST" and answer.status < 400:
+            elif not early and not 400 <= answer.status < 500:
                 yield f"{answer.status} to {why}"
             elif not lost and done.outcome is not Outcome.CLOSED:
                 yield f"the connection stays open after {why}"

@@ -189,7 +189,9 @@ def _read_fields(fields: list[tuple[bytes, bytes]], minor: int, request: Request
         return [value for each, value in fields if each == name]
 
     def members(name: bytes) -> list[bytes]:
-        return [item.strip(b" \t").lower() for value in values(name) for item in value.split(b",") if item.strip(b" \t")]
+        return [
+            item.strip(b" \t").lower() for value in values(name) for item in value.split(b",") if item.strip(b" \t")
+        ]
 
     hosts = values(b"host")
     if len(hosts) > 1 or (not hosts and minor >= 1):
@@ -273,7 +275,7 @@ def _chunk_size(stream: bytes, position: int, request: Request) -> tuple[int, in
     digits = re.match(rb"[0-9A-Fa-f]*", front)
     assert digits is not None
     number, rest = digits[0], front[digits.end() :]
-    if not number and front not in (b"",):
+    if not number and front:
         raise _Broken("a chunk without a size")
     if rest and rest[:1] not in b"; \t\r":
         raise _Broken("a chunk whose size is not a number")

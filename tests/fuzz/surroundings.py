@@ -13,8 +13,6 @@ __all__ = ["Footprint", "footprint", "grown", "settled", "tracebacks"]
 Footprint = dict[int, int]  # pid → RSS in bytes
 
 
-
-
 def footprint(pid: int) -> Footprint:
     """Of a process and all below it."""
     root = psutil.Process(pid)
@@ -32,12 +30,12 @@ def grown(before: Footprint, after: Footprint, limit: int) -> list[str]:
     faults = []
     if set(before) != set(after):
         faults.append(f"processes ended or began: {sorted(before)} before, {sorted(after)} after")
-    for pid in before.keys() & after.keys():
-        if after[pid] - before[pid] > limit:
-            faults.append(
-                f"process {pid} holds {after[pid] / 1e6:.0f} MB, {(after[pid] - before[pid]) / 1e6:.0f} MB more than "
-                f"before; the limit is {limit / 1e6:.0f}"
-            )
+    faults += [
+        f"process {pid} holds {after[pid] / 1e6:.0f} MB, {(after[pid] - before[pid]) / 1e6:.0f} MB more than before; "
+        f"the limit is {limit / 1e6:.0f}"
+        for pid in before.keys() & after.keys()
+        if after[pid] - before[pid] > limit
+    ]
     return faults
 
 
