@@ -39,8 +39,16 @@ def _judge(done: Exchange) -> Iterator[str]:
         yield f"answer {len(done.answers) + 1} is cut off"
     if done.outcome is Outcome.LATE:
         yield f"nothing came for {done.waited_s:.1f} s, beyond the deadline, after {len(done.answers)} answers"
-    if done.outcome is Outcome.RESET and done.case.ending is Ending.ASK:
+    if done.outcome is Outcome.RESET and done.case.ending is Ending.ASK and not _went_on(done):
         yield f"the connection was reset after {len(done.answers)} answers; one may be lost"
+
+
+def _went_on(done: Exchange) -> bool:
+    """Whether the client sent more after a request that said `Connection: close`, and got all that it was owed."""
+    reading = done.reading
+    if reading.end is not End.LAST or len(done.answers) != len(reading.requests):
+        return False
+    return reading.requests[-1].end != len(done.case.stream)
 
 
 def _order(done: Exchange) -> Iterator[str]:
@@ -60,7 +68,7 @@ def _order(done: Exchange) -> Iterator[str]:
         yield from _match(done, number, request, answer)
         ends = answer.says_close or (done.outcome is Outcome.CLOSED and answer is done.answers[-1])
         refused = answer.status >= 400 and answer.says_close
-        if refused or (ends and request.may_close):
+        if refused or (ends and (request.may_close or _may_be_early(request))):
             closing = True
             break
         if ends and not request.must_close and not left and (answer.says_close or number < len(asked)):
@@ -74,6 +82,11 @@ def _order(done: Exchange) -> Iterator[str]:
         yield f"an answer too many: {answer.status} {answer.body[:60]!r}"
     if closing and not lost and done.outcome is not Outcome.CLOSED:
         yield "the connection stays open after its last answer"
+
+
+def _may_be_early(request: Request) -> bool:
+    """Whether an answer may come before the body's end, and with it the end of the connection: it needs no body."""
+    return request.method != "POST" and request.head_end != request.end
 
 
 def _tail(done: Exchange, answer: Answer | None, *, lost: bool) -> Iterator[str]:
