@@ -9,6 +9,7 @@ a batch is an order (token ids are sent as they are, so tests write them), and t
     STAND_IN_DEVICE        the device it says it runs on; default: cpu
     STAND_IN_S             seconds that every forward takes after loading
     STAND_IN_TOKENS_PER_S  tokens a second, while loading too
+    STAND_IN_ORDERS        no: ids are nothing but ids, for requests that nobody has written
     STAND_IN_CRASH_FILE    while this file exists, every forward ends the process
 """
 
@@ -69,6 +70,7 @@ class StandIn:
         self.max_batch_tokens = max_batch_tokens or 16384
         self._tokens_per_s = float(os.environ.get("STAND_IN_TOKENS_PER_S", "inf"))
         self._delay_s = float(os.environ.get("STAND_IN_S", "0"))
+        self._obeys = os.environ.get("STAND_IN_ORDERS") != "no"
         self._crash_file = Path(os.environ.get("STAND_IN_CRASH_FILE", "/nonexistent"))
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Any:
@@ -78,7 +80,8 @@ class StandIn:
         batch, task = ticket
         starts, stops = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
         orders = [
-            int(batch.ids[start + 1]) if stop - start > 1 else 0 for start, stop in zip(starts, stops, strict=True)
+            int(batch.ids[start + 1]) if self._obeys and stop - start > 1 else 0
+            for start, stop in zip(starts, stops, strict=True)
         ]
         time.sleep(batch.tokens / self._tokens_per_s)
         warming = batch.sequences and not batch.ids.any()

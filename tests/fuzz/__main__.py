@@ -1,0 +1,117 @@
+"""Fuzz a server: `python -m tests.fuzz --requests 10000`. Ends with status 1 when anything was found."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import secrets
+import shlex
+import time
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.fuzz.campaign import Campaign, fetch_routes, save
+from tests.fuzz.cases import Case, Maker
+from tests.fuzz.client import Limits
+from tests.fuzz.surroundings import footprint, settled, tracebacks
+from tests.server.live import ROOT, STAND_IN, Live, live
+
+REQUEST_TIMEOUT_S = 5.0  # --request-timeout of the command's own server
+MEGABYTE = 1_000_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status."""
+    parser = argparse.ArgumentParser(prog="tests.fuzz", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, help="default: another each time, which is printed")
+    parser.add_argument("--url", help="of a running server; its memory and log are then not looked at")
+    parser.add_argument("--workers", type=int, default=16, help="connections at a time")
+    parser.add_argument("--slack", type=float, default=1.0, help="seconds that an answer may come after its deadline")
+    parser.add_argument("--timeout", type=float, default=60.0, help="--request-timeout of the server at --url")
+    parser.add_argument("--large", type=float, default=0.002, help="share of cases with bodies of megabytes")
+    parser.add_argument("--memory", type=float, default=50.0, help="MB that a process may hold more afterwards")
+    parser.add_argument("--settle", type=float, default=30.0, help="seconds in which it may let go of the rest")
+    parser.add_argument("--findings", type=int, default=50, help="stop after so many")
+    parser.add_argument("--serve-options", default="", help="options for `embert serve`, as one string")
+    parser.add_argument("--real", action="store_true", help="serve the default model instead of the tests' stand-in")
+    parser.add_argument("--only", type=int, help="the case of this number alone")
+    parser.add_argument("--replay", type=Path, help="the case in this file alone")
+    parser.add_argument(
+        "--save", type=Path, default=ROOT / "build" / "fuzz", help="folder for cases that found a fault"
+    )
+    options = parser.parse_args(argv)
+    if options.seed is None:
+        options.seed = secrets.randbelow(1 << 32)
+    print(f"seed {options.seed}")
+    with _server(options) as server:
+        return _run(options, server)
+
+
+@contextlib.contextmanager
+def _server(options: argparse.Namespace) -> Iterator[Live | None]:
+    """One of our own, unless there is a url."""
+    if options.url is not None:
+        yield None
+        return
+    chosen = () if options.real else STAND_IN
+    more = ("--request-timeout", str(REQUEST_TIMEOUT_S), *shlex.split(options.serve_options))
+    env = {"STAND_IN_ORDERS": "no"}
+    with live(*chosen, *more, env=env, clean_log=False, status=None) as server:
+        yield server
+    # Outside of the finding, so that a server that cannot end does not hide what was found.
+    if server.process.returncode != 0:
+        raise SystemExit(f"the server ended with status {server.process.returncode}")
+
+
+def _run(options: argparse.Namespace, server: Live | None) -> int:
+    url = options.url if server is None else server.url
+    limits = Limits(options.timeout if server is None else REQUEST_TIMEOUT_S, options.slack)
+    place = urllib.parse.urlsplit(url)
+    routes = fetch_routes(url)
+    maker = Maker(routes, options.seed, large=options.large)
+    campaign = Campaign(
+        (place.hostname or "", place.port or 80), maker, limits, options.workers, options.findings, print
+    )
+    if options.replay is not None or options.only is not None:
+        case = maker.make(options.only) if options.replay is None else Case.load(options.replay)
+        finding = asyncio.run(campaign.try_case(case))
+        print("nothing found" if finding is None else finding.report())
+        return int(finding is not None)
+
+    asyncio.run(campaign.warm(routes))
+    before = {} if server is None else footprint(server.process.pid)
+    began = time.monotonic()
+    asyncio.run(campaign.run(options.requests))
+    took_s = time.monotonic() - began
+    faults = []
+    if server is not None:
+        pid = server.process.pid
+        peak = footprint(pid)
+        faults += settled(lambda: footprint(pid), before, int(options.memory * MEGABYTE), options.settle)
+        after = footprint(pid)
+        faults += [f"a traceback in the log:\n{text}" for text in tracebacks(server.log)]
+        rows = ", ".join(
+            f"{pid}: {rss / 1e6:.0f} → {peak.get(pid, 0) / 1e6:.0f} → {after.get(pid, 0) / 1e6:.0f}"
+            for pid, rss in before.items()
+        )
+        print(f"memory in MB, before → at the end → settled, of each process: {rows}")
+    print(
+        f"{campaign.requests} requests on {sum(campaign.kinds.values())} connections in {took_s:.0f} s, {len(routes)} "
+        f"routes, {campaign.canaries} known good ones between them\nkinds {dict(campaign.kinds)}\n"
+        f"answers {dict(sorted(campaign.statuses.items()))}\nconnections {dict(campaign.outcomes)}"
+    )
+    for finding in campaign.findings:
+        path = save(finding, options.save, options.seed)
+        print(f"python -m tests.fuzz --replay {path}: {'; '.join(finding.faults)[:300]}")
+    for fault in faults:
+        print(fault)
+    found = len(campaign.findings) + len(faults)
+    print(f"{found} faults found; seed {options.seed}" if found else "nothing found")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

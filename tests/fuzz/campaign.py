@@ -1,0 +1,164 @@
+"""Many cases, several at a time, with known good requests between them."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fuzz.cases import Case, Maker
+from tests.fuzz.client import Exchange, Limits, exchange
+from tests.fuzz.judge import judge
+from tests.fuzz.routes import Ask, Routes
+
+__all__ = ["Campaign", "Finding", "fetch_routes", "save"]
+
+CANARY_TEXTS = ["Hello, world", "The quick brown fox jumps over the lazy dog."]
+CANARY_EVERY = 50  # cases
+CANARY_TRIES = 20
+TOLERANCE = 1e-3  # between batches of other texts the sums are rounded otherwise, by less than this
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A case that the server did not pass."""
+
+    case: Case
+    faults: list[str]
+    exchange: Exchange | None = None
+
+    def report(self) -> str:
+        lines = [f"case {self.case.index} ({self.case.kind}, the client {self.case.ending.value}):"]
+        lines += [f"  {fault}" for fault in self.faults]
+        stream = self.case.stream
+        lines.append(f"  sent {len(stream)} bytes in {len(self.case.pieces)} pieces: {stream[:1500]!r}")
+        if len(stream) > 1500:
+            lines[-1] += f" … {stream[-200:]!r}"
+        if self.exchange is not None:
+            answers = [f"{answer.status} {answer.body[:100]!r}" for answer in self.exchange.answers]
+            lines.append(f"  got, {self.exchange.outcome.value}: {answers}")
+        return "\n".join(lines)
+
+
+def fetch_routes(url: str) -> Routes:
+    """What the server at `url` says it has."""
+    with urllib.request.urlopen(f"{url}/openapi.json", timeout=60) as answer:
+        return Routes(json.load(answer))
+
+
+@dataclass(slots=True)
+class Campaign:
+    """Cases 0, 1, … of a maker against one server. Reproducible but for what runs at the same time."""
+
+    address: tuple[str, int]
+    maker: Maker
+    limits: Limits
+    workers: int = 16
+    most_findings: int = 1000
+    tell: Callable[[str], None] = lambda line: None
+    findings: list[Finding] = field(default_factory=list)
+    statuses: collections.Counter[int] = field(default_factory=collections.Counter)
+    kinds: collections.Counter[str] = field(default_factory=collections.Counter)
+    outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
+    requests: int = 0
+    canaries: int = 0
+    _right: list[list[float]] = field(default_factory=list)
+
+    async def run(self, requests: int) -> None:
+        """At least so many requests, or until there are too many findings."""
+        await self.canary()  # which also learns the right answer
+        cases = self._cases(requests)
+        await asyncio.gather(*(self.work(cases) for _ in range(self.workers)))
+        await self.canary()
+
+    async def warm(self, routes: Routes) -> None:
+        """A sound request of every kind, so that what is loaded on first use is not taken for a leak."""
+        for ask in routes.examples():
+            body = b"" if ask.method == "GET" else json.dumps(ask.body).encode()
+            case = Case(-1, "sound", (_request(ask, b"warm", body),), expected={b"warm": frozenset({200})})
+            await self._try(case)
+        await self.canary()
+
+    async def try_case(self, case: Case) -> Finding | None:
+        """The case once; what was wrong with it."""
+        try:
+            done = await exchange(self.address, case, self.limits)
+        except OSError as error:
+            return Finding(case, [f"no connection: {error!r}"])
+        self.statuses.update(answer.status for answer in done.answers)
+        self.outcomes[done.outcome.value] += 1
+        faults = judge(done)
+        return Finding(case, faults, done) if faults else None
+
+    def _cases(self, requests: int) -> Iterator[Case]:
+        index = 0
+        while self.requests < requests and len(self.findings) < self.most_findings:
+            case = self.maker.make(index)
+            self.requests += case.requests
+            self.kinds[case.kind] += 1
+            yield case
+            index += 1
+
+    async def work(self, cases: Iterator[Case]) -> None:
+        """Try the cases one after another; several may share an iterator."""
+        for case in cases:
+            await self._try(case)
+            if case.index % CANARY_EVERY == CANARY_EVERY - 1:
+                await self.canary()
+
+    async def _try(self, case: Case) -> None:
+        finding = await self.try_case(case)
+        if finding is not None:
+            self.findings.append(finding)
+            self.tell(finding.report())
+
+    async def canary(self) -> None:
+        """A good request gets its right vectors, at the latest when the server has caught up."""
+        self.canaries += 1
+        name = b"canary-%d" % self.canaries
+        body = json.dumps({"inputs": CANARY_TEXTS}).encode()
+        case = Case(-1, "canary", (_request(Ask("POST", "/embed"), name, body),))
+        for _ in range(CANARY_TRIES):
+            done = await exchange(self.address, case, self.limits)
+            faults = judge(done)
+            if not faults and done.answers[0].status in (429, 503):
+                await asyncio.sleep(0.5)
+                continue
+            if not faults:
+                faults = self._wrong(done)
+            break
+        else:
+            faults = [f"was refused {CANARY_TRIES} times"]
+        if faults:
+            self.findings.append(Finding(case, faults, done))
+            self.tell(self.findings[-1].report())
+
+    def _wrong(self, done: Exchange) -> list[str]:
+        answer = done.answers[0]
+        if answer.status != 200:
+            return [f"a good request got {answer.status}"]
+        rows: list[list[float]] = json.loads(answer.body)
+        self._right = self._right or rows
+        same = len(rows) == len(self._right) and all(
+            len(row) == len(right) and all(abs(a - b) < TOLERANCE for a, b in zip(row, right, strict=True))
+            for row, right in zip(rows, self._right, strict=True)
+        )
+        return [] if same else ["a good request got vectors that are not its own"]
+
+
+def save(finding: Finding, folder: Path, seed: int) -> Path:
+    """Write the exact bytes of a finding's case, to be sent again with --replay."""
+    path = folder / f"{seed}-{finding.case.kind}-{finding.case.index}.json"
+    finding.case.save(path)
+    return path
+
+
+def _request(ask: Ask, name: bytes, body: bytes) -> bytes:
+    head = b"%b %b HTTP/1.1\r\nHost: fuzz\r\nX-Request-Id: %b\r\n" % (ask.method.encode(), ask.path.encode(), name)
+    if ask.method == "POST":
+        head += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    return head + b"\r\n" + body

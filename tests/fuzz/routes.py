@@ -1,0 +1,108 @@
+"""What may be asked of a server, and valid requests for it, from its own OpenAPI document."""
+
+from __future__ import annotations
+
+import urllib.parse
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+__all__ = ["Ask", "Routes"]
+
+WORDS = ("a", "the", "hello", "world", "東京", "naïve", "👩‍🚀", "x" * 30, "don't", "42", "\t", "ﬁ", "[SEP]", "<pad>")
+MAX_ITEMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One valid request, before it is bytes."""
+
+    method: str
+    path: str
+    body: Any = None  # of a POST
+    example: bool = False  # the document's own example, which must be answered with 200
+
+
+class Routes:
+    """The document's routes."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+        self._operations: list[tuple[str, str, dict[str, Any]]] = [
+            (method.upper(), path, operation)
+            for path, item in document["paths"].items()
+            for method, operation in item.items()
+            if method in ("get", "post")
+        ]
+        self._posts = [each for each in self._operations if each[0] == "POST"]
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def examples(self) -> list[Ask]:
+        """The document's own example of every route, which must be answered with 200."""
+        return [self._example(*each) for each in self._operations if "{" not in each[1]]
+
+    def some(self, random: Random) -> Ask:
+        """A valid request of any route, most often one with a body."""
+        method, path, operation = random.choice(self._posts if random.random() < 0.8 else self._operations)
+        if random.random() < 0.4 and "{" not in path:
+            return self._example(method, path, operation)
+        if method == "GET":
+            return Ask(method, path.replace("{id}", urllib.parse.quote(random.choice(WORDS))))
+        return Ask(method, path, self._value(_content(operation)["schema"], random))
+
+    def post(self, random: Random) -> Ask:
+        """A valid request with a body."""
+        method, path, operation = random.choice(self._posts)
+        if random.random() < 0.5:
+            return self._example(method, path, operation)
+        return Ask(method, path, self._value(_content(operation)["schema"], random))
+
+    def _example(self, method: str, path: str, operation: dict[str, Any]) -> Ask:
+        return Ask(method, path, _content(operation)["example"] if method == "POST" else None, example=True)
+
+    def _value(self, schema: dict[str, Any], random: Random) -> Any:
+        """A value that a JSON schema allows."""
+        if "$ref" in schema:
+            target: Any = self._document
+            for step in schema["$ref"].removeprefix("#/").split("/"):
+                target = target[step]
+            return self._value(target, random)
+        for choices in ("anyOf", "oneOf"):
+            if choices in schema:
+                return self._value(random.choice(schema[choices]), random)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return random.choice(schema["enum"])
+        match schema.get("type"):
+            case "object":
+                return self._object(schema, random)
+            case "array":
+                low = schema.get("minItems", 0)
+                count = random.randint(low, max(low, min(schema.get("maxItems", MAX_ITEMS), MAX_ITEMS)))
+                return [self._value(schema.get("items", {}), random) for _ in range(count)]
+            case "string":
+                return " ".join(random.choices(WORDS, k=random.randint(max(1, schema.get("minLength", 1)), 12)))
+            case "integer":
+                return random.randint(schema.get("minimum", 0), min(schema.get("maximum", 1000), 30_000))
+            case "number":
+                return random.uniform(schema.get("minimum", 0), schema.get("maximum", 1))
+            case "boolean":
+                return random.random() < 0.5
+            case _:
+                return None
+
+    def _object(self, schema: dict[str, Any], random: Random) -> dict[str, Any]:
+        required = schema.get("required", ())
+        return {
+            name: self._value(property_, random)
+            for name, property_ in schema.get("properties", {}).items()
+            if name in required or random.random() < 0.3
+        }
+
+
+def _content(operation: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = operation["requestBody"]["content"]["application/json"]
+    return content

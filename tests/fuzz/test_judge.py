@@ -1,0 +1,146 @@
+"""The judge notices every planted fault, and finds none where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from tests.fuzz import heads
+from tests.fuzz.broken_server import FAULTS, document, serve
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.cases import SOUND, Case, Ending, Maker
+from tests.fuzz.client import Limits, exchange
+from tests.fuzz.judge import judge
+from tests.fuzz.reading import End, read
+from tests.fuzz.routes import Routes
+
+PATIENT = Limits(timeout_s=60, slack_s=60)
+QUICK = Limits(timeout_s=0.1, slack_s=0.2)
+BODY = b'{"inputs": "Hello, world"}'
+
+
+def post(name: bytes = b"first", *fields: bytes, body: bytes = BODY) -> bytes:
+    lines = (b"POST /embed HTTP/1.1", b"Host: x", b"X-Request-Id: " + name, b"Content-Length: %d" % len(body), *fields)
+    return b"\r\n".join((*lines, b"", b"")) + body
+
+
+def faults_of(
+    fault: str, *pieces: bytes, ending: Ending = Ending.ASK, limits: Limits = PATIENT, **options: bool
+) -> list[str]:
+    """What the judge says of one connection to a server with this fault."""
+
+    async def run() -> list[str]:
+        case = Case(0, "planted", pieces, ending=ending, expected={b"first": SOUND})
+        async with serve(fault, **options) as address:
+            return judge(await exchange(address, case, limits))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(fault: str) -> None:
+    found = faults_of(fault, post(), limits=QUICK if fault in ("never", "late", "too short") else PATIENT)
+    assert bool(found) == (fault != "right"), found
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "right"])
+def test_a_planted_fault_is_noticed_among_others(fault: str) -> None:
+    get = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    limits = QUICK if fault in ("never", "late", "too short") else PATIENT
+    assert faults_of(fault, get + post() + get, limits=limits)
+
+
+def test_what_is_said_names_the_fault() -> None:
+    assert faults_of("500", post())[0].startswith("answer 1 (500) has a status that is not promised")
+    assert "an answer that is not its own" in faults_of("twice", post())[0]
+    assert "beyond the deadline, after 0 answers" in faults_of("never", post(), limits=QUICK)[0]
+    assert "is to b'another', request 1 was b'first'" in faults_of("another's", post())[0]
+    assert faults_of("closed", post()) == ["request 1 has no answer; the connection was closed"]
+
+
+BROKEN = {
+    "no Host": b"GET /livez HTTP/1.1\r\n\r\n",
+    "two Hosts": b"GET /livez HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n",
+    "two lengths": b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+    "a bad chunk": b"POST /embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "garbage": b"garbage\r\n\r\n",
+    "garbage after a body": post() + b"garbage\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("stream", BROKEN.values(), ids=BROKEN)
+def test_what_is_not_http_must_be_refused_in_words(stream: bytes) -> None:
+    assert faults_of("right", stream) == []
+    (found,) = faults_of("right", stream, refuses=False)
+    assert found.startswith("closed without an answer to ")
+
+
+def test_half_a_request_gets_no_answer() -> None:
+    assert faults_of("right", post()[:-1], ending=Ending.HALF) == []
+    assert faults_of("right", post()[:20], ending=Ending.ASK) == []
+    (found,) = faults_of("right", post()[:-1], limits=QUICK)  # this server waits for ever
+    assert "beyond the deadline" in found
+
+
+@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.RESET])
+def test_clients_that_leave_are_owed_nothing(ending: Ending) -> None:
+    assert faults_of("never", post(), ending=ending) == []
+
+
+def test_a_body_that_is_answered_as_a_request_is_noticed() -> None:
+    upgrade = (b"Connection: Upgrade", b"Upgrade: h2c")
+    assert faults_of("right", post(b"first", *upgrade, body=heads.INNER)) == []
+    assert faults_of("the body as a request", post(b"first", *upgrade, body=heads.INNER))
+
+
+def campaign(address: tuple[str, int], seed: int) -> Campaign:
+    return Campaign(address, Maker(Routes(document()), seed, large=0), Limits(timeout_s=1, slack_s=20), workers=8)
+
+
+def test_a_right_server_passes() -> None:
+    """Client, reader and judge agree with each other over cases of every kind."""
+
+    async def run() -> Campaign:
+        async with serve("right") as address:
+            found = campaign(address, seed=2)
+            cases = map(found.maker.make, range(250))
+            # This server has no deadlines: it waits for the rest of a body for ever.
+            whole = iter([case for case in cases if read(case.stream).end is not End.BODY])
+            await asyncio.gather(*(found.work(whole) for _ in range(8)))
+            return found
+
+    found = asyncio.run(run())
+    assert not found.findings, found.findings[0].report()
+    assert found.statuses[200] > 150
+    assert found.statuses[400] > 20
+
+
+def test_wrong_vectors_are_noticed() -> None:
+    async def run() -> list[list[str]]:
+        async with serve("right", wrong_after=1) as address:
+            found = campaign(address, seed=0)
+            await found.canary()
+            await found.canary()
+            return [finding.faults for finding in found.findings]
+
+    assert asyncio.run(run()) == [["a good request got vectors that are not its own"]]
+
+
+def test_cases_are_the_same_again() -> None:
+    first, second = (Maker(Routes(document()), 7, large=0.1) for _ in range(2))
+    assert [first.make(index) for index in range(60)] == [second.make(index) for index in reversed(range(60))][::-1]
+    assert first.make(1).stream != Maker(Routes(document()), 8).make(1).stream
+
+
+def test_chunks_hold_the_body() -> None:
+    body = Random(0).randbytes(5000)
+    chunks, joined = heads.chunked(body, Random(1)), b""
+    while True:
+        size, _, chunks = chunks.partition(b"\r\n")
+        joined += chunks[: int(size, 16)]
+        chunks = chunks[int(size, 16) + 2 :]
+        if size == b"0":
+            break
+    assert joined == body

@@ -1,0 +1,48 @@
+"""A short run against a real server: what `python -m tests.fuzz` does for longer and more strictly."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fuzz.campaign import Campaign, fetch_routes
+from tests.fuzz.cases import Maker
+from tests.fuzz.client import Limits
+from tests.fuzz.surroundings import footprint, grown, tracebacks
+from tests.server.live import STAND_IN, Live, live
+
+REQUESTS = 300
+MEMORY = 200_000_000  # bytes; the command has a stricter limit, for a machine with nothing else to do
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[Live]:
+    with live(*STAND_IN, "--request-timeout", "5", env={"STAND_IN_ORDERS": "no"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("seed", [1, secrets.randbelow(1 << 32)], ids=["fixed", "random"])
+def test_nothing_is_found(fuzzed: Live, seed: int) -> None:
+    print(f"seed {seed}")
+    routes = fetch_routes(fuzzed.url)
+    maker = Maker(routes, seed, large=0)
+    # Nothing here is about speed: an answer is late when it would never come.
+    limits = Limits(timeout_s=5, slack_s=25)
+    campaign = Campaign(("127.0.0.1", fuzzed.ports[0]), maker, limits, most_findings=5, tell=print)
+
+    async def run() -> None:
+        await campaign.warm(routes)
+        await campaign.run(REQUESTS)
+
+    before = footprint(fuzzed.process.pid)
+    asyncio.run(run())
+    reports = [finding.report() for finding in campaign.findings]
+    assert not reports, f"python -m tests.fuzz --seed {seed} --large 0 --only {campaign.findings[0].case.index}"
+    assert campaign.requests >= REQUESTS
+    assert campaign.statuses[200] > REQUESTS / 4  # most of them are more than refused
+    assert set(campaign.kinds) == {"json", "head", "chunked", "upgrade", "pipeline", "cut", "bytes"}
+    assert not grown(before, footprint(fuzzed.process.pid), MEMORY)
+    assert not tracebacks(fuzzed.log)
