@@ -29,6 +29,7 @@ import torch
 
 from engine.checkpoint import Checkpoint
 from engine.encoders.base import PackedBatch, Task
+from engine.encoders.padding_positions import padding_positions
 from engine.encoders.torch_bert import Bert, Group
 from engine.encoders.torch_linear import kernel_rows, limit_kernel_caches, row_counts
 from engine.errors import EncoderError, UnsupportedModel
@@ -70,7 +71,7 @@ class _Ticket:
     lengths: Ints  # [B] in that order
     tokens: Ints  # [T] where each token came from
     ids: Ints  # [T]
-    positions: Ints  # [T]
+    positions: Ints  # [T] rows of the position table
     token_types: Ints | None  # [T]
     dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
@@ -99,6 +100,7 @@ class TorchEncoder:
         self.width = model.width
         self.hidden_size = model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or max(MAX_BATCH_TOKENS, model.max_input_length)
+        self._config = model.config
         self._pooling = model.pooling
         self._pools_one_row = model.pooling in ("cls", "last-token")
         limit_kernel_caches()
@@ -152,13 +154,15 @@ class TorchEncoder:
         sorted_starts = np.cumsum(lengths) - lengths
         positions = np.arange(batch.tokens) - np.repeat(sorted_starts, lengths)
         tokens = np.repeat(starts[order], lengths) + positions
+        config = self._config
+        around = padding_positions(batch.ids, batch.cu_seqlens, config.padding_id, config.max_positions)
         return _Ticket(
             task=task,
             order=order,
             lengths=lengths,
             tokens=tokens,
             ids=batch.ids[tokens].astype(np.int64),
-            positions=positions,
+            positions=positions if around is None else around[tokens].astype(np.int64),
             token_types=None if batch.token_types is None else batch.token_types[tokens].astype(np.int64),
             dimensions=None if batch.dimensions is None else batch.dimensions.copy(),
             normalize=None if batch.normalize is None else batch.normalize.copy(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,62 @@ def test_hidden_states_equal_hugging_face(tmp_path: Path, architecture: str, hea
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
     np.testing.assert_allclose(hidden, expected, atol=2e-4)
+
+
+def with_padding_inside(padding: int) -> list[npt.NDArray[np.int32]]:
+    """Texts that hold padding tokens: first, in the middle, last, several, nothing else; and texts that hold none."""
+    patterns = [
+        "p",
+        "pt",
+        "tp",
+        "tptt",
+        "ttpp",
+        "pptt",
+        "ptptp",
+        "pppp",
+        "tttt",
+        "t",
+        "tttp" * 30,
+        "p" * 128,
+        "t" * 128,
+    ]
+    random = np.random.default_rng(0)
+    return [
+        np.array([padding if each == "p" else random.integers(10, 60) for each in pattern], np.int32)
+        for pattern in patterns
+    ]
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if "long" not in name])
+def test_padding_tokens_inside_texts_stand_where_hugging_face_puts_them(tmp_path: Path, architecture: str) -> None:
+    folder = build(tmp_path, architecture)
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder))
+    padding = json.loads((folder / "config.json").read_text()).get("pad_token_id", 1)
+    expects_rule = architecture.partition(",")[0] in ("roberta", "xlm-roberta", "camembert", "mpnet")
+    assert model.config.padding_id == (padding if expects_rule else None)
+    sequences = with_padding_inside(padding)
+    encoder, reference = engine.load_encoder(model, device="cpu"), HuggingFace(folder)
+    expected = np.concatenate(list(map(reference.hidden, sequences)))
+    np.testing.assert_allclose(encoder.encode(engine.pack(sequences), Task.TOKENS), expected, atol=2e-4)
+    # Alone, too, and pooled.
+    for ids in sequences:
+        wanted = unit(reference.pooled(ids, "mean"))
+        np.testing.assert_allclose(encoder.encode(engine.pack([ids]))[0], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "xlm-roberta"])
+def test_texts_that_spell_out_the_padding_token(tmp_path: Path, architecture: str) -> None:
+    folder = build(tmp_path, architecture, vocab_size=400)
+    backend = byte_level(400)
+    backend.save(str(folder / "tokenizer.json"))
+    texts = ["hello <pad> world", "<pad> hello", "hello<pad>", "<pad><pad>hello<pad>", "<pad>", "hello world"]
+    reference = HuggingFace(folder)
+    tokens = [backend.encode(text).ids for text in texts]
+    assert [ids.count(1) for ids in tokens] == [1, 1, 1, 3, 1, 0]
+    wanted: Floats = np.stack([reference.hidden(np.array(ids)).mean(0) for ids in tokens])
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.embed(texts), unit(wanted), atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.999)])
