@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["CSRC", "build"]
+__all__ = ["CSRC", "RECORDED", "build"]
 
 CSRC = Path(__file__).parents[2] / "csrc"
+# The encoder's host side, and what stands in for the device.
+RECORDED = (
+    Path(__file__).with_name("recording_device.cpp"),
+    *(CSRC / "encoder" / name for name in ("encoder.cpp", "forward.cpp", "weights.cpp", "batch.cpp", "device.cpp")),
+)
 
 
 def build(folder: Path, *sources: Path) -> Path:
