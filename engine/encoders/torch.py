@@ -28,7 +28,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 import torch
 
 from engine.checkpoint import Checkpoint
-from engine.encoders.base import PackedBatch, Task
+from engine.encoders.base import PackedBatch, Task, check_dimensions
 from engine.encoders.padding_positions import padding_positions
 from engine.encoders.torch_bert import Bert, Group
 from engine.encoders.torch_linear import kernel_rows, limit_kernel_caches, row_counts
@@ -142,11 +142,15 @@ class TorchEncoder:
         return self._threads if kernel_rows(tokens) >= MIN_RUN_TOKENS else min(FEW_TOKENS_THREADS, self._threads)
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> _Ticket:
-        """Take a batch; its arrays may be reused. Raises ValueError when it has more than max_batch_tokens tokens."""
+        """Take a batch; its arrays may be reused.
+
+        Raises ValueError when it has more than max_batch_tokens tokens, EncoderError for dimensions it cannot have.
+        """
         if batch.tokens > self.max_batch_tokens:
             raise ValueError(
                 f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
             )
+        check_dimensions(batch, self.width)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         order = np.argsort(lengths, kind="stable")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from engine.encoders.relative_positions import buckets
 from engine.errors import BrokenModel, UnsupportedModel
 from tests.engine.architectures import ARCHITECTURES, build, byte_level, unigram
 from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit
+from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 
 
@@ -114,49 +114,23 @@ def test_buckets_of_distances_equal_hugging_face() -> None:
     np.testing.assert_array_equal(buckets(distances, 32), wanted.numpy())
 
 
-class Recorder:
-    """The extension's encoder, as far as loading goes: keeps what it is given."""
-
-    gemm, folds = "hopper", True
-
-    def __init__(self, **shape: Any) -> None:
-        self.shape = shape
-        self.loaded: dict[tuple[str, int], Floats] = {}
-
-    def load(self, name: str, layer: int, data: npt.NDArray[np.uint8], dtype: str) -> None:
-        assert dtype == "float32"
-        self.loaded[name, layer] = data.view(np.float32).copy()
-
-    def start(self) -> str:
-        return ""
-
-
 @pytest.mark.parametrize("architecture", ["mpnet", "distilbert"])
 def test_what_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
     folder = build(tmp_path, architecture)
     byte_level(300).save(str(folder / "tokenizer.json"))
-    made: list[Recorder] = []
-
-    def make_encoder(**shape: Any) -> Recorder:
-        made.append(Recorder(**shape))
-        return made[-1]
-
-    gpu = SimpleNamespace(
-        device_count=lambda: 1,
-        device_info=lambda _: ("a GPU", 90, 0),
-        make_encoder=make_encoder,
-        Refused=RuntimeError,
-        Lost=RuntimeError,
-    )
-    monkeypatch.setattr(cuda, "unavailable_reason", lambda: None)
+    model = engine.load_model(str(folder))
+    gpu = StandInGpu(model)
     monkeypatch.setattr(cuda, "_extension", lambda: gpu)
-    assert engine.load_encoder(engine.load_model(str(folder))).device == "cuda:0"
-    (ours,) = made
+    assert engine.load_encoder(model).device == "cuda:0"
+    (ours,) = gpu.encoders
     theirs: Any = transformers.AutoModel.from_pretrained(folder)
     assert (ours.shape["positions"], ours.shape["types"]) == (128, 1)
     assert not ours.loaded["type", -1].any()
     places = theirs.embeddings.position_embeddings.weight.detach().numpy()
     np.testing.assert_array_equal(ours.loaded["position", -1].reshape(128, 64), places[len(places) - 128 :])
+    assert ours.shape["padding"] == (architecture == "mpnet")
+    if architecture == "mpnet":
+        np.testing.assert_array_equal(ours.loaded["padding", -1], places[1:2])
     assert ours.shape["relative"] == (architecture == "mpnet") == (("relative", -1) in ours.loaded)
     if architecture == "mpnet":
         with torch.inference_mode():
