@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ RECORDED = (
 )
 
 
-def build(folder: Path, *sources: Path) -> Path:
+def build(folder: Path, *sources: Path, name: str = "program", flags: Sequence[str] = ()) -> Path:
     """The program made of these files, without a warning. Skips where a compiler or CUDA's headers are missing."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     nvcc = shutil.which("nvcc")
@@ -27,10 +28,10 @@ def build(folder: Path, *sources: Path) -> Path:
     headers = next((kit / "include" for kit in toolkits if (kit / "include" / "cuda_runtime.h").is_file()), None)
     if headers is None or compiler is None:
         pytest.skip("needs CUDA's headers and a C++ compiler")
-    built = folder / "program"
+    built = folder / name
     command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-isystem", headers, "-I", CSRC, *sources]
     found = subprocess.run(
-        [*map(str, command), "-o", str(built)],
+        [*map(str, command), *flags, "-o", str(built)],
         capture_output=True,
         text=True,
         check=False,
