@@ -5,8 +5,12 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "encoder/encoder.h"
 #include "testing.h"
@@ -43,7 +47,7 @@ DType dtype_of(const std::string& name) {
 }
 
 std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions,
-                                      int types, bool relative, float epsilon, const std::string& activation,
+                                      int types, bool padding, bool relative, float epsilon, const std::string& activation,
                                       const std::string& pooling, const std::string& dtype, int device, int max_tokens,
                                       const std::string& gemm, const std::string& cublaslt_library, bool fold,
                                       bool graphs) {
@@ -55,6 +59,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   shape.vocabulary = vocabulary;
   shape.positions = positions;
   shape.types = types;
+  shape.padding = padding;
   shape.relative = relative;
   shape.epsilon = epsilon;
   shape.dtype = dtype_of(dtype);
@@ -89,13 +94,16 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   return made;
 }
 
-int submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, std::optional<Vector<int32_t>> types,
-           std::optional<Vector<int32_t>> dimensions, std::optional<Vector<bool>> normalize, bool tokens) {
+int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, std::optional<Vector<int32_t>> types,
+               std::optional<Vector<int32_t>> positions, std::optional<Vector<int32_t>> dimensions,
+               std::optional<Vector<bool>> normalize, bool tokens) {
   if (cu_seqlens.shape(0) < 1) throw Refused("cu_seqlens is empty");
+  if (std::max(ids.shape(0), cu_seqlens.shape(0)) > size_t(INT32_MAX)) throw Refused("a batch of over 2147483647 tokens");
   BatchView batch;
   batch.tokens = int(ids.shape(0));
   batch.sequences = int(cu_seqlens.shape(0)) - 1;
   if (types && types->shape(0) != ids.shape(0)) throw Refused("token_types must have as many elements as ids");
+  if (positions && positions->shape(0) != ids.shape(0)) throw Refused("positions must have as many elements as ids");
   if (dimensions && int(dimensions->shape(0)) != batch.sequences)
     throw Refused("dimensions must have one element a sequence");
   if (normalize && int(normalize->shape(0)) != batch.sequences)
@@ -103,16 +111,17 @@ int submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, st
   batch.ids = ids.data();
   batch.cu_seqlens = cu_seqlens.data();
   batch.types = types ? types->data() : nullptr;
+  batch.positions = positions ? positions->data() : nullptr;
   batch.dimensions = dimensions ? dimensions->data() : nullptr;
   batch.normalize = normalize ? reinterpret_cast<const uint8_t*>(normalize->data()) : nullptr;
-  int ticket = 0;
+  int64_t ticket = 0;
   nb::gil_scoped_release release;
   raise(encoder.submit(batch, tokens ? Task::kTokens : Task::kEmbed, ticket));
   return ticket;
 }
 
-Vectors wait(Encoder& encoder, int ticket) {
-  if (!encoder.is_in_flight(ticket)) throw Refused("this ticket is not in flight");
+Vectors wait(Encoder& encoder, int64_t ticket) {
+  if (!encoder.is_in_flight(ticket)) raise(encoder.wait(ticket, nullptr));  // which says why
   const size_t rows = encoder.rows_of(ticket), columns = encoder.shape().hidden;
   std::unique_ptr<float[]> out(new float[std::max<size_t>(rows * columns, 1)]);
   {
@@ -159,12 +168,17 @@ NB_MODULE(_cuda, m) {
   nb::class_<Encoder>(m, "Encoder")
       .def(
           "load",
-          [](Encoder& encoder, const std::string& name, int layer, Vector<uint8_t> bytes, const std::string& dtype) {
+          [](Encoder& encoder, const std::string& name, int layer, Vector<uint8_t> bytes,
+             const std::vector<size_t>& shape, const std::string& dtype) {
             const DType stored = dtype_of(dtype);
+            size_t expected = bytes_of(stored);
+            for (const size_t size : shape) expected *= size;
+            if (bytes.shape(0) != expected) throw nb::value_error("data must have as many bytes as its shape says");
             nb::gil_scoped_release release;
-            raise(encoder.load(name, layer, bytes.data(), bytes.shape(0) / bytes_of(stored), stored));
+            raise(encoder.load(name, layer, bytes.data(), shape, stored));
           },
-          "name"_a, "layer"_a, "data"_a, "dtype"_a, "Upload one tensor; `data` must stay alive until start().")
+          "name"_a, "layer"_a, "data"_a, "shape"_a, "dtype"_a,
+          "Upload one tensor of so many rows and columns, or elements; `data` must stay alive until start().")
       .def(
           "start",
           [](Encoder& encoder) {
@@ -175,7 +189,7 @@ NB_MODULE(_cuda, m) {
           nb::call_guard<nb::gil_scoped_release>(),
           "All weights are there: warm up and capture graphs. Answers empty, or why LayerNorms cannot be folded into "
           "these weights: the encoder is then not started.")
-      .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "dimensions"_a.none(),
+      .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "positions"_a.none(), "dimensions"_a.none(),
            "normalize"_a.none(), "tokens"_a)
       .def("wait", &wait, "ticket"_a)
       .def_prop_ro("gemm", &Encoder::gemm_name)
@@ -189,7 +203,7 @@ NB_MODULE(_cuda, m) {
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
   m.def("make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
-        "positions"_a, "types"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a,
+        "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a,
         "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a);
 
   auto testing = m.def_submodule("testing", "Single kernels on device memory, for tests and benchmarks.");

@@ -12,15 +12,31 @@ class [[nodiscard]] Status {
  public:
   Status() = default;  // fine
 
-  // The request cannot be run; the encoder stays usable.
+  // The request cannot be run; the encoder stays usable. Out of memory is one.
   static Status refused(std::string message) { return Status(std::move(message), false); }
   // The device failed: after a CUDA error the context holds nothing that can be trusted.
   static Status lost(std::string message) { return Status(std::move(message), true); }
 
-  // Fine when `code` is cudaSuccess; else lost, with CUDA's own words. `where` names kernel and shapes.
+  // Fine when `code` is cudaSuccess; else refused where the device did nothing, or lost, with CUDA's own words. `where`
+  // names kernel and shapes.
   static Status cuda(cudaError_t code, const char* where) {
     if (code == cudaSuccess) return {};
-    return lost(std::string(where) + ": " + cudaGetErrorName(code) + ": " + cudaGetErrorString(code));
+    std::string message = std::string(where) + ": " + cudaGetErrorName(code) + ": " + cudaGetErrorString(code);
+    return did_nothing(code) ? refused(std::move(message)) : lost(std::move(message));
+  }
+
+  // Errors of a call that was not carried out. The context is as good as before; what was queued earlier still runs.
+  static bool did_nothing(cudaError_t code) {
+    switch (code) {
+      case cudaErrorMemoryAllocation:
+      case cudaErrorLaunchOutOfResources:
+      case cudaErrorInvalidConfiguration:
+      case cudaErrorNoKernelImageForDevice:
+      case cudaErrorUnsupportedPtxVersion:
+        return true;
+      default:
+        return false;
+    }
   }
 
   bool ok() const { return ok_; }

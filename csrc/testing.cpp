@@ -83,18 +83,21 @@ class Bench {
   void end_recording() {
     cudaGraph_t graph = nullptr;
     check(cudaStreamEndCapture(stream_.handle, &graph), "end_recording");
+    const std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> owner(graph, cudaGraphDestroy);
     check(cudaGraphGetNodes(graph, nullptr, &recorded_), "cudaGraphGetNodes");
     if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
     graph_ = nullptr;
     check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
-    cudaGraphDestroy(graph);
   }
   size_t recorded() const { return recorded_; }
   // Milliseconds of each of `times` replays, after two that are not counted.
   std::vector<float> replay(int times) {
     cudaEvent_t from = nullptr, to = nullptr;
+    using Event = std::unique_ptr<CUevent_st, decltype(&cudaEventDestroy)>;
     check(cudaEventCreate(&from), "cudaEventCreate");
+    const Event owner_of_from(from, cudaEventDestroy);
     check(cudaEventCreate(&to), "cudaEventCreate");
+    const Event owner_of_to(to, cudaEventDestroy);
     std::vector<float> all(times);
     for (int i = -2; i < times; ++i) {
       check(cudaEventRecord(from, stream_.handle), "cudaEventRecord");
@@ -103,8 +106,6 @@ class Bench {
       check(cudaEventSynchronize(to), "replay");
       if (i >= 0) check(cudaEventElapsedTime(&all[i], from, to), "cudaEventElapsedTime");
     }
-    cudaEventDestroy(from);
-    cudaEventDestroy(to);
     return all;
   }
 

@@ -14,7 +14,7 @@ from engine.json_files import read_object
 from engine.model import Model
 from engine.safetensors_file import FLOATS, SafetensorsFile, Tensor
 
-__all__ = ["Checkpoint", "encoder_tensors"]
+__all__ = ["PADDING_POSITION", "Checkpoint", "encoder_tensors"]
 
 # Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -23,6 +23,7 @@ PREFIXES = {"bert": "bert.", "distilbert": "distilbert.", "mpnet": "mpnet."}  # 
 POSITIONS = "embeddings.position_embeddings.weight"
 TYPES = "embeddings.token_type_embeddings.weight"
 RELATIVE = "encoder.relative_attention_bias.weight"
+PADDING_POSITION = "the padding token's row of " + POSITIONS  # [1, hidden]; only where config.padding_id is one
 # Others' words for BERT's.
 DISTILBERT = {
     "encoder.layer.": "transformer.layer.",
@@ -109,6 +110,8 @@ class Checkpoint:
                 listed = ", ".join(FLOATS)
                 raise BrokenModel(f"{path}: {spellings[0]} has dtype {tensor.dtype}, expected one of {listed}")
             tensors[name] = Tensor(tensor.array[skipped:], tensor.dtype)
+            if name == POSITIONS and config.padding_id is not None:
+                tensors[PADDING_POSITION] = Tensor(tensor.array[skipped - 1 : skipped], tensor.dtype)
         return cls(tensors, path)
 
     def stored(self, name: str) -> Tensor:

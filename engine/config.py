@@ -48,6 +48,15 @@ class EncoderConfig:
     relative_buckets: int = 0  # of distances between tokens, each with a score of its own; 0: none
 
     @property
+    def padding_id(self) -> int | None:
+        """The token that counts for no position and has a row of the position table to itself; None: there is none.
+
+        Where positions count from it, HuggingFace gives every token of that id, also one that a text spells out, the
+        row of the same number.
+        """
+        return self.first_position - 1 if self.first_position else None
+
+    @property
     def head_size(self) -> int:
         """Columns of one attention head."""
         return self.hidden_size // self.heads

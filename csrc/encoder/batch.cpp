@@ -21,6 +21,7 @@ InputLayout::InputLayout(int tokens, int sequences) : tokens(tokens), sequences(
 }
 
 Status check_batch(const BatchView& batch, const ModelShape& shape, int max_tokens, int max_sequences) {
+  if (batch.tokens < 0 || batch.sequences < 0) return Status::refused("a batch of fewer than no tokens or sequences");
   if (batch.tokens > max_tokens || batch.sequences > max_sequences) {
     return Status::refused("a batch of " + std::to_string(batch.tokens) + " tokens in " +
                            std::to_string(batch.sequences) + " sequences; at most " + std::to_string(max_tokens) +
@@ -30,7 +31,7 @@ Status check_batch(const BatchView& batch, const ModelShape& shape, int max_toke
     return Status::refused("cu_seqlens must run from 0 to the number of ids");
   }
   for (int i = 0; i < batch.sequences; ++i) {
-    const int length = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
+    const int64_t length = int64_t(batch.cu_seqlens[i + 1]) - batch.cu_seqlens[i];
     if (length < 1 || length > shape.max_length()) {
       return Status::refused("sequence " + std::to_string(i) + " has " + std::to_string(length) + " tokens; 1 to " +
                              std::to_string(shape.max_length()) + " can be run");
@@ -46,6 +47,15 @@ Status check_batch(const BatchView& batch, const ModelShape& shape, int max_toke
   }
   if (batch.types != nullptr && !in_range(batch.types, std::max(shape.types, 1))) {
     return Status::refused("a token type is outside the model's " + std::to_string(shape.types));
+  }
+  if (batch.positions != nullptr && !in_range(batch.positions, shape.position_rows())) {
+    return Status::refused("a position is outside the model's table of " + std::to_string(shape.position_rows()));
+  }
+  for (int i = 0; batch.dimensions != nullptr && i < batch.sequences; ++i) {
+    if (batch.dimensions[i] < 0 || batch.dimensions[i] > shape.hidden) {
+      return Status::refused("dimensions of sequence " + std::to_string(i) + " must be 0 to " +
+                             std::to_string(shape.hidden) + ", found " + std::to_string(batch.dimensions[i]));
+    }
   }
   return {};
 }

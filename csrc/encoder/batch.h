@@ -15,7 +15,9 @@ struct BatchView {
   const int32_t* ids = nullptr;         // [T]
   const int32_t* cu_seqlens = nullptr;  // [B + 1]
   const int32_t* types = nullptr;       // [T] or null: all 0
-  const int32_t* dimensions = nullptr;  // [B] or null: all of them
+  // [T] or null: counted from each sequence's start. Rows of the position table, where sequences hold padding tokens.
+  const int32_t* positions = nullptr;
+  const int32_t* dimensions = nullptr;  // [B], 0 to hidden (0: all of them), or null: all of them
   const uint8_t* normalize = nullptr;   // [B] or null: all of them
 };
 

@@ -1,6 +1,7 @@
 #include "encoder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -28,12 +29,18 @@ int max_tiles(int tokens, int sequences) {
   return std::min(tokens / kAttentionRows + std::min(sequences, tokens / (kAttentionShort + 1)), tokens);
 }
 
+// A batch of so many tokens may be one long text's tiles and nothing else, and still be launched.
+constexpr int kMostTokens = kMostAttentionTiles * kAttentionRows;
+
+std::atomic<int64_t> last_ticket{0};
+
 }  // namespace
 
 Status Encoder::create(const ModelShape& shape, const EncoderOptions& options, std::unique_ptr<Encoder>& made) {
   EMBERT_TRY(shape.check());
-  if (options.max_tokens < 1 || options.max_tokens > (1 << 22)) {
-    return Status::refused("max_batch_tokens must be 1 to 4194304, found " + std::to_string(options.max_tokens));
+  if (options.max_tokens < 1 || options.max_tokens > kMostTokens) {
+    return Status::refused("max_batch_tokens must be 1 to " + std::to_string(kMostTokens) + ", found " +
+                           std::to_string(options.max_tokens));
   }
   std::unique_ptr<Encoder> encoder(new Encoder(shape, options));
   EMBERT_TRY(encoder->init());
@@ -42,6 +49,9 @@ Status Encoder::create(const ModelShape& shape, const EncoderOptions& options, s
 }
 
 Status Encoder::init() {
+  cudaDeviceProp properties{};
+  EMBERT_CUDA(cudaGetDeviceProperties(&properties, options_.device));
+  EMBERT_TRY(check_capability(properties.name, properties.major, properties.minor));
   EMBERT_CUDA(cudaSetDevice(options_.device));
   EMBERT_CUDA(cudaFree(nullptr));  // the context, before memory is counted
   size_t total = 0;
@@ -49,12 +59,12 @@ Status Encoder::init() {
   EMBERT_CUDA(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking));
   EMBERT_CUDA(cudaStreamCreateWithFlags(&uploads_, cudaStreamNonBlocking));
   EMBERT_CUDA(cudaStreamCreateWithFlags(&downloads_, cudaStreamNonBlocking));
+  Build build;
+  EMBERT_TRY(check_build(properties.major, properties.minor, read_build(build, stream_), build));
   EMBERT_TRY(weights_.allocate());
 
-  cudaDeviceProp properties{};
-  EMBERT_CUDA(cudaGetDeviceProperties(&properties, options_.device));
   const bool is_hopper = properties.major == 9 && properties.minor == 0;
-  EMBERT_TRY(make_gemm(is_hopper));
+  EMBERT_TRY(make_gemm(is_hopper, build));
   stream_.dependent_launch = gemm_->dependent_launch();
   if (is_hopper && shape_.dtype != DType::kFloat32 && options_.gemm != "cublaslt") {
     maps_ = std::make_unique<TensorMaps>(shape_.dtype);
@@ -93,6 +103,7 @@ Status Encoder::init() {
   const InputLayout input(row_capacity_, sequence_capacity_);
   for (Slot& slot : slots_) {
     EMBERT_TRY(slot.input.allocate(input.bytes));
+    if (shape_.padding) EMBERT_TRY(slot.positions.allocate(rows * 4));
     EMBERT_TRY(slot.device_input.allocate(input.bytes));
     EMBERT_TRY(slot.direct_output.allocate(kDirectSequences * hidden * 4));
     EMBERT_TRY(reserve_output(slot, size_t(std::max(row_capacity_ / 16, kDirectSequences)) * hidden, true));
@@ -103,11 +114,12 @@ Status Encoder::init() {
   return {};
 }
 
-Status Encoder::make_gemm(bool is_hopper) {
+Status Encoder::make_gemm(bool is_hopper, const Build& build) {
   const std::string& asked = options_.gemm;
   const bool own = is_hopper && shape_.dtype != DType::kFloat32;
   if (asked == "hopper" && !own)
     return Status::refused("the hopper GEMM needs compute capability 9.0 and a 16-bit type");
+  if (own && asked != "cublaslt" && !build.hopper) return without_hopper(build);
   if (asked == "hopper" || (asked == "auto" && own)) return make_hopper(shape_.dtype, gemm_);
   if (asked == "cublaslt" || asked == "auto") return make_cublaslt(shape_.dtype, options_.cublaslt_library, gemm_);
   return Status::refused("no GEMM is called " + asked);
@@ -135,9 +147,9 @@ Status Encoder::remember(Status status) {
   return status;
 }
 
-Status Encoder::load(const std::string& name, int layer, const void* host, size_t count, DType stored) {
+Status Encoder::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored) {
   EMBERT_CUDA(cudaSetDevice(options_.device));
-  return remember(weights_.load(name, layer, host, count, stored, stream_));
+  return remember(weights_.load(name, layer, host, shape, stored, stream_));
 }
 
 Status Encoder::start(std::string& fold_refusal) {
@@ -212,7 +224,7 @@ Status Encoder::start(std::string& fold_refusal) {
     EMBERT_CUDA(cudaMemsetAsync(largest_offset_.as(), 0, sizeof(float), stream_.handle));
   }
   for (int round = 0; round < kSlots; ++round) {
-    int ticket = 0;
+    int64_t ticket = 0;
     EMBERT_TRY(submit(batch, Task::kEmbed, ticket));
     EMBERT_TRY(wait(ticket, out.data()));
     if (largest_offset_.bytes() > 0) EMBERT_TRY(check_offset(fold_refusal));
@@ -257,23 +269,45 @@ Status Encoder::reserve_output(Slot& slot, size_t floats, bool on_device) {
   return {};
 }
 
-Status Encoder::submit(const BatchView& batch, Task task, int& ticket) {
+const Encoder::Slot* Encoder::find_slot(int64_t ticket) const {
+  for (const Slot& slot : slots_) {
+    if (slot.in_flight && slot.ticket == ticket) return &slot;
+  }
+  return nullptr;
+}
+
+Status Encoder::come_to_rest(Status failed) {
+  if (failed.is_lost()) return remember(failed);
+  cudaGetLastError();  // or a later launch would be told of it
+  for (const cudaStream_t stream : {uploads_, stream_.handle, downloads_}) {
+    const Status rested = remember(Status::cuda(cudaStreamSynchronize(stream), "after a batch that was refused"));
+    if (!rested.ok()) return rested;
+  }
+  return failed;
+}
+
+Status Encoder::submit(const BatchView& batch, Task task, int64_t& ticket) {
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
   EMBERT_TRY(check_batch(batch, shape_, options_.max_tokens, sequence_capacity_));
-  EMBERT_CUDA(cudaSetDevice(options_.device));
+  EMBERT_TRY(remember(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
   Slot* slot = nullptr;
   for (Slot& one : slots_) {
     if (!one.in_flight) slot = &one;
   }
   if (slot == nullptr) return Status::refused("two batches are in flight already");
-  ticket = int(slot - slots_.data());
   slot->rows = task == Task::kEmbed ? batch.sequences : batch.tokens;
   if (batch.tokens > 0) {
     std::pair<int, int> bucket;
-    const bool small = task == Task::kEmbed && bucket_of(batch, bucket) && slot->graphs.count(bucket) > 0;
-    EMBERT_TRY(remember(small ? submit_small(*slot, batch, bucket) : submit_large(*slot, batch, task)));
+    // A graph's positions are those of offsets.cu.
+    const bool small = task == Task::kEmbed && batch.positions == nullptr && bucket_of(batch, bucket) &&
+                       slot->graphs.count(bucket) > 0;
+    Plan plan{};
+    if (!small) EMBERT_TRY(plan_large(*slot, batch, task, plan));
+    const Status queued = small ? submit_small(*slot, batch, bucket) : submit_large(*slot, batch, plan, task);
+    if (!queued.ok()) return come_to_rest(queued);
   }
   slot->in_flight = true;
+  slot->ticket = ticket = ++last_ticket;
   return {};
 }
 
@@ -285,14 +319,8 @@ Status Encoder::submit_small(Slot& slot, const BatchView& batch, std::pair<int, 
   return {};
 }
 
-Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
-  const InputLayout layout(batch.tokens, batch.sequences);
-  write_batch(batch, layout, slot.input.as());
-  EMBERT_CUDA(cudaMemcpyAsync(slot.device_input.as(), slot.input.as(), layout.bytes, cudaMemcpyHostToDevice, uploads_));
-  EMBERT_CUDA(cudaEventRecord(slot.copied, uploads_));
-  EMBERT_CUDA(cudaStreamWaitEvent(stream_.handle, slot.copied));
-
-  Plan plan{batch.tokens, batch.sequences, 0, 0, 0, slot.device_input.as(), nullptr};
+Status Encoder::plan_large(Slot& slot, const BatchView& batch, Task task, Plan& plan) {
+  plan = {batch.tokens, batch.sequences, 0, 0, 0, slot.device_input.as(), nullptr};
   for (int i = 0; i < batch.sequences; ++i) {
     const int length = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
     plan.longest = std::max(plan.longest, length);
@@ -302,9 +330,27 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
       plan.tiles += (length + kAttentionRows - 1) / kAttentionRows;
     }
   }
-  const size_t floats = size_t(slot.rows) * shape_.hidden;
+  EMBERT_TRY(check_attention_work(plan.tiles, plan.shorts));
   slot.direct = task == Task::kEmbed && batch.sequences <= kDirectSequences;
-  if (!slot.direct) EMBERT_TRY(reserve_output(slot, floats, task == Task::kEmbed));
+  if (!slot.direct) {
+    const Status reserved = reserve_output(slot, size_t(slot.rows) * shape_.hidden, task == Task::kEmbed);
+    if (!reserved.ok()) return come_to_rest(reserved);
+  }
+  if (task == Task::kEmbed) plan.vectors = slot.direct ? slot.direct_output.as<float>() : slot.vectors.as<float>();
+  if (batch.positions != nullptr) {
+    std::memcpy(slot.positions.as(), batch.positions, 4 * size_t(batch.tokens));
+    plan.positions = slot.positions.as<int>();
+  }
+  return {};
+}
+
+Status Encoder::submit_large(Slot& slot, const BatchView& batch, const Plan& plan, Task task) {
+  const InputLayout layout(batch.tokens, batch.sequences);
+  write_batch(batch, layout, slot.input.as());
+  EMBERT_CUDA(cudaMemcpyAsync(slot.device_input.as(), slot.input.as(), layout.bytes, cudaMemcpyHostToDevice, uploads_));
+  EMBERT_CUDA(cudaEventRecord(slot.copied, uploads_));
+  EMBERT_CUDA(cudaStreamWaitEvent(stream_.handle, slot.copied));
+  const size_t floats = size_t(slot.rows) * shape_.hidden;
   if (task == Task::kTokens) {
     EMBERT_TRY(forward(plan, stream_));
     // The hidden states go through the room of the wide activations, which the next forward will want: so on this
@@ -314,7 +360,6 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, Task task) {
     EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
     return {};
   }
-  plan.vectors = slot.direct ? slot.direct_output.as<float>() : slot.vectors.as<float>();
   EMBERT_TRY(forward(plan, stream_));
   if (slot.direct) {
     EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
@@ -345,24 +390,26 @@ Status Encoder::capture(Slot& slot, std::pair<int, int> bucket) {
   const Status status = forward(plan, stream_);
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream_.handle, &graph);
+  cudaGraphExec_t made = nullptr;
+  const bool complete = status.ok() && ended == cudaSuccess;
+  const cudaError_t code = complete ? cudaGraphInstantiate(&made, graph, 0) : cudaSuccess;
+  if (graph != nullptr) cudaGraphDestroy(graph);
   EMBERT_TRY(status);
   EMBERT_TRY(Status::cuda(ended, "cudaStreamEndCapture"));
-  cudaGraphExec_t made = nullptr;
-  const cudaError_t code = cudaGraphInstantiate(&made, graph, 0);
-  cudaGraphDestroy(graph);
   EMBERT_TRY(Status::cuda(code, "cudaGraphInstantiate"));
   slot.graphs[bucket] = made;
   EMBERT_CUDA(cudaGraphUpload(made, stream_.handle));
   return {};
 }
 
-Status Encoder::wait(int ticket, float* out) {
-  if (!is_in_flight(ticket)) return Status::refused("this ticket is not in flight");
-  Slot& slot = slots_[ticket];
+Status Encoder::wait(int64_t ticket, float* out) {
+  const Slot* const found = find_slot(ticket);
+  if (found == nullptr) return Status::refused("this ticket is not in flight: it was redeemed, or is not this encoder's");
+  Slot& slot = slots_[found - slots_.data()];
   slot.in_flight = false;
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
   if (slot.rows == 0) return {};
-  EMBERT_CUDA(cudaSetDevice(options_.device));
+  EMBERT_TRY(remember(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
   EMBERT_TRY(remember(
       Status::cuda(cudaEventSynchronize(slot.done), ("forward of " + std::to_string(slot.rows) + " rows").c_str())));
   std::memcpy(out, (slot.direct ? slot.direct_output : slot.output).as(), size_t(slot.rows) * shape_.hidden * 4);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include "../gemm/tensor_maps.h"
 #include "../kernels/kernels.h"
 #include "batch.h"
+#include "device.h"
 #include "memory.h"
 #include "weights.h"
 
@@ -39,18 +41,20 @@ class Encoder {
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
 
-  // Uploads one tensor; `name` as in weights.h. All of them, then `start`, then batches.
-  Status load(const std::string& name, int layer, const void* host, size_t count, DType stored);
+  // Uploads one tensor; names and shapes as in weights.h. All of them, then `start`, then batches.
+  Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored);
   // Where LayerNorms cannot be folded into these weights, `fold_refusal` says why, and the encoder is not started: make
   // another one that does not fold.
   Status start(std::string& fold_refusal);
 
-  // Starts a forward; its ticket goes to `wait`, once. Refused while two are in flight.
-  Status submit(const BatchView& batch, Task task, int& ticket);
-  // Rows of the ticket's answer: B or T.
-  int rows_of(int ticket) const { return slots_[ticket].rows; }
-  bool is_in_flight(int ticket) const { return ticket >= 0 && ticket < kSlots && slots_[ticket].in_flight; }
-  Status wait(int ticket, float* out);  // [rows, hidden]
+  // Starts a forward; its ticket goes to `wait`, once. Refused while two are in flight, for a batch that cannot be run,
+  // and when memory runs out; whatever is refused leaves nothing behind. No ticket is given twice in a process, so a
+  // ticket that was redeemed, or is another encoder's, is known as such.
+  Status submit(const BatchView& batch, Task task, int64_t& ticket);
+  bool is_in_flight(int64_t ticket) const { return find_slot(ticket) != nullptr; }
+  // Of a ticket in flight, the rows of its answer: B or T.
+  int rows_of(int64_t ticket) const { return find_slot(ticket)->rows; }
+  Status wait(int64_t ticket, float* out);  // [rows, hidden]
 
   const ModelShape& shape() const { return shape_; }
   const char* gemm_name() const { return gemm_->name(); }
@@ -70,20 +74,22 @@ class Encoder {
     const uint8_t* input;  // in InputLayout(rows, sequences)
     float* vectors;        // device or mapped host memory
     bool on_host = false;  // input is
+    const int* positions = nullptr;  // [rows] in the host's memory, where offsets.cu's are not meant
   };
   struct Slot {
-    HostBuffer input, direct_output,
+    HostBuffer input, positions, direct_output,
         output;  // direct: written by the pooling kernel, at one place for good; else copied into
     DeviceBuffer device_input, vectors;
     cudaEvent_t copied = nullptr, computed = nullptr, done = nullptr;
     std::map<std::pair<int, int>, cudaGraphExec_t> graphs;  // by token and sequence bucket
     bool in_flight = false, direct = false;
+    int64_t ticket = 0;
     int rows = 0;
   };
 
   Encoder(const ModelShape& shape, const EncoderOptions& options) : shape_(shape), options_(options), weights_(shape) {}
   Status init();
-  Status make_gemm(bool is_hopper);
+  Status make_gemm(bool is_hopper, const Build& build);
   Status forward(const Plan& plan, const Stream& stream);
   // The rest of a layer, for `count` rows: x is its output. `attended` and `residual` may lie where
   // at_.wide's inner activations go: they have been read when these are written.
@@ -91,7 +97,12 @@ class Encoder {
                          Stream& along);
   Status look_at(const Rows& rows, int count, const Stream& stream);
   Status submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket);
-  Status submit_large(Slot& slot, const BatchView& batch, Task task);
+  Status submit_large(Slot& slot, const BatchView& batch, const Plan& plan, Task task);
+  // The launches of a batch that is not small, after everything that may be refused: nothing is queued yet.
+  Status plan_large(Slot& slot, const BatchView& batch, Task task, Plan& plan);
+  // After a failure with work queued: no kernel or copy reads or writes a slot any more when this returns.
+  Status come_to_rest(Status failed);
+  const Slot* find_slot(int64_t ticket) const;
   Status capture(Slot& slot, std::pair<int, int> bucket);
   Status check_offset(std::string& fold_refusal);
   bool pools_one_row() const { return shape_.pooling == Pooling::kCls || shape_.pooling == Pooling::kLast; }

@@ -38,6 +38,10 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
     EMBERT_TRY(embed_small(dtype, tables, input, layout.bytes, offsets, capacity, hidden, at_.x, at_.x_sums, stream));
   } else {
     EMBERT_TRY(compute_offsets(input, offsets, capacity, stream));
+    if (plan.positions != nullptr) {
+      EMBERT_CUDA(cudaMemcpyAsync(offsets.positions, plan.positions, size_t(rows) * sizeof(int), cudaMemcpyHostToDevice,
+                                  stream.handle));
+    }
     EMBERT_TRY(embed(dtype, tables, offsets.ids, offsets.types, offsets.positions, rows, hidden, shape_.epsilon, at_.x,
                      folds_ ? at_.x_sums : nullptr, stream));
   }

@@ -31,6 +31,13 @@ class Buffer {
     bytes_ = bytes;
     return {};
   }
+  // All bytes 0 when this returns, whatever stream comes next: on the legacy stream, where cudaMemset works, nothing is
+  // ordered before a non-blocking one.
+  Status zero() {
+    EMBERT_CUDA(cudaMemset(data_, 0, bytes_));
+    EMBERT_CUDA(cudaStreamSynchronize(nullptr));
+    return {};
+  }
   void release() {
     if (data_ == nullptr) return;
     if constexpr (kPinned) {

@@ -4,6 +4,30 @@
 #include <cmath>
 
 namespace embert {
+namespace {
+
+const char* const kLayerNames[] = {
+    "query.weight",   "query.bias",   "key.weight",      "key.bias",       "value.weight", "value.bias",
+    "attention.weight", "attention.bias", "attention.gamma", "attention.beta", "inner.weight", "inner.bias",
+    "out.weight",     "out.bias",     "out.gamma",       "out.beta"};
+
+std::string called(const std::string& name, int layer) {
+  return layer < 0 ? name : name + " of layer " + std::to_string(layer);
+}
+
+std::string written(const TensorShape& shape) {
+  std::string all = "[";
+  for (size_t i = 0; i < shape.size(); ++i) all += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return all + "]";
+}
+
+size_t elements_of(const TensorShape& shape) {
+  size_t count = 1;
+  for (const size_t size : shape) count *= size;
+  return count;
+}
+
+}  // namespace
 
 Status ModelShape::check() const {
   const auto refuse = [](const std::string& what) { return Status::refused("the CUDA encoder cannot run " + what); };
@@ -28,7 +52,7 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
   const auto matrix = [&](size_t rows, size_t columns) { return carver.take(rows * columns * size); };
   const auto vector = [&](size_t count) { return reinterpret_cast<float*>(carver.take(count * sizeof(float))); };
   tables_.word = matrix(shape_.vocabulary, hidden);
-  tables_.position = matrix(shape_.positions, hidden);
+  tables_.position = matrix(shape_.position_rows(), hidden);
   tables_.type = matrix(shape_.types, hidden);
   tables_.norm = {vector(hidden), vector(hidden)};
   if (shape_.types == 0) tables_.type = nullptr;
@@ -64,18 +88,19 @@ Status Weights::find(const std::string& name, int layer, Place& place) const {
   const auto matrix = [&](const char* of_name, const void* base, size_t rows, size_t columns, size_t before = 0) {
     if (name != of_name) return false;
     auto* const first = static_cast<uint8_t*>(const_cast<void*>(base));
-    place = {first + before * rows * columns * bytes_of(shape_.dtype), rows * columns, shape_.dtype};
+    place = {first + before * rows * columns * bytes_of(shape_.dtype), {rows, columns}, shape_.dtype};
     return base != nullptr;
   };
   const auto vector = [&](const char* of_name, const float* to, size_t count) {
     if (name != of_name) return false;
-    place = {const_cast<float*>(to), count, DType::kFloat32};
+    place = {const_cast<float*>(to), {count}, DType::kFloat32};
     return true;
   };
   bool found = false;
   if (layer < 0) {
     found = matrix("word", tables_.word, shape_.vocabulary, hidden) ||
             matrix("position", tables_.position, shape_.positions, hidden) ||
+            (shape_.padding && matrix("padding", tables_.position, 1, hidden, shape_.positions)) ||
             matrix("type", tables_.type, shape_.types, hidden) || vector("gamma", tables_.norm.gamma, hidden) ||
             vector("beta", tables_.norm.beta, hidden);
   } else if (layer < shape_.layers) {
@@ -93,7 +118,7 @@ Status Weights::find(const std::string& name, int layer, Place& place) const {
             vector("out.gamma", w.out_norm.gamma, hidden) || vector("out.beta", w.out_norm.beta, hidden);
   }
   if (found) return {};
-  return Status::refused("no weight is called " + name + " in layer " + std::to_string(layer));
+  return Status::refused("this model has no weight " + called(name, layer));
 }
 
 Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
@@ -102,7 +127,8 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
   const bool is_matrix = at != std::end(names);
   const bool is_gamma = name == "gamma" || name == "attention.gamma" || name == "out.gamma";
   if (!keeps_exact_ || !(is_matrix || is_gamma)) return {};
-  // What is BF16 fits FP16, but not the other way.
+  // BF16 fits FP16, but not the other way: what is below 2⁻¹⁷ loses at most 2⁻²⁵, and a tensor to which that matters, or
+  // with an element above 65 504, is not loaded as FP16 (engine/encoders/number_ranges.py).
   if (stored != shape_.dtype && !(stored == DType::kBFloat16 && shape_.dtype == DType::kFloat16)) ++rounded_;
   if (is_gamma) return {};
   if (exact_.bytes() == 0) EMBERT_TRY(exact_.allocate(exact_count() * shape_.layers * sizeof(float)));
@@ -117,32 +143,43 @@ Status Weights::upload(const void* host, size_t count, DType stored, void* to, D
   return stored == dtype ? Status() : convert(stored, from, dtype, to, count, stream);
 }
 
-Status Weights::load(const std::string& name, int layer, const void* host, size_t count, DType stored,
+Status Weights::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
                      const Stream& stream) {
-  if (name == "relative" && layer < 0 && shape_.relative) return load_relative(host, count, stored, stream);
+  const auto key = std::make_pair(layer, name);
+  if (loaded_.count(key) > 0) return Status::refused(called(name, layer) + " was loaded before");
+  if (name == "relative" && layer < 0 && shape_.relative) {
+    EMBERT_TRY(load_relative(host, shape, stored, stream));
+    loaded_.insert(key);
+    return {};
+  }
   Place place;
   EMBERT_TRY(find(name, layer, place));
-  if (count != place.count) {
-    return Status::refused(name + " of layer " + std::to_string(layer) + " has " + std::to_string(count) +
-                           " elements, expected " + std::to_string(place.count));
+  if (shape != place.shape) {
+    return Status::refused(called(name, layer) + " has shape " + written(shape) + ", expected " + written(place.shape));
   }
-  ++loaded_;
+  const size_t count = elements_of(shape);
   float* exact = nullptr;
   EMBERT_TRY(exact_place(name, layer, stored, exact));
-  if (exact == nullptr) return upload(host, count, stored, place.to, place.dtype, stream);
-  EMBERT_TRY(upload(host, count, stored, exact, DType::kFloat32, stream));
-  return convert(DType::kFloat32, exact, place.dtype, place.to, count, stream);
+  if (exact == nullptr) {
+    EMBERT_TRY(upload(host, count, stored, place.to, place.dtype, stream));
+  } else {
+    EMBERT_TRY(upload(host, count, stored, exact, DType::kFloat32, stream));
+    EMBERT_TRY(convert(DType::kFloat32, exact, place.dtype, place.to, count, stream));
+  }
+  loaded_.insert(key);
+  return {};
 }
 
 // Distances that only masked scores have are 0. The rest is multiplied by √d, because the kernels add before they
 // scale.
-Status Weights::load_relative(const void* host, size_t count, DType stored, const Stream& stream) {
+Status Weights::load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
   const int heads = shape_.heads, reach = shape_.reach(), stored_reach = shape_.positions - 1;
   const int row = 2 * stored_reach + 1;
-  if (count != size_t(heads) * row || stored != DType::kFloat32) {
-    return Status::refused("relative has " + std::to_string(count) + " elements, expected " +
-                           std::to_string(heads * row) + " in float32");
+  const TensorShape expected = {size_t(heads), size_t(row)};
+  if (shape != expected) {
+    return Status::refused("relative has shape " + written(shape) + ", expected " + written(expected));
   }
+  if (stored != DType::kFloat32) return Status::refused("relative must be in float32");
   std::vector<float> scores(size_t(heads) * 2 * reach);
   const float scale = float(std::sqrt(double(shape_.head_size())));
   for (int head = 0; head < heads; ++head) {
@@ -150,16 +187,23 @@ Status Weights::load_relative(const void* host, size_t count, DType stored, cons
     float* const to = scores.data() + size_t(2 * head + 1) * reach - stored_reach;
     for (int i = 0; i < row; ++i) to[i] = from[i] * scale;
   }
-  ++loaded_;
   EMBERT_CUDA(cudaMemcpyAsync(relative_, scores.data(), scores.size() * 4, cudaMemcpyHostToDevice, stream.handle));
   EMBERT_CUDA(cudaStreamSynchronize(stream.handle));
   return {};
 }
 
 Status Weights::complete() {
-  const int expected = 4 + (shape_.types > 0 ? 1 : 0) + (shape_.relative ? 1 : 0) + 16 * shape_.layers;
-  if (loaded_ != expected) {
-    return Status::refused(std::to_string(loaded_) + " weights were loaded, expected " + std::to_string(expected));
+  std::vector<std::pair<int, std::string>> expected = {{-1, "word"}, {-1, "position"}, {-1, "gamma"}, {-1, "beta"}};
+  if (shape_.padding) expected.emplace_back(-1, "padding");
+  if (shape_.types > 0) expected.emplace_back(-1, "type");
+  if (shape_.relative) expected.emplace_back(-1, "relative");
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    for (const char* const name : kLayerNames) expected.emplace_back(layer, name);
+  }
+  for (const auto& [layer, name] : expected) {
+    if (loaded_.count({layer, name}) > 0) continue;
+    return Status::refused(called(name, layer) + " was not loaded: of " + std::to_string(expected.size()) +
+                           " weights there are " + std::to_string(loaded_.size()));
   }
   conversion_.release();
   return {};

@@ -1,7 +1,9 @@
 // A model's shape and its weights on the device, in one allocation.
 #pragma once
 
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../kernels/kernels.h"
@@ -13,6 +15,7 @@ struct ModelShape {
   int hidden = 0, layers = 0, heads = 0, inner = 0;
   int vocabulary = 0, positions = 0, types = 0;  // rows of the embedding tables; types 0: the model has none
   bool relative = false;                         // scores by how far a key is from the query
+  bool padding = false;  // the position table has a row more than `positions`, the last: the padding token's
   float epsilon = 1e-12f;
   Activation activation = Activation::kGeluErf;
   Pooling pooling = Pooling::kMean;
@@ -20,6 +23,7 @@ struct ModelShape {
 
   int head_size() const { return hidden / heads; }
   int max_length() const { return positions; }
+  int position_rows() const { return positions + (padding ? 1 : 0); }
   // Distances that `relative` scores are held for, on each side: whole tiles of attention.
   int reach() const { return relative ? (positions + kAttentionRows - 1) / kAttentionRows * kAttentionRows : 0; }
   Status check() const;
@@ -34,6 +38,8 @@ struct LayerWeights {
   Norm attention_norm, out_norm;           // [hidden]
 };
 
+using TensorShape = std::vector<size_t>;  // [rows, columns] or [elements]
+
 class Weights {
  public:
   explicit Weights(const ModelShape& shape) : shape_(shape) {}
@@ -41,9 +47,12 @@ class Weights {
 
   // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention,
   // inner and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta. And where the shape
-  // says so `relative`, in FP32: [heads, 2·positions - 1], what is added to a score by key - query + positions - 1.
-  Status load(const std::string& name, int layer, const void* host, size_t count, DType stored, const Stream& stream);
-  // All there? Then the room for conversions is given back.
+  // says so `padding`: [1, hidden], the padding token's row of positions; `relative`, in FP32: [heads, 2·positions - 1],
+  // what is added to a score by key - query + positions - 1. Refused: a name that the model does not have or that was
+  // loaded before, another shape than the model's.
+  Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
+              const Stream& stream);
+  // Refused where one is missing. Else the room for conversions is given back.
   Status complete();
 
   // To be called before `load`: matrices that a LayerNorm may be folded into (query, key, value, inner) are kept in
@@ -63,11 +72,11 @@ class Weights {
 
  private:
   void carve(uint8_t* base, size_t& bytes);
-  Status load_relative(const void* host, size_t count, DType stored, const Stream& stream);
-  // Where a tensor goes.
+  Status load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream);
+  // Where a tensor goes, and what it has to be.
   struct Place {
     void* to = nullptr;
-    size_t count = 0;
+    TensorShape shape;
     DType dtype = DType::kFloat32;
   };
   Status find(const std::string& name, int layer, Place& place) const;
@@ -80,8 +89,9 @@ class Weights {
   DeviceBuffer storage_, conversion_, exact_;
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
-  float* relative_ = nullptr;  // as kernels/shapes.h has it
-  int loaded_ = 0, rounded_ = 0;
+  float* relative_ = nullptr;                     // as kernels/shapes.h has it
+  std::set<std::pair<int, std::string>> loaded_;  // layer and name
+  int rounded_ = 0;
   bool keeps_exact_ = false;
 };
 

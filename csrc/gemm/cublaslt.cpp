@@ -11,7 +11,7 @@
 #include <dlfcn.h>
 
 #include <map>
-#include <vector>
+#include <utility>
 
 #include "../encoder/memory.h"
 #include "../kernels/kernels.h"
@@ -34,6 +34,25 @@ struct Library {
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
   decltype(&cublasLtMatmulAlgoCheck) algo_check = nullptr;
 };
+
+// A handle of the library's, given back at the end of its life.
+template <typename Handle>
+class Owned {
+ public:
+  using Destroy = cublasStatus_t (*)(Handle);
+  explicit Owned(Destroy destroy) : destroy_(destroy) {}
+  Owned(Owned&& other) noexcept : destroy_(other.destroy_), handle_(std::exchange(other.handle_, nullptr)) {}
+  ~Owned() {
+    if (handle_ != nullptr) destroy_(handle_);
+  }
+  Handle* place() { return &handle_; }
+  Handle get() const { return handle_; }
+
+ private:
+  Destroy destroy_;
+  Handle handle_ = nullptr;
+};
+using Layout = Owned<cublasLtMatrixLayout_t>;
 
 Status open_library(const std::string& path, Library& library) {
   const std::string fallback = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
@@ -58,6 +77,7 @@ Status open_library(const std::string& path, Library& library) {
   find(library.preference_set, "cublasLtMatmulPreferenceSetAttribute");
   find(library.heuristic, "cublasLtMatmulAlgoGetHeuristic");
   find(library.algo_check, "cublasLtMatmulAlgoCheck");
+  if (!complete) dlclose(handle);
   return complete ? Status() : Status::refused("cuBLASLt lacks a function this build needs: another major version?");
 }
 
@@ -79,13 +99,11 @@ class CublasLt final : public GemmProvider {
   explicit CublasLt(DType dtype) : dtype_(dtype) {}
   ~CublasLt() override {
     if (handle_ != nullptr) library_.destroy(handle_);
-    cudaFree(workspace_);
   }
   Status open(const std::string& path) {
     EMBERT_TRY(open_library(path, library_));
     EMBERT_TRY(check(library_.create(&handle_), "cublasLtCreate"));
-    EMBERT_CUDA(cudaMalloc(&workspace_, kWorkspaceBytes));
-    return {};
+    return workspace_.allocate(kWorkspaceBytes);
   }
   const char* name() const override { return "cublaslt"; }
   size_t workspace_bytes() const override { return kWorkspaceBytes; }
@@ -95,7 +113,9 @@ class CublasLt final : public GemmProvider {
 
   static Status check(cublasStatus_t status, const std::string& where) {
     if (status == CUBLAS_STATUS_SUCCESS) return {};
-    return Status::lost(where + ": cuBLAS status " + std::to_string(int(status)));
+    const std::string message = where + ": cuBLAS status " + std::to_string(int(status));
+    const bool did_nothing = status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_NOT_SUPPORTED;
+    return did_nothing ? Status::refused(message) : Status::lost(message);
   }
 
  private:
@@ -103,26 +123,22 @@ class CublasLt final : public GemmProvider {
   DType dtype_;
   Library library_;
   cublasLtHandle_t handle_ = nullptr;
-  void* workspace_ = nullptr;
+  DeviceBuffer workspace_;
 };
 
 class CublasLtLinear final : public Linear {
  public:
-  CublasLtLinear(CublasLt& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
-  ~CublasLtLinear() override {
-    for (auto& [key, plan] : plans_) {
-      owner_.library_.layout_destroy(plan.rows_layout_x);
-      owner_.library_.layout_destroy(plan.rows_layout_y);
-    }
-    if (weight_layout_ != nullptr) owner_.library_.layout_destroy(weight_layout_);
-    if (desc_ != nullptr) owner_.library_.desc_destroy(desc_);
-  }
+  CublasLtLinear(CublasLt& owner, const LinearWeights& weights)
+      : owner_(owner),
+        weights_(weights),
+        desc_(owner.library_.desc_destroy),
+        weight_layout_(owner.library_.layout_destroy) {}
 
   Status init(const Stream& stream) {
     // cuBLAS is column-major: yᵀ[out, rows] = (Wᵀ)ᵀ[out, in] · xᵀ[in, rows].
     const Library& library = owner_.library_;
     EMBERT_TRY(
-        CublasLt::check(library.desc_create(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
+        CublasLt::check(library.desc_create(desc_.place(), CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
     const cublasOperation_t transpose = CUBLAS_OP_T;
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_TRANSA, transpose));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_EPILOGUE,
@@ -132,23 +148,22 @@ class CublasLtLinear final : public Linear {
     EMBERT_TRY(convert(DType::kFloat32, weights_.bias, owner_.dtype_, bias_.as(), weights_.out, stream));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_.as()));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(owner_.dtype_)));
-    return CublasLt::check(
-        library.layout_create(&weight_layout_, data_type(owner_.dtype_), weights_.in, weights_.out, weights_.in),
-        "cublasLtMatrixLayoutCreate");
+    return make_layout(weights_.in, weights_.out, weight_layout_);
   }
 
   Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int&,
              const Stream& stream) override {
     if (rows == 0) return {};
+    EMBERT_TRY(check_places(x, residual, y, y_sums));
     if (x.sums != nullptr || residual.sums != nullptr || y_sums != nullptr)
       return Status::refused("cuBLASLt folds no LayerNorm");
     const Plan* plan = nullptr;
     EMBERT_TRY(plan_for(rows, residual.data != nullptr, plan));
     const float alpha = 1.0f, beta = residual.data != nullptr ? 1.0f : 0.0f;
     const cublasStatus_t status = owner_.library_.matmul(
-        owner_.handle_, desc_, &alpha, weights_.weight, weight_layout_, x.data, plan->rows_layout_x, &beta,
-        residual.data != nullptr ? residual.data : y, plan->rows_layout_y, y, plan->rows_layout_y, &plan->algo,
-        owner_.workspace_, kWorkspaceBytes, stream.handle);
+        owner_.handle_, desc_.get(), &alpha, weights_.weight, weight_layout_.get(), x.data, plan->x.get(), &beta,
+        residual.data != nullptr ? residual.data : y, plan->y.get(), y, plan->y.get(), &plan->algo,
+        owner_.workspace_.as(), kWorkspaceBytes, stream.handle);
     EMBERT_TRY(CublasLt::check(status, "cublasLtMatmul (" + std::to_string(rows) + " rows, " +
                                            std::to_string(weights_.in) + " to " + std::to_string(weights_.out) + ")"));
     if (weights_.activation == Activation::kGeluErf || weights_.activation == Activation::kGeluTanh) {
@@ -159,13 +174,24 @@ class CublasLtLinear final : public Linear {
 
  private:
   struct Plan {
-    cublasLtMatrixLayout_t rows_layout_x = nullptr, rows_layout_y = nullptr;
-    cublasLtMatmulAlgo_t algo;
+    explicit Plan(const Library& library) : x(library.layout_destroy), y(library.layout_destroy) {}
+    Layout x, y;  // of so many rows of either
+    cublasLtMatmulAlgo_t algo{};
   };
+
+  Status make_layout(int width, int rows, Layout& layout) const {
+    return CublasLt::check(
+        owner_.library_.layout_create(layout.place(), data_type(owner_.dtype_), width, rows, width),
+        "cublasLtMatrixLayoutCreate");
+  }
+  Status make_layouts(int rows, Plan& plan) const {
+    EMBERT_TRY(make_layout(weights_.in, rows, plan.x));
+    return make_layout(weights_.out, rows, plan.y);
+  }
 
   template <typename Value>
   Status set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
-    return CublasLt::check(owner_.library_.desc_set(desc_, attribute, &value, sizeof(value)),
+    return CublasLt::check(owner_.library_.desc_set(desc_.get(), attribute, &value, sizeof(value)),
                            "cublasLtMatmulDescSetAttribute");
   }
 
@@ -176,27 +202,14 @@ class CublasLtLinear final : public Linear {
       plan = &found->second;
       return {};
     }
-    if (plans_.size() > 4096) return refresh(rows, residual, plan);
-    return make_plan(rows, residual, plan);
-  }
-
-  Status refresh(int rows, bool residual, const Plan*& plan) {
-    for (auto& [key, old] : plans_) {
-      owner_.library_.layout_destroy(old.rows_layout_x);
-      owner_.library_.layout_destroy(old.rows_layout_y);
-    }
-    plans_.clear();
+    if (plans_.size() > 4096) plans_.clear();
     return make_plan(rows, residual, plan);
   }
 
   Status make_plan(int rows, bool residual, const Plan*& plan) {
     const Library& library = owner_.library_;
-    const cudaDataType_t type = data_type(owner_.dtype_);
-    Plan made;
-    EMBERT_TRY(CublasLt::check(library.layout_create(&made.rows_layout_x, type, weights_.in, rows, weights_.in),
-                               "cublasLtMatrixLayoutCreate"));
-    EMBERT_TRY(CublasLt::check(library.layout_create(&made.rows_layout_y, type, weights_.out, rows, weights_.out),
-                               "cublasLtMatrixLayoutCreate"));
+    Plan made(library);
+    EMBERT_TRY(make_layouts(rows, made));
     const auto key = std::make_pair(bucket_of(rows), residual);
     auto algo = algos_.find(key);
     if (algo == algos_.end()) {
@@ -207,34 +220,32 @@ class CublasLtLinear final : public Linear {
     }
     made.algo = algo->second;
     cublasLtMatmulHeuristicResult_t checked{};
-    const cublasStatus_t fits = library.algo_check(owner_.handle_, desc_, weight_layout_, made.rows_layout_x,
-                                                   made.rows_layout_y, made.rows_layout_y, &made.algo, &checked);
+    const cublasStatus_t fits = library.algo_check(owner_.handle_, desc_.get(), weight_layout_.get(), made.x.get(),
+                                                   made.y.get(), made.y.get(), &made.algo, &checked);
     if (fits != CUBLAS_STATUS_SUCCESS) EMBERT_TRY(best_algo(rows, made.algo));
-    plan = &plans_.emplace(std::make_pair(rows, residual), made).first->second;
+    plan = &plans_.emplace(std::make_pair(rows, residual), std::move(made)).first->second;
     return {};
   }
 
   Status best_algo(int rows, cublasLtMatmulAlgo_t& algo) {
     const Library& library = owner_.library_;
-    const cudaDataType_t type = data_type(owner_.dtype_);
-    cublasLtMatrixLayout_t x_layout = nullptr, y_layout = nullptr;
-    cublasLtMatmulPreference_t preference = nullptr;
-    EMBERT_TRY(
-        CublasLt::check(library.layout_create(&x_layout, type, weights_.in, rows, weights_.in), "cublasLt layout"));
-    EMBERT_TRY(
-        CublasLt::check(library.layout_create(&y_layout, type, weights_.out, rows, weights_.out), "cublasLt layout"));
-    EMBERT_TRY(CublasLt::check(library.preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
+    Plan of_rows(library);
+    EMBERT_TRY(make_layouts(rows, of_rows));
+    Owned<cublasLtMatmulPreference_t> preference(library.preference_destroy);
+    EMBERT_TRY(CublasLt::check(library.preference_create(preference.place()), "cublasLtMatmulPreferenceCreate"));
     const size_t workspace = kWorkspaceBytes;
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;  // one K partition for every number of rows
-    library.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
-    library.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof(no_split));
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+      return CublasLt::check(library.preference_set(preference.get(), attribute, &value, sizeof(value)),
+                             "cublasLtMatmulPreferenceSetAttribute");
+    };
+    EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace));
+    EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, no_split));
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
-    const cublasStatus_t status = library.heuristic(owner_.handle_, desc_, weight_layout_, x_layout, y_layout, y_layout,
-                                                    preference, 1, &result, &found);
-    library.layout_destroy(x_layout);
-    library.layout_destroy(y_layout);
-    library.preference_destroy(preference);
+    const cublasStatus_t status =
+        library.heuristic(owner_.handle_, desc_.get(), weight_layout_.get(), of_rows.x.get(), of_rows.y.get(),
+                          of_rows.y.get(), preference.get(), 1, &result, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
       return Status::refused("cuBLASLt has no algorithm for " + std::to_string(rows) + " rows, " +
                              std::to_string(weights_.in) + " to " + std::to_string(weights_.out));
@@ -246,8 +257,8 @@ class CublasLtLinear final : public Linear {
   CublasLt& owner_;
   LinearWeights weights_;
   DeviceBuffer bias_;
-  cublasLtMatmulDesc_t desc_ = nullptr;
-  cublasLtMatrixLayout_t weight_layout_ = nullptr;
+  Owned<cublasLtMatmulDesc_t> desc_;
+  Layout weight_layout_;
   std::map<std::pair<int, bool>, Plan> plans_;                  // by rows
   std::map<std::pair<int, bool>, cublasLtMatmulAlgo_t> algos_;  // by bucket
 };

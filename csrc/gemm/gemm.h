@@ -1,8 +1,9 @@
 // y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)): the one matrix product an encoder needs.
 //
 // Behind it: cuBLASLt (every device and type) and our own Hopper kernels, which also take LayerNorms over (see
-// ../EPILOGUES.md). An output row must depend on its own row, the weights and nothing else, bit for bit, whatever
-// `rows` is: so no split of K that varies with the number of rows.
+// ../EPILOGUES.md). An output row of our own kernels depends on its own row, the weights and nothing else, bit for bit,
+// whatever `rows` is: no split of K varies with the number of rows. cuBLASLt is asked for the same, no split of K at all,
+// but does not promise the order in which a block adds: rows of it are equal up to rounding.
 #pragma once
 
 #include <memory>
@@ -33,11 +34,21 @@ struct LinearWeights {
   size_t ahead_bytes = 0;
 };
 
+// A tile leaves its part of y and of its sums while others still read theirs of x, of the residual's sums, and with them
+// of the residual.
+inline Status check_places(const Rows& x, const Rows& residual, const void* y, const float2* y_sums) {
+  if (y == x.data) return Status::refused("a product cannot write over its own input");
+  if (y_sums == nullptr) return {};
+  if (y == residual.data || y_sums == x.sums || y_sums == residual.sums)
+    return Status::refused("a product that leaves sums cannot write over rows or sums that it reads");
+  return {};
+}
+
 class Linear {
  public:
   virtual ~Linear() = default;
-  // residual: [rows, out] or none, added before rounding; never with an activation. y may not be x; it may be residual.
-  // y_sums: null, or where the sums of y's rows go; `y_parts` is then set.
+  // residual: [rows, out] or none, added before rounding; never with an activation. y_sums: null, or where the sums of y's
+  // rows go; `y_parts` is then set. y may be the residual where no sums are left; never x (check_places).
   virtual Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
                      const Stream& stream) = 0;
 };

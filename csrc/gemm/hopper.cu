@@ -105,8 +105,7 @@ Status Hopper::open() {
   EMBERT_CUDA(cudaGetDevice(&device));
   EMBERT_CUDA(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
   EMBERT_TRY(fold_error_.allocate(sizeof(float)));
-  EMBERT_CUDA(cudaMemset(fold_error_.as(), 0, sizeof(float)));
-  return {};
+  return fold_error_.zero();
 }
 
 Status Hopper::check_folds() const {
@@ -126,6 +125,9 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
     return Status::refused("hopper gemm: weights are folded from FP32 ones, which are not there");
   if (weights.input_norm.gamma != nullptr && weights.in > kMaxSumColumns)
     return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxSumColumns) + " columns");
+  // Tiles<> finds a tile's row by a multiplication that is exact up to here; 4 194 240 rows are the most there are.
+  if (tiles_of(weights.out, 128) > 256)
+    return Status::refused("hopper gemm: " + std::to_string(weights.out) + " columns, at most 32768 can be run");
   auto made = std::make_unique<HopperLinear>(*this, weights);
   EMBERT_TRY(made->init(stream));
   linear = std::move(made);
@@ -353,6 +355,7 @@ Status HopperLinear::run_tiled(const Call& call) {
 Status HopperLinear::run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
                          const Stream& stream) {
   if (rows == 0) return {};
+  EMBERT_TRY(check_places(x, residual, y, y_sums));
   const Call call{x, residual, rows, y, y_sums, y_parts, stream};
   return owner_.dtype() == DType::kFloat16 ? run_type<half_t>(call) : run_type<bfloat_t>(call);
 }

@@ -11,6 +11,10 @@
 
 namespace embert::hopper {
 
+// The body of a kernel that needs sm_90a, in a build for anything else: an error that the host sees, never rows that
+// nobody wrote. The name stands in the PTX.
+#define EMBERT_TRAP(kernel) asm volatile("// " kernel ": not compiled for sm_90a\n\ttrap;")
+
 // --- mbarrier: counts arrivals and bytes; flips its phase when both are complete
 // ----------------------------------------
 
@@ -205,6 +209,24 @@ __device__ __forceinline__ void commit_products() {
 template <int kLeft>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+}
+// To the compiler these accumulators are what they are from here on: it knows nothing of products under way, and might
+// else read them before a wait that does not name them.
+template <int n>
+__device__ __forceinline__ void are_complete(float (&accumulators)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+template <int m, int n>
+__device__ __forceinline__ void are_complete(float (&accumulators)[m][n]) {
+#pragma unroll
+  for (int i = 0; i < m; ++i) are_complete(accumulators[i]);
+}
+// Before accumulators are read: waits for all products, theirs among them.
+template <typename Accumulators>
+__device__ __forceinline__ void finish_products(Accumulators& accumulators) {
+  wait_products<0>();
+  are_complete(accumulators);
 }
 
 #define EMBERT_F8(i)                                                                                          \

@@ -218,6 +218,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       for (int i = 0; i < kAhead; ++i) ask_columns(i);
       const float2 by[2] = {scales_of_warp[lane / 4], scales_of_warp[lane / 4 + 8]};
       wait_read(0);
+      are_complete(inner);
 
       uint32_t packed[Shape::kChunk / 16][4];  // the activations, as left operands of m16n8k16
 #pragma unroll
@@ -260,6 +261,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       wait_read(2);
       if (consumer == 1 && warp == 0) fetch(2, load_out);
     }
+
+    are_complete(y);
 
     // What follows is 16 rows a warp. The lane is asked for again: what is made of it here would otherwise stand in
     // registers all along.
@@ -329,6 +332,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   if (warp == 0 && elect_lane()) {
     for (int half = 0; half < 2; ++half) wait_barrier(ring.empty + 8 * (2 * consumer + half), phase ^ 1);
   }
+#else
+  EMBERT_TRAP("feed_forward_kernel");
 #endif
 }
 

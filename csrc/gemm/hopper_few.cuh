@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
       if (lane == 0) arrive(empty + 8 * earlier);
     }
   }
-  wait_products<0>();
+  finish_products(c);
 
   float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
   if (of.row_sums != nullptr) {
@@ -191,6 +191,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   if constexpr (kResidual) {
     if (of.y_sums != nullptr) leave_sums<Shape::kColumns>(of, sums, rows, first_row, column, lane);
   }
+#else
+  EMBERT_TRAP("few_rows_kernel");
 #endif
 }
 

@@ -27,6 +27,7 @@ class HopperFeedForward final : public FeedForward {
 
   Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
     if (rows >= kJoinedRows) {
+      EMBERT_TRY(check_places(x, x, y, y_sums));
       const HopperLinear::Call call{x, x, rows, y, y_sums, y_parts, along.turned()};  // x is its own residual
       if (in_->weights_.gamma_in_rows) return run_type<true>(call);
       return run_type<false>(call);
@@ -91,7 +92,7 @@ Status Hopper::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std
   if (between_blocks_.bytes() == 0) {  // accumulators, then flags
     const size_t block = FeedForwardShape::kHeldFloats * sizeof(float) + FeedForwardShape::kFlags * sizeof(int);
     EMBERT_TRY(between_blocks_.allocate(processors_ * block));
-    EMBERT_CUDA(cudaMemset(between_blocks_.as(), 0, between_blocks_.bytes()));
+    EMBERT_TRY(between_blocks_.zero());
   }
   joined = std::make_unique<HopperFeedForward>(std::move(first), std::move(second));
   return {};

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
         if (++stage == Shape::kStages) stage = 0, phase ^= 1;
       }
       if (kTurns && lane == 0) arrive(turn + 8 * (consumer ^ 1));  // its products follow while these are under way
-      wait_products<0>();
+      finish_products(c);
       ring.has_read(last_stage, lane);  // before anything else: the other consumer waits for what comes there
 
       float2 scale[kHalves][2];
@@ -175,6 +175,8 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     if (lane == 0)
       wait_stores_read<0>();  // shared memory goes with the block; what is written, the grid's end waits for
   }
+#else
+  EMBERT_TRAP("pingpong_kernel");
 #endif
 }
 

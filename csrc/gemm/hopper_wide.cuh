@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       } else if constexpr (kNarrows) {
         multiply_steps(std::integral_constant<int, Shape::kColumns / 2>());
       }
-      wait_products<0>();
+      finish_products(c);
       ring.has_read(last_stage, lane);
 
       // The epilogue, 64 rows and 16 columns at a time.
@@ -252,6 +252,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (lane == 0)
       wait_stores_read<0>();  // shared memory goes with the block; what is written, the grid's end waits for
   }
+#else
+  EMBERT_TRAP("wide_kernel");
 #endif
 }
 

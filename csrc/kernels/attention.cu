@@ -153,8 +153,7 @@ Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& wo
     return Status::refused("attention: head size " + std::to_string(head_size) +
                            " is not a multiple of 8 from 8 to 128");
   }
-  if (work.tile_count + (work.short_count + 1) / 2 > 65535 || work.short_count > 65535)  // gridDim.y
-    return Status::refused("attention: over 65535 tiles in a batch");
+  EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
   if (maps != nullptr && attention_hopper_takes(dtype, head_size) && work.tile_count > 0)
     return attention_hopper(dtype, qkv, rows, work, heads, head_size, relative, context, *maps, stream);
   const auto run = [&](auto plain, auto with_relative) {

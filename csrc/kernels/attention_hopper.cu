@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
       fence_for_copies();
       __syncthreads();
     }
-    wait_products<0>();
+    finish_products(s);
 
     if (valid < kKeys) {
       const int left = valid - 2 * (lane % 4);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
     for (int k = 0; k < kKeys / 16; ++k)
       multiply_rows<T>(out, p[k], rows_operand<kDim>(v_from + k * 16 * At::kRowBytes), true);
     commit_products();
-    wait_products<0>();
+    finish_products(out);
     if (step + At::kStages < steps) {
       __syncthreads();  // everyone is done with this stage
       if (warp == 0 && elect_lane()) fetch(step + At::kStages);
@@ -216,6 +216,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDim>)
                                                                       place_of<kDim>(row + i % 8, chunk));
     to += kAtOnce * heads * kDim;
   }
+#else
+  EMBERT_TRAP("attention_hopper_kernel");
 #endif
 }
 

@@ -2,6 +2,8 @@
 // returns at once. `T` rows are tokens, end to end; `H` is the hidden size; storage type is `dtype` unless named.
 #pragma once
 
+#include <string>
+
 #include "../launch.h"
 #include "norm.h"
 #include "shapes.h"
@@ -69,6 +71,14 @@ struct AttentionWork {
   int short_count;
   Queries queries = Queries::kAll;  // of each sequence, whose context is wanted; the rest of it may be left unwritten
 };
+constexpr int kMostAttentionTiles = 65535;  // gridDim.y, where each has a block a head
+inline Status check_attention_work(int tiles, int shorts) {
+  if (int64_t(tiles) + (shorts + 1) / 2 <= kMostAttentionTiles && shorts <= kMostAttentionTiles) return {};
+  return Status::refused("attention: " + std::to_string(tiles) + " tiles of " + std::to_string(kAttentionRows) +
+                         " queries and " + std::to_string(shorts) + " texts of up to " +
+                         std::to_string(kAttentionShort) + " tokens are over " + std::to_string(kMostAttentionTiles) +
+                         " in a batch");
+}
 // maps: of a Hopper device, or null. All forwards of an encoder must agree on it: bits depend on it.
 Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream);
@@ -88,6 +98,13 @@ Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const
 
 // --- row_offsets.cu: raises `largest` (device memory, ≥ 0) to the largest |mean| / deviation of rows with sums
 Status row_offsets(const Rows& rows, int count, int width, float epsilon, float* largest, const Stream& stream);
+
+// --- build.cu: which of this build's machine code the device runs
+struct Build {
+  int architecture = 0;  // 800, 900 …: what it was compiled for
+  bool hopper = false;   // with Hopper's own instructions (90a)
+};
+Status read_build(Build& build, const Stream& stream);
 
 // --- convert.cu: y[n] = x[n] between storage types
 // --------------------------------------------------------------------

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Encoder", "PackedBatch", "Task"]
+from engine.errors import EncoderError
+
+__all__ = ["Encoder", "PackedBatch", "Task", "check_dimensions"]
 
 
 class Task(enum.Enum):
@@ -44,6 +46,16 @@ class PackedBatch:
     def sequences(self) -> int:
         """B, the number of sequences."""
         return len(self.cu_seqlens) - 1
+
+
+def check_dimensions(batch: PackedBatch, width: int) -> None:
+    """Raise EncoderError where a sequence's `dimensions` are not 0 … width."""
+    if batch.dimensions is None:
+        return
+    (wrong,) = np.nonzero((batch.dimensions < 0) | (batch.dimensions > width))
+    if len(wrong):
+        found = batch.dimensions[wrong[0]]
+        raise EncoderError(f"dimensions of sequence {wrong[0]} must be 0 to {width}, found {found}")
 
 
 class Encoder(Protocol):

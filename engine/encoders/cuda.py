@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.checkpoint import RELATIVE, Checkpoint
+from engine.checkpoint import PADDING_POSITION, RELATIVE, Checkpoint, encoder_tensors
 from engine.config import EncoderConfig
-from engine.encoders.base import PackedBatch, Task
+from engine.encoders.base import PackedBatch, Task, check_dimensions
+from engine.encoders.known_text import disagreement, known_text, vector_of
+from engine.encoders.number_ranges import unfit_for_float16
+from engine.encoders.padding_positions import padding_positions
 from engine.encoders.relative_positions import scores_by_distance
 from engine.errors import EncoderError, EncoderLost, UnsupportedModel
 from engine.heads import Heads
 from engine.model import Model
+from engine.packing import cumulative
 
 __all__ = ["CudaEncoder", "unavailable_reason"]
 
@@ -48,6 +52,7 @@ EMBEDDING_WEIGHTS = {
     "gamma": "embeddings.LayerNorm.weight",
     "beta": "embeddings.LayerNorm.bias",
 }
+LEAST_CAPABILITY = 80  # 8.0, Ampere
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -63,7 +68,18 @@ def unavailable_reason() -> str | None:
         devices = cuda.device_count()
     except cuda.Refused as error:
         return f"CUDA cannot be used: {error}"
-    return None if devices > 0 else "no NVIDIA GPU was found"
+    if devices == 0:
+        return "no NVIDIA GPU was found"
+    reasons = [_incapable(*cuda.device_info(index)[:2]) for index in range(devices)]
+    return reasons[0] if all(reasons) else None
+
+
+def _incapable(name: str, capability: int) -> str | None:
+    """Why this GPU cannot run the CUDA encoder; None when it can."""
+    if capability >= LEAST_CAPABILITY:
+        return None
+    has, needs = (f"{each // 10}.{each % 10}" for each in (capability, LEAST_CAPABILITY))
+    return f"{name} has compute capability {has}; the CUDA encoder needs {needs} or newer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +95,12 @@ class Ticket:
 class CudaEncoder:
     """BERT on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `engine.encoders.base.Encoder`.
 
-    `dtype` is "auto" (float16), "float16", "bfloat16" or "float32" (no TF32). `gemm` is "auto", "hopper" (our own
+    `dtype` is "auto" (float16, or bfloat16 where float16 does not hold the weights), "float16", "bfloat16" or "float32"
+    (no TF32). `gemm` is "auto", "hopper" (our own
     kernels, compute capability 9.0) or "cublaslt", which is the portable path on any GPU: attention without Hopper's
     instructions and LayerNorms by themselves come with it. `fold` lets the products take LayerNorms over where they
     can; `fold_refusal` says why a model's weights did not allow it, else it is empty. `graphs` captures small batches'
-    forwards at start.
+    forwards at start. Before it is handed out, an encoder is asked for a vector that is known (known_text.py).
 
     Raises UnsupportedModel when the device or the model cannot be run, BrokenModel for weights that cannot be read.
     """
@@ -109,12 +126,16 @@ class CudaEncoder:
         config = model.config
         self.device = f"cuda:{index}"
         self.device_name, self.compute_capability, _ = self._cuda.device_info(index)
-        self.dtype = "float16" if dtype == "auto" else dtype
+        reason = _incapable(self.device_name, self.compute_capability)
+        if reason is not None:
+            raise UnsupportedModel(f"device {device} cannot be used: {reason}")
         self.hidden_size = config.hidden_size
         self.width = model.width
         self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
         self._heads = Heads(model) if model.dense else None
         checkpoint = Checkpoint.open(model)
+        self._config = config
+        self.dtype, dtype_reason = _dtype(dtype, model, checkpoint)
 
         def made(fold: bool) -> tuple[Any, str]:
             encoder = self._cuda.make_encoder(
@@ -125,6 +146,7 @@ class CudaEncoder:
                 vocabulary=config.vocab_size,
                 positions=config.max_positions,
                 types=config.type_vocab_size,
+                padding=config.padding_id is not None,
                 relative=config.relative_buckets > 0,
                 epsilon=config.layer_norm_eps,
                 activation=config.activation,
@@ -144,6 +166,7 @@ class CudaEncoder:
             if self.fold_refusal:
                 self._encoder = None  # its memory, before the next one asks for it
                 self._encoder, _ = made(False)
+            self._check_known_text(model, checkpoint)
         except self._cuda.Refused as error:
             raise UnsupportedModel(f"{model.model_id} on {self.device}: {error}") from error
         except self._cuda.Lost as error:
@@ -151,6 +174,10 @@ class CudaEncoder:
         self.choice = f"{self.gemm} matrix products, LayerNorm {self.layernorm}"
         if self.fold_refusal:
             self.choice += f" ({self.fold_refusal})"
+        if self.gemm != "hopper":
+            self.choice += ", a text's last bits may depend on its batch"
+        if dtype_reason:
+            self.choice += f"; {self.dtype} because {dtype_reason}"
 
     @property
     def gemm(self) -> str:
@@ -179,18 +206,32 @@ class CudaEncoder:
                 None if normalize is None else normalize.copy(),
             )
             dimensions, normalize = None, np.zeros(batch.sequences, np.bool_)
+        check_dimensions(batch, self.width)
+        return Ticket(self._start(batch, dimensions, normalize, task), task, *later)
+
+    def _start(
+        self,
+        batch: PackedBatch,
+        dimensions: npt.NDArray[np.int32] | None,
+        normalize: npt.NDArray[np.bool_] | None,
+        task: Task,
+    ) -> int:
+        """Hand a batch over, and answer what the extension knows it by."""
+        config = self._config
         try:
-            number = self._encoder.submit(
-                _contiguous(batch.ids, np.int32),
-                _contiguous(batch.cu_seqlens, np.int32),
-                _contiguous(batch.token_types, np.int32),
-                _contiguous(dimensions, np.int32),
-                _contiguous(normalize, np.bool_),
-                task is Task.TOKENS,
+            return int(
+                self._opened().submit(
+                    _contiguous(batch.ids, np.int32),
+                    _contiguous(batch.cu_seqlens, np.int32),
+                    _contiguous(batch.token_types, np.int32),
+                    _padding_positions(batch, config),
+                    _contiguous(dimensions, np.int32),
+                    _contiguous(normalize, np.bool_),
+                    task is Task.TOKENS,
+                )
             )
         except (self._cuda.Refused, self._cuda.Lost) as error:
             raise self._translated(error) from error
-        return Ticket(number, task, *later)
 
     def wait(self, ticket: Ticket) -> npt.NDArray[np.float32]:
         """Return the answer: float32 [B, width] for EMBED, [T, hidden_size] for TOKENS.
@@ -198,7 +239,7 @@ class CudaEncoder:
         Raises EncoderError when this forward failed, EncoderLost when no later one can work either.
         """
         try:
-            answer: npt.NDArray[np.float32] = self._encoder.wait(ticket.number)
+            answer: npt.NDArray[np.float32] = self._opened().wait(ticket.number)
         except (self._cuda.Refused, self._cuda.Lost) as error:
             raise self._translated(error) from error
         if self._heads is not None and ticket.task is Task.EMBED:
@@ -213,6 +254,36 @@ class CudaEncoder:
         """Give back the device's memory; the encoder cannot be used afterwards."""
         self._encoder = None
 
+    def _opened(self) -> Any:
+        if self._encoder is None:
+            raise EncoderError(f"{self.device} ({self.device_name}): the encoder is closed")
+        return self._encoder
+
+    def _check_known_text(self, model: Model, checkpoint: Checkpoint) -> None:
+        """Raise UnsupportedModel where a known text's vector comes out wrong: alone, or first and last of a full batch.
+
+        Few rows and many take different kernels.
+        """
+        ids = known_text(model.config)[: self.max_batch_tokens]
+        expected = vector_of(ids, model.config, checkpoint, model.pooling)
+        for lengths in _known_batches(len(ids), model.config.max_positions, self.max_batch_tokens):
+            cu_seqlens = cumulative(np.array(lengths, np.int32))
+            filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.config.vocab_size
+            batch = PackedBatch(filled.astype(np.int32), cu_seqlens)
+            batch.ids[: len(ids)] = batch.ids[-len(ids) :] = ids
+            ticket = self._encoder.submit(
+                batch.ids, cu_seqlens, None, None, None, np.zeros(len(lengths), np.bool_), False
+            )
+            vectors = self._encoder.wait(ticket)
+            for vector in vectors[[0, -1]]:
+                wrong = disagreement(vector, expected, self.dtype)
+                if wrong is not None:
+                    raise UnsupportedModel(
+                        f"{model.model_id} on {self.device} in {self.dtype}: a known text in a batch of "
+                        f"{cu_seqlens[-1]} tokens does not come out as it must: {wrong}; this build's kernels do not "
+                        f"fit this GPU, or {self.dtype} does not hold this model"
+                    )
+
     def _translated(self, error: Exception) -> EncoderError:
         kind = EncoderLost if isinstance(error, self._cuda.Lost) else EncoderError
         return kind(f"{self.device} ({self.device_name}): {error}")
@@ -225,17 +296,45 @@ def _load(encoder: Any, checkpoint: Checkpoint, config: EncoderConfig) -> str:
     tensors += [
         (ours, i, f"encoder.layer.{i}.{theirs}") for i in range(config.layers) for ours, theirs in LAYER_WEIGHTS.items()
     ]
+    if config.padding_id is not None:
+        tensors.append(("padding", -1, PADDING_POSITION))
     for ours, layer, theirs in tensors:
         tensor = checkpoint.stored(theirs)
         dtype = STORED_DTYPES.get(tensor.dtype, "float32")
         array = tensor.array if tensor.dtype in STORED_DTYPES else tensor.float32()
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         alive.append(data)
-        encoder.load(ours, layer, data, dtype)
+        encoder.load(ours, layer, data, list(tensor.shape), dtype)
     if config.relative_buckets:
         scores = scores_by_distance(checkpoint.float32(RELATIVE), config.max_positions)
-        encoder.load("relative", -1, scores.reshape(-1).view(np.uint8), "float32")
+        encoder.load("relative", -1, scores.reshape(-1).view(np.uint8), list(scores.shape), "float32")
     return str(encoder.start())
+
+
+def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
+    """What to compute in, and why where "auto" is not float16. Raises UnsupportedModel for an unfit float16."""
+    if asked not in ("auto", "float16"):
+        return asked, ""
+    matrices = [name for name, shape in encoder_tensors(model.config).items() if len(shape) == 2 and name != RELATIVE]
+    unfit = unfit_for_float16(checkpoint, matrices)
+    if unfit is None:
+        return "float16", ""
+    if asked == "auto":
+        return "bfloat16", unfit
+    raise UnsupportedModel(f"{model.model_id} cannot be run in float16: {unfit}; choose bfloat16 or float32")
+
+
+def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
+    """Lengths of the texts of two batches: one known text, and two of them around as many long ones as fit."""
+    fillers = (tokens - 2 * length) // longest
+    return [[length], [length, *[longest] * fillers, length]] if tokens >= 2 * length else [[length]]
+
+
+def _padding_positions(batch: PackedBatch, config: EncoderConfig) -> npt.NDArray[np.int32] | None:
+    cu_seqlens = batch.cu_seqlens
+    if config.padding_id is None or len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
+        return None  # what is wrong with the batch, the extension says
+    return padding_positions(batch.ids, cu_seqlens, config.padding_id, config.max_positions)
 
 
 def _extension() -> Any:

@@ -28,7 +28,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 import torch
 
 from engine.checkpoint import Checkpoint
-from engine.encoders.base import PackedBatch, Task
+from engine.encoders.base import PackedBatch, Task, check_dimensions
+from engine.encoders.padding_positions import padding_positions
 from engine.encoders.torch_bert import Bert, Group
 from engine.encoders.torch_linear import kernel_rows, limit_kernel_caches, row_counts
 from engine.errors import EncoderError, UnsupportedModel
@@ -70,7 +71,7 @@ class _Ticket:
     lengths: Ints  # [B] in that order
     tokens: Ints  # [T] where each token came from
     ids: Ints  # [T]
-    positions: Ints  # [T]
+    positions: Ints  # [T] rows of the position table
     token_types: Ints | None  # [T]
     dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
@@ -99,6 +100,7 @@ class TorchEncoder:
         self.width = model.width
         self.hidden_size = model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or max(MAX_BATCH_TOKENS, model.max_input_length)
+        self._config = model.config
         self._pooling = model.pooling
         self._pools_one_row = model.pooling in ("cls", "last-token")
         limit_kernel_caches()
@@ -140,11 +142,15 @@ class TorchEncoder:
         return self._threads if kernel_rows(tokens) >= MIN_RUN_TOKENS else min(FEW_TOKENS_THREADS, self._threads)
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> _Ticket:
-        """Take a batch; its arrays may be reused. Raises ValueError when it has more than max_batch_tokens tokens."""
+        """Take a batch; its arrays may be reused.
+
+        Raises ValueError when it has more than max_batch_tokens tokens, EncoderError for dimensions it cannot have.
+        """
         if batch.tokens > self.max_batch_tokens:
             raise ValueError(
                 f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
             )
+        check_dimensions(batch, self.width)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         order = np.argsort(lengths, kind="stable")
@@ -152,13 +158,15 @@ class TorchEncoder:
         sorted_starts = np.cumsum(lengths) - lengths
         positions = np.arange(batch.tokens) - np.repeat(sorted_starts, lengths)
         tokens = np.repeat(starts[order], lengths) + positions
+        config = self._config
+        around = padding_positions(batch.ids, batch.cu_seqlens, config.padding_id, config.max_positions)
         return _Ticket(
             task=task,
             order=order,
             lengths=lengths,
             tokens=tokens,
             ids=batch.ids[tokens].astype(np.int64),
-            positions=positions,
+            positions=positions if around is None else around[tokens].astype(np.int64),
             token_types=None if batch.token_types is None else batch.token_types[tokens].astype(np.int64),
             dimensions=None if batch.dimensions is None else batch.dimensions.copy(),
             normalize=None if batch.normalize is None else batch.normalize.copy(),

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from engine.checkpoint import RELATIVE, Checkpoint
+from engine.checkpoint import PADDING_POSITION, RELATIVE, Checkpoint
 from engine.config import EncoderConfig
 from engine.encoders.torch_linear import Activation, Linear, kernel_rows, make_linear, packed_works
 from engine.encoders.torch_positions import RelativePositions
@@ -45,6 +45,8 @@ class Bert:
         self._dtype = dtype
         self._words = _tensor(checkpoint, "embeddings.word_embeddings.weight")
         positions = _tensor(checkpoint, "embeddings.position_embeddings.weight").float()
+        if config.padding_id is not None:  # the row after those of texts
+            positions = torch.cat([positions, _tensor(checkpoint, PADDING_POSITION).float()])
         self._types = _tensor(checkpoint, "embeddings.token_type_embeddings.weight").float()
         # Nearly every batch has token type 0 throughout, so that row is added beforehand; other types by difference.
         self._positions = positions + self._types[0]

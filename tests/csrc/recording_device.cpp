@@ -1,39 +1,33 @@
-// The encoder's host side before a device that only writes down what it is asked to do: CUDA's runtime and the kernels'
-// launchers, each a line. Arguments: pooling (0 cls, 1 mean, 2 max, 3 last), gemm, graphs (0, 1), task (0 embed, 1
-// tokens), relative positions (0, 1), weights stored in FP32 (0, 1), then the lengths of a batch, or of several with a
-// "/" between them, which are then in flight two at a time.
-//
-// A line is a name and key=value pairs; addresses are offsets into one pool, -1 is null.
+// A device that only writes down what it is asked to do: recording_device.h.
 
-#include <cuda_runtime.h>
+#include "recording_device.h"
 
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <sys/mman.h>
+
 #include <cstring>
 
-#include "encoder/encoder.h"
+bool telling = false;
+Faults faults;
+Living living;
 
 namespace {
 
-constexpr size_t kPoolBytes = size_t(1) << 31;
-uint8_t* const pool_memory = static_cast<uint8_t*>(std::aligned_alloc(4096, kPoolBytes));
+// Address space, of which nothing is taken before it is written.
+constexpr size_t kPoolBytes = size_t(1) << 36;
+uint8_t* const pool_memory = static_cast<uint8_t*>(mmap(nullptr, kPoolBytes, PROT_READ | PROT_WRITE,
+                                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 size_t pool_used = 0;
-bool telling = false;
-
-constexpr int kPositions = 512, kRelativePositions = 500;  // the latter no multiple of a tile
 
 long at(const void* address) {
   return address == nullptr ? -1 : static_cast<const uint8_t*>(address) - pool_memory;
 }
 
-template <typename... Values>
-void tell(const char* format, Values... values) {
-  if (!telling) return;
-  if constexpr (sizeof...(values) == 0)
-    std::fputs(format, stdout);
-  else
-    std::printf(format, values...);
+// Counts down; the call that finds 0 fails, and so does each after it.
+bool fails(int& calls_left) {
+  if (calls_left < 0) return false;
+  if (calls_left == 0) return true;
+  --calls_left;
+  return false;
 }
 
 }  // namespace
@@ -41,6 +35,9 @@ void tell(const char* format, Values... values) {
 extern "C" {
 cudaError_t cudaMalloc(void** address, size_t bytes) {
   tell("allocate bytes=%zu\n", bytes);
+  *address = nullptr;
+  if (fails(faults.allocations)) return cudaErrorMemoryAllocation;
+  ++living.allocations;
   *address = pool_memory + pool_used;
   pool_used += (bytes + 4095) / 4096 * 4096;
   return pool_used <= kPoolBytes ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -48,10 +45,14 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
 cudaError_t cudaMallocHost(void** address, size_t bytes) {
   return cudaMalloc(address, bytes);
 }
-cudaError_t cudaFree(void*) {
+cudaError_t cudaFree(void* address) {
+  if (address != nullptr) --living.allocations;
   return cudaSuccess;
 }
-cudaError_t cudaFreeHost(void*) {
+cudaError_t cudaFreeHost(void* address) {
+  return cudaFree(address);
+}
+cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int) {
@@ -63,14 +64,17 @@ cudaError_t cudaMemGetInfo(size_t* left, size_t* total) {
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   std::memset(properties, 0, sizeof *properties);
-  properties->major = 9;
+  std::strcpy(properties->name, "A GPU");
+  properties->major = faults.major, properties->minor = faults.minor;
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  ++living.streams;
   *stream = reinterpret_cast<cudaStream_t>(1);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t) {
+  --living.streams;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
@@ -81,6 +85,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  ++living.events;
   *event = reinterpret_cast<cudaEvent_t>(1);
   return cudaSuccess;
 }
@@ -91,6 +96,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t) {
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t) {
+  --living.events;
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
@@ -109,17 +115,22 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  ++living.graphs;
   *graph = reinterpret_cast<cudaGraph_t>(1);
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* graph, cudaGraph_t, unsigned long long) {
+  if (fails(faults.instantiations)) return cudaErrorMemoryAllocation;
+  ++living.executables;
   *graph = reinterpret_cast<cudaGraphExec_t>(1);
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t) {
+  --living.graphs;
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
+  --living.executables;
   return cudaSuccess;
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
@@ -139,6 +150,10 @@ const char* cudaGetErrorString(cudaError_t) {
 
 namespace embert {
 
+Status read_build(Build& build, const Stream&) {
+  build = faults.build;
+  return faults.told_build;
+}
 Status compute_offsets(const OffsetsInput&, const OffsetsOutput&, const OffsetsCapacity& capacity, const Stream&) {
   tell("offsets tokens=%d sequences=%d tiles=%d shorts=%d\n", capacity.tokens, capacity.sequences, capacity.tiles,
        capacity.shorts);
@@ -169,6 +184,7 @@ bool attention_takes(DType, int) {
 }
 Status attention(DType, const void* qkv, int rows, const AttentionWork& work, int, int, const RelativeScores& relative,
                  void* context, TensorMaps*, const Stream& stream) {
+  if (fails(faults.attentions)) return faults.attention;
   tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d ", at(qkv), rows, work.tile_count, work.short_count,
        int(work.queries));
   if (relative.scores != nullptr) {
@@ -212,6 +228,7 @@ class RecordingLinear final : public Linear {
   explicit RecordingLinear(const LinearWeights& weights) : weights_(weights) {}
   Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
              const Stream& stream) override {
+    EMBERT_TRY(check_places(x, residual, y, y_sums));
     tell("linear in=%d out=%d rows=%d x=%ld sums=%ld parts=%d residual=%ld residual_sums=%ld y=%ld y_sums=%ld ",
          weights_.in, weights_.out, rows, at(x.data), at(x.sums), x.sums == nullptr ? 0 : x.parts, at(residual.data),
          at(residual.sums), at(y), at(y_sums));
@@ -264,118 +281,63 @@ Status make_cublaslt(DType, const std::string&, std::unique_ptr<GemmProvider>& p
 
 using namespace embert;
 
-namespace {
-
-constexpr int kHidden = 256, kInner = 1024, kLayers = 3, kHeads = 4, kVocabulary = 1000;
-
 void check(const Status& status) {
   if (status.ok()) return;
   std::printf("refused %s\n", status.message().c_str());
   std::exit(0);
 }
 
-enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
-
-// Weights of layer i are 10·i and 1 for query, 2 for key, 3 for value, 4 for inner; the others are 0. In FP16 all are
-// 0.
-void load(Encoder& encoder, Stored stored) {
-  std::vector<float> floats(std::max(kVocabulary, kInner) * kHidden);
-  const std::vector<uint16_t> zeros(floats.size());
-  const auto put = [&](const std::string& name, int layer, size_t count) {
-    const char* const names[] = {"query.weight", "key.weight", "value.weight", "inner.weight"};
-    const auto* const found = std::find(std::begin(names), std::end(names), name);
-    const float value = found == std::end(names) ? 0.0f : 10.0f * layer + 1 + (found - names);
-    std::fill(floats.begin(), floats.end(), value);
-    const bool is_vector = layer < 0 ? name == "gamma" || name == "beta" : name.find(".weight") == std::string::npos;
-    if (stored == Stored::kFloat32 || (stored == Stored::kVectorsInFloat32 && is_vector))
-      check(encoder.load(name, layer, floats.data(), count, DType::kFloat32));
-    else
-      check(encoder.load(name, layer, zeros.data(), count, DType::kFloat16));
-  };
-  put("word", -1, kVocabulary * kHidden);
-  put("position", -1, size_t(encoder.shape().positions) * kHidden);
-  put("type", -1, kHidden);
-  put("gamma", -1, kHidden);
-  put("beta", -1, kHidden);
-  for (int layer = 0; layer < kLayers; ++layer) {
-    for (const std::string name : {"query", "key", "value", "attention"}) {
-      put(name + ".weight", layer, kHidden * kHidden);
-      put(name + ".bias", layer, kHidden);
-    }
-    put("inner.weight", layer, kInner * kHidden);
-    put("inner.bias", layer, kInner);
-    put("out.weight", layer, kInner * kHidden);
-    put("out.bias", layer, kHidden);
-    for (const std::string name : {"attention.gamma", "attention.beta", "out.gamma", "out.beta"})
-      put(name, layer, kHidden);
-  }
-}
-
-// Of head h: 1 000·h + key - query.
-void load_relative(Encoder& encoder) {
-  std::vector<float> scores;
-  for (int head = 0; head < kHeads; ++head)
-    for (int distance = 1 - kRelativePositions; distance < kRelativePositions; ++distance)
-      scores.push_back(1000.0f * head + distance);
-  check(encoder.load("relative", -1, scores.data(), scores.size(), DType::kFloat32));
-}
-
-}  // namespace
-
-int main(int count, char** arguments) {
-  if (count < 7) return 2;
+ModelShape small_model() {
   ModelShape shape;
   shape.hidden = kHidden;
   shape.layers = kLayers;
   shape.heads = kHeads;
   shape.inner = kInner;
   shape.vocabulary = kVocabulary;
-  shape.relative = std::atoi(arguments[5]) != 0;
-  shape.positions = shape.relative ? kRelativePositions : kPositions;
+  shape.positions = kPositions;
   shape.types = 1;
-  shape.pooling = Pooling(std::atoi(arguments[1]));
-  EncoderOptions options;
-  options.max_tokens = 4096;
-  options.gemm = arguments[2];
-  options.graphs = std::atoi(arguments[3]) != 0;
-  const Task task = Task(std::atoi(arguments[4]));
-  std::vector<std::vector<int32_t>> batches(1, {0});  // of cu_seqlens
-  for (int i = 7; i < count; ++i) {
-    if (std::strcmp(arguments[i], "/") == 0)
-      batches.push_back({0});
-    else
-      batches.back().push_back(batches.back().back() + std::atoi(arguments[i]));
-  }
+  return shape;
+}
 
-  std::unique_ptr<Encoder> encoder;
-  check(Encoder::create(shape, options, encoder));
-  load(*encoder, Stored(std::atoi(arguments[6])));
-  if (shape.relative) load_relative(*encoder);
-  std::string refusal;
-  telling = true;
-  check(encoder->start(refusal));
-  tell("started graphs=%d\n", encoder->graph_count());
-  std::vector<int> tickets;
-  const auto wait = [&] {
-    const int ticket = tickets.front();
-    tickets.erase(tickets.begin());
-    std::vector<float> out(size_t(encoder->rows_of(ticket)) * kHidden);
-    check(encoder->wait(ticket, out.data()));
-    tell("answered rows=%d\n", encoder->rows_of(ticket));
+void load(Encoder& encoder, Stored stored, const std::string& without) {
+  std::vector<float> floats(std::max(kVocabulary, kInner) * kHidden);
+  const std::vector<uint16_t> zeros(floats.size());
+  const auto put = [&](const std::string& name, int layer, const TensorShape& shape) {
+    if (name == without) return;
+    const char* const names[] = {"query.weight", "key.weight", "value.weight", "inner.weight"};
+    const auto* const found = std::find(std::begin(names), std::end(names), name);
+    const float value = found == std::end(names) ? 0.0f : 10.0f * layer + 1 + (found - names);
+    std::fill(floats.begin(), floats.end(), value);
+    const bool is_vector = layer < 0 ? name == "gamma" || name == "beta" : name.find(".weight") == std::string::npos;
+    if (stored == Stored::kFloat32 || (stored == Stored::kVectorsInFloat32 && is_vector))
+      check(encoder.load(name, layer, floats.data(), shape, DType::kFloat32));
+    else
+      check(encoder.load(name, layer, zeros.data(), shape, DType::kFloat16));
   };
-  for (const auto& cu_seqlens : batches) {
-    const std::vector<int32_t> ids(std::max(1, cu_seqlens.back()), 5);
-    BatchView batch;
-    batch.tokens = cu_seqlens.back();
-    batch.sequences = int(cu_seqlens.size()) - 1;
-    batch.ids = ids.data();
-    batch.cu_seqlens = cu_seqlens.data();
-    if (tickets.size() == 2) wait();
-    int ticket = 0;
-    check(encoder->submit(batch, task, ticket));
-    tell("submitted slot=%d\n", ticket);
-    tickets.push_back(ticket);
+  put("word", -1, {kVocabulary, kHidden});
+  put("position", -1, {size_t(encoder.shape().positions), kHidden});
+  if (encoder.shape().padding) put("padding", -1, {1, kHidden});
+  put("type", -1, {1, kHidden});
+  put("gamma", -1, {kHidden});
+  put("beta", -1, {kHidden});
+  for (int layer = 0; layer < kLayers; ++layer) {
+    for (const std::string name : {"query", "key", "value", "attention"}) {
+      put(name + ".weight", layer, {kHidden, kHidden});
+      put(name + ".bias", layer, {kHidden});
+    }
+    put("inner.weight", layer, {kInner, kHidden});
+    put("inner.bias", layer, {kInner});
+    put("out.weight", layer, {kHidden, kInner});
+    put("out.bias", layer, {kHidden});
+    for (const std::string name : {"attention.gamma", "attention.beta", "out.gamma", "out.beta"})
+      put(name, layer, {kHidden});
   }
-  while (!tickets.empty()) wait();
-  telling = false;
+}
+
+void load_relative(Encoder& encoder) {
+  std::vector<float> scores;
+  for (int head = 0; head < kHeads; ++head)
+    for (int distance = 1 - kRelativePositions; distance < kRelativePositions; ++distance)
+      scores.push_back(1000.0f * head + distance);
+  check(encoder.load("relative", -1, scores.data(), {kHeads, 2 * kRelativePositions - 1}, DType::kFloat32));
 }

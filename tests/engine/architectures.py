@@ -38,8 +38,9 @@ def build(folder: Path, architecture: str, *, vocab_size: int = 64, head: str = 
         getattr(transformers, family + "Config")(vocab_size=vocab_size, initializer_range=0.3, **config)
     )
     for name, parameter in made.named_parameters():
-        # HuggingFace starts biases at 0 and LayerNorm at 1: an encoder that forgets them would pass.
-        if "norm" in name.lower() or name.endswith("bias"):
+        # HuggingFace starts biases and the padding token's rows at 0 and LayerNorm at 1: an encoder that forgets them
+        # would pass.
+        if "norm" in name.lower() or name.endswith(("bias", "_embeddings.weight")):
             parameter.data += torch.randn_like(parameter) * 0.2
     made.save_pretrained(folder)  # type: ignore[operator]
     write_modules(folder)

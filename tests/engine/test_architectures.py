@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from engine.encoders.relative_positions import buckets
 from engine.errors import BrokenModel, UnsupportedModel
 from tests.engine.architectures import ARCHITECTURES, build, byte_level, unigram
 from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit
+from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 
 
@@ -34,6 +35,62 @@ def test_hidden_states_equal_hugging_face(tmp_path: Path, architecture: str, hea
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
     np.testing.assert_allclose(hidden, expected, atol=2e-4)
+
+
+def with_padding_inside(padding: int) -> list[npt.NDArray[np.int32]]:
+    """Texts that hold padding tokens: first, in the middle, last, several, nothing else; and texts that hold none."""
+    patterns = [
+        "p",
+        "pt",
+        "tp",
+        "tptt",
+        "ttpp",
+        "pptt",
+        "ptptp",
+        "pppp",
+        "tttt",
+        "t",
+        "tttp" * 30,
+        "p" * 128,
+        "t" * 128,
+    ]
+    random = np.random.default_rng(0)
+    return [
+        np.array([padding if each == "p" else random.integers(10, 60) for each in pattern], np.int32)
+        for pattern in patterns
+    ]
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if "long" not in name])
+def test_padding_tokens_inside_texts_stand_where_hugging_face_puts_them(tmp_path: Path, architecture: str) -> None:
+    folder = build(tmp_path, architecture)
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder))
+    padding = json.loads((folder / "config.json").read_text()).get("pad_token_id", 1)
+    expects_rule = architecture.partition(",")[0] in ("roberta", "xlm-roberta", "camembert", "mpnet")
+    assert model.config.padding_id == (padding if expects_rule else None)
+    sequences = with_padding_inside(padding)
+    encoder, reference = engine.load_encoder(model, device="cpu"), HuggingFace(folder)
+    expected = np.concatenate(list(map(reference.hidden, sequences)))
+    np.testing.assert_allclose(encoder.encode(engine.pack(sequences), Task.TOKENS), expected, atol=2e-4)
+    # Alone, too, and pooled.
+    for ids in sequences:
+        wanted = unit(reference.pooled(ids, "mean"))
+        np.testing.assert_allclose(encoder.encode(engine.pack([ids]))[0], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "xlm-roberta"])
+def test_texts_that_spell_out_the_padding_token(tmp_path: Path, architecture: str) -> None:
+    folder = build(tmp_path, architecture, vocab_size=400)
+    backend = byte_level(400)
+    backend.save(str(folder / "tokenizer.json"))
+    texts = ["hello <pad> world", "<pad> hello", "hello<pad>", "<pad><pad>hello<pad>", "<pad>", "hello world"]
+    reference = HuggingFace(folder)
+    tokens = [backend.encode(text).ids for text in texts]
+    assert [ids.count(1) for ids in tokens] == [1, 1, 1, 3, 1, 0]
+    wanted: Floats = np.stack([reference.hidden(np.array(ids)).mean(0) for ids in tokens])
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.embed(texts), unit(wanted), atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.999)])
@@ -57,49 +114,23 @@ def test_buckets_of_distances_equal_hugging_face() -> None:
     np.testing.assert_array_equal(buckets(distances, 32), wanted.numpy())
 
 
-class Recorder:
-    """The extension's encoder, as far as loading goes: keeps what it is given."""
-
-    gemm, folds = "hopper", True
-
-    def __init__(self, **shape: Any) -> None:
-        self.shape = shape
-        self.loaded: dict[tuple[str, int], Floats] = {}
-
-    def load(self, name: str, layer: int, data: npt.NDArray[np.uint8], dtype: str) -> None:
-        assert dtype == "float32"
-        self.loaded[name, layer] = data.view(np.float32).copy()
-
-    def start(self) -> str:
-        return ""
-
-
 @pytest.mark.parametrize("architecture", ["mpnet", "distilbert"])
 def test_what_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
     folder = build(tmp_path, architecture)
     byte_level(300).save(str(folder / "tokenizer.json"))
-    made: list[Recorder] = []
-
-    def make_encoder(**shape: Any) -> Recorder:
-        made.append(Recorder(**shape))
-        return made[-1]
-
-    gpu = SimpleNamespace(
-        device_count=lambda: 1,
-        device_info=lambda _: ("a GPU", 90, 0),
-        make_encoder=make_encoder,
-        Refused=RuntimeError,
-        Lost=RuntimeError,
-    )
-    monkeypatch.setattr(cuda, "unavailable_reason", lambda: None)
+    model = engine.load_model(str(folder))
+    gpu = StandInGpu(model)
     monkeypatch.setattr(cuda, "_extension", lambda: gpu)
-    assert engine.load_encoder(engine.load_model(str(folder))).device == "cuda:0"
-    (ours,) = made
+    assert engine.load_encoder(model).device == "cuda:0"
+    (ours,) = gpu.encoders
     theirs: Any = transformers.AutoModel.from_pretrained(folder)
     assert (ours.shape["positions"], ours.shape["types"]) == (128, 1)
     assert not ours.loaded["type", -1].any()
     places = theirs.embeddings.position_embeddings.weight.detach().numpy()
     np.testing.assert_array_equal(ours.loaded["position", -1].reshape(128, 64), places[len(places) - 128 :])
+    assert ours.shape["padding"] == (architecture == "mpnet")
+    if architecture == "mpnet":
+        np.testing.assert_array_equal(ours.loaded["padding", -1], places[1:2])
     assert ours.shape["relative"] == (architecture == "mpnet") == (("relative", -1) in ours.loaded)
     if architecture == "mpnet":
         with torch.inference_mode():

@@ -1,0 +1,62 @@
+"""Whether a checkpoint's weights fit float16, whose numbers end at 65 504 and lose their digits below 6e-5.
+
+Checkpoints in bfloat16 or float32 may hold what float16 does not. A weight below 2⁻¹⁷ is stored with an error of up to
+2⁻²⁵: nothing beside weights of a usual size, everything to a matrix that has no others. So a matrix is judged as a
+whole, not by a small number here and there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.checkpoint import Checkpoint
+from engine.errors import BrokenModel
+from engine.safetensors_file import Tensor
+
+__all__ = ["unfit_for_float16"]
+
+LARGEST = 65504.0
+# Float16's steps end at 2⁻²⁴: a rounding of 2⁻²⁴/√12 on average. Below this root mean square that is more than three
+# times what float16 costs a matrix of usual numbers, 2.1e-4 of its length.
+LEAST_RMS = 2.0**-15
+SAMPLE = 1 << 18  # elements, evenly spaced, from which a tensor's root mean square is taken
+
+
+def unfit_for_float16(checkpoint: Checkpoint, names: Iterable[str]) -> str | None:
+    """Which matrix float16 does not hold, and why, in half a sentence; None where it holds all.
+
+    Raises BrokenModel naming a tensor that has a NaN or an infinity.
+    """
+    for name in names:
+        tensor = checkpoint.stored(name)
+        largest = _largest(tensor)
+        if not np.isfinite(largest):
+            raise BrokenModel(f"{checkpoint.path}: {name} has elements that are no finite numbers")
+        if tensor.dtype == "F16":
+            continue
+        if largest > LARGEST:
+            return f"{name} has an element of {largest:.4g}, and float16 ends at {LARGEST:.0f}"
+        rms = _root_mean_square(tensor)
+        if 0 < rms < LEAST_RMS:
+            return f"{name} has elements of {rms:.2g} on average, too small for float16"
+    return None
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest absolute value; NaN counts as larger than all."""
+    array = tensor.array
+    if array.size == 0:
+        return 0.0
+    if tensor.dtype == "BF16":  # whose bits without the sign order as its numbers do
+        bits = np.uint16((array & np.uint16(0x7FFF)).max())
+        return float((bits.astype(np.uint32) << 16).view(np.float32))
+    return float(max(array.max(), -array.min()))
+
+
+def _root_mean_square(tensor: Tensor) -> float:
+    flat: npt.NDArray[np.generic] = tensor.array.reshape(-1)
+    some = Tensor(flat[:: max(1, flat.size // SAMPLE)], tensor.dtype).float32().astype(np.float64)
+    return float(np.sqrt(np.mean(np.square(some)))) if some.size else 0.0

@@ -1,0 +1,220 @@
+// The encoder's host side where something cannot be had: a scenario's name is the argument. Each line is what a step
+// said: "fine", "refused: …" or "lost: …"; "asked" counts what the device was asked before; at the end what still lives.
+
+#include <cstring>
+
+#include "recording_device.h"
+
+using namespace embert;
+
+namespace {
+
+void say(const char* step, const Status& status) {
+  const char* const kind = status.ok() ? "fine" : status.is_lost() ? "lost: " : "refused: ";
+  std::printf("%s %s%s\n", step, kind, status.message().c_str());
+}
+
+struct Batch {
+  std::vector<int32_t> cu_seqlens{0}, ids, positions, dimensions;
+  BatchView view;
+
+  explicit Batch(const std::vector<int>& lengths) {
+    for (const int length : lengths) cu_seqlens.push_back(cu_seqlens.back() + length);
+    ids.assign(cu_seqlens.back(), 5);
+    view.tokens = cu_seqlens.back();
+    view.sequences = int(lengths.size());
+    view.ids = ids.data();
+    view.cu_seqlens = cu_seqlens.data();
+  }
+};
+
+std::unique_ptr<Encoder> started(const ModelShape& shape, const EncoderOptions& options) {
+  std::unique_ptr<Encoder> encoder;
+  check(Encoder::create(shape, options, encoder));
+  load(*encoder, Stored::kFloat16);
+  std::string refusal;
+  check(encoder->start(refusal));
+  return encoder;
+}
+
+// What becomes of a batch, and, where it was taken, of its answer.
+void run(Encoder& encoder, const BatchView& batch) {
+  int64_t ticket = 0;
+  telling = true;
+  const Status status = encoder.submit(batch, Task::kEmbed, ticket);
+  telling = false;
+  say("submit", status);
+  if (!status.ok()) return;
+  std::vector<float> out(size_t(batch.sequences) * kHidden);
+  say("wait", encoder.wait(ticket, out.data()));
+}
+
+void create(const ModelShape& shape, const EncoderOptions& options) {
+  std::unique_ptr<Encoder> encoder;
+  say("create", Encoder::create(shape, options, encoder));
+}
+
+void weights(const ModelShape& shape, const EncoderOptions& options, const std::string& what) {
+  std::unique_ptr<Encoder> encoder;
+  check(Encoder::create(shape, options, encoder));
+  const std::vector<float> zeros(size_t(kVocabulary) * kInner);
+  std::string refusal;
+  const auto put = [&](const char* name, int layer, const TensorShape& of) {
+    say("load", encoder->load(name, layer, zeros.data(), of, DType::kFloat32));
+  };
+  if (what == "missing") {
+    load(*encoder, Stored::kFloat32, "inner.bias");
+    say("start", encoder->start(refusal));
+  } else if (what == "instead") {  // as many as there should be, one of them twice
+    load(*encoder, Stored::kFloat32, "beta");
+    put("gamma", -1, {kHidden});
+    say("start", encoder->start(refusal));
+  } else if (what == "surplus") {
+    put("pooler", -1, {kHidden, kHidden});
+    put("query.weight", kLayers, {kHidden, kHidden});
+    put("padding", -1, {1, kHidden});
+  } else {  // shapes
+    put("inner.weight", 1, {kHidden, kInner});
+    put("out.bias", 2, {kInner});
+    put("word", -1, {kVocabulary - 1, kHidden});
+    put("query.weight", 0, {kHidden * kHidden});
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 2) return 2;
+  const std::string scenario = arguments[1];
+  ModelShape shape = small_model();
+  EncoderOptions options;
+  options.max_tokens = 4096;
+  options.graphs = false;
+  const auto is = [&](const char* name) { return scenario == name; };
+  {
+    if (is("capability")) {
+      faults.major = 7, faults.minor = 5;
+      create(shape, options);
+    } else if (is("no code")) {
+      faults.told_build = Status::cuda(cudaErrorNoKernelImageForDevice, "build");
+      create(shape, options);
+    } else if (is("empty code")) {
+      faults.build = {};
+      create(shape, options);
+    } else if (is("plain 90")) {
+      faults.build = {900, false};
+      create(shape, options);
+      options.gemm = "cublaslt";
+      create(shape, options);
+    } else if (is("ampere")) {
+      faults.major = 8, faults.build = {800, false};
+      create(shape, options);
+    } else if (is("too many tokens")) {
+      options.max_tokens = 65535 * 64 + 1;
+      create(shape, options);
+    } else if (is("memory at start")) {
+      for (faults.allocations = 0; faults.allocations < 20; ++faults.allocations) {
+        const int left = faults.allocations;
+        create(shape, options);
+        faults.allocations = left;
+      }
+    } else if (is("graphs")) {
+      options.graphs = true;
+      faults.instantiations = 3;
+      std::unique_ptr<Encoder> encoder;
+      check(Encoder::create(shape, options, encoder));
+      load(*encoder, Stored::kFloat16);
+      std::string refusal;
+      say("start", encoder->start(refusal));
+    } else if (is("a capture")) {
+      options.graphs = true;
+      faults.attentions = 2 * kLayers + 1;  // after the two batches at start
+      faults.attention = Status::refused("an attention that cannot be launched");
+      std::unique_ptr<Encoder> encoder;
+      check(Encoder::create(shape, options, encoder));
+      load(*encoder, Stored::kFloat16);
+      std::string refusal;
+      say("start", encoder->start(refusal));
+    } else if (scenario.rfind("weights ", 0) == 0) {
+      weights(shape, options, scenario.substr(8));
+    } else if (is("tiles")) {
+      options.max_tokens = 65535 * 64;
+      faults.major = 8, faults.build = {800, false};
+      const auto encoder = started(shape, options);
+      run(*encoder, Batch(std::vector<int>(33000, 65)).view);
+      run(*encoder, Batch(std::vector<int>(65536, 1)).view);
+      run(*encoder, Batch(std::vector<int>(32767, 65)).view);
+    } else if (is("memory")) {
+      const auto encoder = started(shape, options);
+      const Batch many(std::vector<int>(500, 8)), few({20, 30});
+      faults.allocations = 0;
+      run(*encoder, many.view);
+      run(*encoder, few.view);  // for which there is room
+      faults.allocations = -1;
+      run(*encoder, many.view);
+    } else if (is("a launch")) {
+      const auto encoder = started(shape, options);
+      const Batch few({20, 30});
+      faults.attentions = 1;
+      faults.attention = Status::cuda(cudaErrorMemoryAllocation, "attention");
+      run(*encoder, few.view);
+      faults.attentions = -1;
+      run(*encoder, few.view);
+      faults.attentions = 0;
+      faults.attention = Status::cuda(cudaErrorIllegalAddress, "attention");
+      run(*encoder, few.view);
+      faults.attentions = -1;
+      run(*encoder, few.view);
+    } else if (is("tickets")) {
+      const auto encoder = started(shape, options), other = started(shape, options);
+      const Batch one({20}), two({30, 30});
+      std::vector<float> out(2 * kHidden);
+      int64_t first = 0, second = 0, third = 0, theirs = 0;
+      check(encoder->submit(one.view, Task::kEmbed, first));
+      check(encoder->wait(first, out.data()));
+      say("again", encoder->wait(first, out.data()));
+      check(encoder->submit(two.view, Task::kEmbed, second));
+      check(encoder->submit(one.view, Task::kEmbed, third));
+      say("stale", encoder->wait(first, out.data()));
+      check(other->submit(two.view, Task::kEmbed, theirs));
+      say("elsewhere", other->wait(second, out.data()));
+      say("never", encoder->wait(-1, out.data()));
+      std::printf("rows %d %d\n", encoder->rows_of(second), encoder->rows_of(third));
+      say("third", encoder->wait(third, out.data()));
+      say("second", encoder->wait(second, out.data()));
+      say("theirs", other->wait(theirs, out.data()));
+    } else if (is("dimensions")) {
+      const auto encoder = started(shape, options);
+      Batch batch({20, 30});
+      for (const std::vector<int32_t>& asked : {std::vector<int32_t>{4, -1}, {257, 4}, {0, 256}}) {
+        batch.view.dimensions = asked.data();
+        run(*encoder, batch.view);
+      }
+    } else if (is("positions")) {
+      shape.padding = true;
+      options.graphs = true;
+      const auto encoder = started(shape, options);
+      Batch batch({3, 2});
+      for (const std::vector<int32_t>& asked :
+           {std::vector<int32_t>{0, 512, 1, 0, 1}, {0, 513, 1, 0, 1}, {0, -1, 1, 0, 1}}) {
+        batch.view.positions = asked.data();
+        run(*encoder, batch.view);
+      }
+      batch.view.positions = nullptr;
+      run(*encoder, batch.view);
+    } else if (is("places")) {
+      float rows[4] = {};
+      float2 sums[4] = {};
+      const Rows x{rows, nullptr}, residual{rows + 1, sums};
+      say("apart", check_places(x, residual, rows + 2, sums + 1));
+      say("in place", check_places(x, {rows + 1}, rows + 1, nullptr));
+      say("over x", check_places(x, residual, rows, nullptr));
+      say("in place with sums", check_places(x, residual, rows + 1, sums + 1));
+      say("over sums", check_places(x, residual, rows + 2, sums));
+    } else {
+      return 2;
+    }
+  }
+  std::printf("living %d %d %d %d %d\n", living.allocations, living.streams, living.events, living.graphs,
+              living.executables);
+}

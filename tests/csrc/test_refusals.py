@@ -1,0 +1,156 @@
+"""What the encoder's host side refuses, before a device that stands in for one (recording_device.h)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.csrc.host_program import RECORDED, build
+
+NOTHING_LIVES = "living 0 0 0 0 0"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("refusals"), Path(__file__).with_name("recorded_refusals.cpp"), *RECORDED)
+
+
+def told(program: Path, scenario: str) -> list[str]:
+    """What the scenario's steps said. Whatever fails leaves no memory, stream, event or graph behind."""
+    lines = subprocess.run([program, scenario], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[-1] == NOTHING_LIVES
+    return lines[:-1]
+
+
+def steps(lines: list[str]) -> list[str]:
+    """Without what the device was asked for."""
+    return [line for line in lines if re.match(r"(submit|wait) ", line)]
+
+
+def test_an_old_gpu_is_refused_in_one_sentence(program: Path) -> None:
+    assert told(program, "capability") == [
+        "create refused: A GPU has compute capability 7.5; the CUDA encoder needs 8.0 or newer"
+    ]
+
+
+@pytest.mark.parametrize("scenario", ["no code", "empty code"])
+def test_a_build_without_code_for_the_gpu_is_refused(program: Path, scenario: str) -> None:
+    (line,) = told(program, scenario)
+    assert line.startswith("create refused: this build has no code for compute capability 9.0")
+    assert "EMBERT_CUDA_ARCHITECTURES" in line
+
+
+def test_a_build_for_90_instead_of_90a_is_refused_but_runs_the_portable_kernels(program: Path) -> None:
+    own, portable = told(program, "plain 90")
+    assert own.startswith(
+        "create refused: this build has no code with Hopper's own instructions: it was compiled for 90,"
+    )
+    assert portable == "create fine"
+
+
+def test_an_ampere_gpu_needs_none_of_hoppers_code(program: Path) -> None:
+    assert told(program, "ampere") == ["create fine"]
+
+
+def test_memory_that_runs_out_at_start_is_refused_and_all_of_it_given_back(program: Path) -> None:
+    lines = told(program, "memory at start")
+    assert len(lines) == 20
+    assert lines[0].startswith("create refused: cudaM")
+    assert {line.partition(":")[0] for line in lines} <= {"create refused", "create fine"}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "reason"), [("graphs", "cudaGraphInstantiate"), ("a capture", "an attention that")]
+)
+def test_a_graph_that_cannot_be_made_leaves_none_behind(program: Path, scenario: str, reason: str) -> None:
+    (line,) = told(program, scenario)
+    assert line.startswith(f"start refused: {reason}")
+
+
+def test_weights_are_checked_by_name_and_shape(program: Path) -> None:
+    assert told(program, "weights missing") == [
+        "start refused: inner.bias of layer 0 was not loaded: of 53 weights there are 50"
+    ]
+    assert told(program, "weights instead") == [
+        "load refused: gamma was loaded before",
+        "start refused: beta was not loaded: of 53 weights there are 52",
+    ]
+    assert told(program, "weights surplus") == [
+        "load refused: this model has no weight pooler",
+        "load refused: this model has no weight query.weight of layer 3",
+        "load refused: this model has no weight padding",
+    ]
+    assert told(program, "weights shapes") == [
+        "load refused: inner.weight of layer 1 has shape [256, 1024], expected [1024, 256]",
+        "load refused: out.bias of layer 2 has shape [1024], expected [256]",
+        "load refused: word has shape [999, 256], expected [1000, 256]",
+        "load refused: query.weight of layer 0 has shape [65536], expected [256, 256]",
+    ]
+
+
+def test_what_is_over_a_limit_is_refused_before_anything_is_queued(program: Path) -> None:
+    assert told(program, "too many tokens") == ["create refused: max_batch_tokens must be 1 to 4194240, found 4194241"]
+    lines = told(program, "tiles")
+    assert lines[:2] == [
+        "submit refused: attention: 66000 tiles of 64 queries and 0 texts of up to 32 tokens are over 65535 in a batch",
+        "submit refused: a batch of 65536 tokens in 65536 sequences; "
+        "at most 4194240 tokens in 65535 sequences can be run",
+    ]
+    assert steps(lines[2:]) == ["submit fine", "wait fine"]
+
+
+def test_memory_that_runs_out_fails_a_batch_and_no_more(program: Path) -> None:
+    lines = told(program, "memory")
+    assert lines[0].startswith("allocate ")
+    assert lines[1] == "synchronize"  # nothing but the failed allocation was asked for
+    assert [line.partition(": cudaErr")[0] for line in steps(lines)] == [
+        "submit refused: cudaMallocHost(&data_, bytes): error: of the recording device",
+        "submit fine", "wait fine", "submit fine", "wait fine",
+    ]  # fmt: skip
+
+
+def test_a_launch_that_fails_is_waited_for_before_its_room_is_used_again(program: Path) -> None:
+    lines = told(program, "a launch")
+    first = lines[: lines.index(steps(lines)[0])]
+    assert [line.split()[0] for line in first[-3:]] == ["synchronize"] * 3
+    assert [re.match(r"\w+ \w+", line)[0] for line in steps(lines)] == [  # type: ignore[index]
+        "submit refused", "submit fine", "wait fine", "submit lost", "submit lost",
+    ]  # fmt: skip
+    assert "the encoder was lost earlier" in lines[-1]
+
+
+def test_a_ticket_is_redeemed_once_and_by_its_own_encoder(program: Path) -> None:
+    no = "refused: this ticket is not in flight: it was redeemed, or is not this encoder's"
+    assert told(program, "tickets") == [
+        f"again {no}", f"stale {no}", f"elsewhere {no}", f"never {no}", "rows 2 1",
+        "third fine", "second fine", "theirs fine",
+    ]  # fmt: skip
+
+
+def test_dimensions_are_from_0_to_the_hidden_size(program: Path) -> None:
+    assert steps(told(program, "dimensions")) == [
+        "submit refused: dimensions of sequence 1 must be 0 to 256, found -1",
+        "submit refused: dimensions of sequence 0 must be 0 to 256, found 257",
+        "submit fine", "wait fine",
+    ]  # fmt: skip
+
+
+def test_positions_of_the_host_come_after_the_devices_own(program: Path) -> None:
+    lines = told(program, "positions")
+    taken = [line.split()[0] for line in lines[: lines.index("submit fine")]]
+    assert taken[:4] == ["copy", "offsets", "copy", "embedding"]
+    assert "graph" not in taken
+    no = "submit refused: a position is outside the model's table of 513"
+    assert steps(lines) == ["submit fine", "wait fine", no, no, "submit fine", "wait fine"]
+    assert lines[-3] == "graph"  # a batch without goes its usual way
+
+
+def test_where_a_product_may_write(program: Path) -> None:
+    said = dict(line.split(" fine" if line.endswith(" fine") else " refused: ") for line in told(program, "places"))
+    assert [name for name, reason in said.items() if not reason] == ["apart", "in place"]
+    assert said["over x"] == "a product cannot write over its own input"
+    over = "a product that leaves sums cannot write over rows or sums that it reads"
+    assert said["in place with sums"] == said["over sums"] == over

@@ -1,0 +1,248 @@
+"""What the CUDA encoder decides on the host, before a stand-in for the extension: what it refuses, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import engine
+from engine.checkpoint import Checkpoint
+from engine.encoders import PackedBatch, cuda
+from engine.encoders.cuda import CudaEncoder
+from engine.encoders.known_text import disagreement, known_text, vector_of
+from engine.errors import BrokenModel, EncoderError, UnsupportedModel
+from engine.model import Model
+from tests.engine.architectures import ARCHITECTURES, build, byte_level
+from tests.engine.conftest import BuildBert, Floats, HuggingFace, write_modules
+from tests.engine.stand_in_gpu import StandInGpu
+
+Install = Callable[..., StandInGpu]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Put a stand-in in the extension's place."""
+
+    def installed(model: Model, **options: Any) -> StandInGpu:
+        gpu = StandInGpu(model, **options)
+        monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+        return gpu
+
+    return installed
+
+
+@pytest.fixture
+def model(build_bert: BuildBert) -> Model:
+    return engine.load_model(str(build_bert()))
+
+
+def batch(ids: list[int], **more: Any) -> PackedBatch:
+    return PackedBatch(np.array(ids, np.int32), np.array([0, len(ids)], np.int32), **more)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
+@pytest.mark.parametrize("architecture", ["bert", *(name for name in ARCHITECTURES if "long" not in name)])
+def test_the_known_vector_is_hugging_faces(
+    tmp_path: Path, build_bert: BuildBert, architecture: str, pooling: str
+) -> None:
+    folder = build_bert(hidden_act="gelu_new") if architecture == "bert" else build(tmp_path, architecture)
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder), pooling=pooling)
+    ids = known_text(model.config)
+    assert len(ids) == 5
+    assert model.config.padding_id not in ids
+    got = vector_of(ids, model.config, Checkpoint.open(model), pooling)
+    np.testing.assert_allclose(got, HuggingFace(folder).pooled(ids, pooling), rtol=1e-4, atol=1e-5)
+
+
+def test_a_known_text_is_asked_alone_and_in_a_full_batch(model: Model, install: Install) -> None:
+    gpu = install(model)
+    encoder = CudaEncoder(model, max_batch_tokens=1000)
+    (alone, full) = gpu.encoders[0].batches
+    known = known_text(model.config)
+    np.testing.assert_array_equal(alone[0], known)
+    assert full[1].tolist() == [0, 5, 133, 261, 389, 517, 645, 773, 901, 906]
+    np.testing.assert_array_equal(full[0][:5], known)
+    np.testing.assert_array_equal(full[0][-5:], known)
+    assert encoder.choice == "hopper matrix products, LayerNorm folded"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (np.zeros_like, "its vector is all zeros"),
+        (lambda vectors: vectors * np.nan, "its vector is not finite"),
+        (lambda vectors: np.roll(vectors, 1, axis=1), "of its length off, at most 0.1 is rounding"),
+        # Right alone, wrong where rows are many: other kernels.
+        (lambda vectors: vectors if len(vectors) == 1 else np.zeros_like(vectors), "its vector is all zeros"),
+    ],
+    ids=["zeros", "NaN", "other columns", "zeros in a full batch"],
+)
+def test_an_encoder_whose_kernels_do_nothing_does_not_start(
+    model: Model, install: Install, spoil: Callable[[Floats], Floats], reason: str
+) -> None:
+    install(model, spoil=spoil)
+    with pytest.raises(
+        UnsupportedModel, match=f"a known text in a batch of .* does not come out as it must: .*{reason}"
+    ):
+        engine.load_encoder(model, device="cuda")
+    # Where nobody asked for CUDA the CPU serves, and says why.
+    encoder = engine.load_encoder(model)
+    assert encoder.device == "cpu"
+    assert encoder.choice.startswith("the GPU is not used: ")
+    assert reason in encoder.choice
+
+
+@pytest.mark.parametrize(("dtype", "error", "is_wrong"), [
+    ("float16", 0.01, False), ("float16", 0.2, True), ("bfloat16", 0.2, False), ("float32", 0.02, True),
+])  # fmt: skip
+def test_rounding_is_not_taken_for_a_wrong_build(dtype: str, error: float, is_wrong: bool) -> None:
+    expected = np.ones(100, np.float32)
+    assert (disagreement(expected * np.float32(1 + error), expected, dtype) is not None) == is_wrong
+
+
+def test_an_old_gpu(model: Model, install: Install) -> None:
+    install(model, capability=75)
+    sentence = "A GPU has compute capability 7.5; the CUDA encoder needs 8.0 or newer"
+    assert cuda.unavailable_reason() == sentence
+    for asked in ("cuda", "cuda:0"):
+        with pytest.raises(UnsupportedModel, match=f"^device {asked} cannot be used: {sentence}$"):
+            engine.load_encoder(model, device=asked)
+    encoder = engine.load_encoder(model)
+    assert (encoder.device, encoder.choice) == ("cpu", f"no CUDA device: {sentence}")
+
+
+def test_an_old_gpu_beside_a_new_one(model: Model, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install(model)
+    monkeypatch.setattr(gpu, "device_count", lambda: 2)
+    monkeypatch.setattr(gpu, "device_info", lambda index: ("A GPU", (61, 90)[index], 1 << 34))
+    assert cuda.unavailable_reason() is None
+    assert engine.load_encoder(model, device="cuda:1").device == "cuda:1"
+    with pytest.raises(UnsupportedModel, match=r"device cuda:0 cannot be used: A GPU has compute capability 6\.1"):
+        engine.load_encoder(model, device="cuda:0")
+
+
+def test_the_portable_products_promise_no_bits(model: Model, install: Install) -> None:
+    install(model, gemm="cublaslt")
+    assert "a text's last bits may depend on its batch" in engine.load_encoder(model, encoder="cuda-portable").choice
+    install(model)
+    assert "bits" not in engine.load_encoder(model).choice
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("factor", "reason"),
+    [
+        (1e6, r"has an element of .*, and float16 ends at 65504"),
+        (2e-6, r"has elements of .* on average, too small for float16"),
+    ],
+)
+def test_weights_that_float16_does_not_hold(
+    build_bert: BuildBert, install: Install, stored: torch.dtype, factor: float, reason: str
+) -> None:
+    folder = build_bert(dtype=stored)
+    name = "encoder.layer.1.intermediate.dense.weight"
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = weights[name] * factor
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model = engine.load_model(str(folder))
+    gpu = install(model)
+    encoder = engine.load_encoder(model)
+    assert (encoder.dtype, gpu.encoders[0].shape["dtype"]) == ("bfloat16", "bfloat16")
+    assert f"bfloat16 because {name} has" in encoder.choice
+    with pytest.raises(
+        UnsupportedModel, match=f"cannot be run in float16: {name} {reason}; choose bfloat16 or float32"
+    ):
+        engine.load_encoder(model, device="cuda", dtype="float16")
+    assert engine.load_encoder(model, device="cuda", dtype="float32").dtype == "float32"
+
+
+def test_small_numbers_among_usual_ones_fit_float16(build_bert: BuildBert, install: Install) -> None:
+    folder = build_bert(dtype=torch.bfloat16)
+    weights = load_file(folder / "model.safetensors")
+    for tensor in weights.values():
+        tensor.view(-1)[::3] = 2.0**-20
+    weights["encoder.layer.0.output.dense.weight"][:] = 0  # a matrix of noughts is held, too
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model = engine.load_model(str(folder))
+    install(model)
+    assert engine.load_encoder(model).dtype == "float16"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_weights_that_are_no_numbers(build_bert: BuildBert, install: Install, stored: torch.dtype, bad: float) -> None:
+    folder = build_bert(dtype=stored)
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"][7, 3] = bad
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model = engine.load_model(str(folder))
+    install(model)
+    with pytest.raises(
+        BrokenModel, match=r"embeddings\.word_embeddings\.weight has elements that are no finite numbers"
+    ):
+        engine.load_encoder(model, device="cuda")
+
+
+def test_where_padding_tokens_stand(tmp_path: Path, install: Install) -> None:
+    folder = build(tmp_path, "roberta, padded with 5")
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder))
+    gpu = install(model)
+    encoder = CudaEncoder(model)
+    ours = gpu.encoders[0]
+    assert ours.shape["padding"]
+    assert ours.loaded["position", -1].shape == (128, 64)
+    stored = load_file(folder / "model.safetensors")["embeddings.position_embeddings.weight"].numpy()
+    np.testing.assert_array_equal(ours.loaded["padding", -1], stored[5:6])
+    ids, cu_seqlens = np.array([5, 9, 9, 9, 9, 5, 5, 9], np.int32), np.array([0, 3, 8], np.int32)
+    encoder.encode(PackedBatch(ids, cu_seqlens))
+    assert ours.batches[-1][3].tolist() == [128, 0, 1, 0, 1, 128, 128, 2]
+    encoder.encode(PackedBatch(ids + 1, cu_seqlens))
+    assert ours.batches[-1][3] is None
+
+
+def test_dimensions_are_refused_by_name(model: Model, install: Install) -> None:
+    install(model)
+    for encoder in (CudaEncoder(model), engine.load_encoder(model, device="cpu")):
+        for wrong in (-1, 65):
+            with pytest.raises(EncoderError, match=f"dimensions of sequence 0 must be 0 to 64, found {wrong}"):
+                encoder.encode(batch([5, 6], dimensions=np.array([wrong], np.int32)))
+
+
+def test_dimensions_of_dense_layers_are_the_hosts(build_bert: BuildBert, install: Install) -> None:
+    folder = build_bert(pooling=None)
+    write_modules(folder, dense=[(64, 20, "torch.nn.modules.linear.Identity")])
+    model = engine.load_model(str(folder))
+    install(model)
+    encoder = CudaEncoder(model)
+    assert encoder.encode(batch([5, 6], dimensions=np.array([20], np.int32))).shape == (1, 20)
+    with pytest.raises(EncoderError, match="dimensions of sequence 0 must be 0 to 20, found 21"):
+        encoder.encode(batch([5, 6], dimensions=np.array([21], np.int32)))
+
+
+def test_a_closed_encoder_says_so(model: Model, install: Install) -> None:
+    install(model)
+    encoder = CudaEncoder(model)
+    ticket = encoder.submit(batch([5]))
+    encoder.close()
+    encoder.close()
+    with pytest.raises(EncoderError, match="the encoder is closed"):
+        encoder.submit(batch([5]))
+    with pytest.raises(EncoderError, match="the encoder is closed"):
+        encoder.wait(ticket)
+
+
+def test_a_ticket_is_redeemed_once(model: Model, install: Install) -> None:
+    install(model)
+    encoder = CudaEncoder(model)
+    ticket = encoder.submit(batch([5]))
+    encoder.wait(ticket)
+    with pytest.raises(EncoderError, match="this ticket is not in flight"):
+        encoder.wait(ticket)
