@@ -95,7 +95,7 @@ def _download(model: str, revision: str | None, progress: bool) -> Location:
     try:
         folder = snapshot(local_files_only=False)
     except Exception as error:  # noqa: BLE001  # the hub's client raises its own, httpx's and OSErrors
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = _reason(error)
         try:
             folder = snapshot(local_files_only=True)
         except Exception:  # noqa: BLE001  # not in the cache either: the first reason is the one to tell
@@ -112,3 +112,20 @@ def _download(model: str, revision: str | None, progress: bool) -> Location:
     # The cache keeps snapshots in folders named by commit.
     commit = folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else revision
     return Location(folder, model, commit)
+
+
+def _reason(error: Exception) -> str:
+    """Why the hub did not give the files, and what to do where a token is missing or refused."""
+    # Imported already by _download.
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return "it is gated: accept its terms on the hub, and set HF_TOKEN to a token of that account"
+    if isinstance(error, RepositoryNotFoundError):
+        return "the hub does not know it, or it is private: set HF_TOKEN to a token that may read it"
+    if isinstance(error, RevisionNotFoundError):
+        return "the hub knows the model, but not this revision"
+    refusal = error if isinstance(error, HfHubHTTPError) else error.__cause__  # snapshot_download wraps some
+    if isinstance(refusal, HfHubHTTPError) and refusal.response.status_code in (401, 403):
+        return f"the hub refused HF_TOKEN ({refusal.response.status_code}): it is wrong, expired or may not read this"
+    return str(error).strip().split("\n")[0] or type(error).__name__

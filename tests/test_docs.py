@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from docs.images.figures import SCHEMES, svg
 from server.config import ServeConfig, environment_name, option_name
 from tests.docker.dockerfile import stages
 from tests.server.live import ROOT, Live
@@ -24,6 +26,14 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 API = ROOT / "docs" / "api.md"  # its examples are run by test_documentation
+PYTHON = ROOT / "docs" / "python.md"  # its examples build on one another
+# The page writes the names that are installed; where the folders are imported by their own names, they are the same.
+UNTIL_EMBERT_IS_A_PACKAGE = """
+import importlib.util, sys
+if importlib.util.find_spec("embert") is None:
+    import engine, engine.devices
+    sys.modules.update({"embert": engine, "embert.engine": engine, "embert.engine.devices": engine.devices})
+"""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMAGES = {"embert:gpu", "embert:cpu", "embert:hopper", "embert:bge"}
 
@@ -97,7 +107,8 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize(("page", "command"), commands())
 def test_commands_are_ours(page: str, command: str) -> None:
     """Not run, since they build images or need a cluster, but everything they name is there."""
-    first, *words = command.split(" && ")[0].split() if command.startswith("git clone") else shlex.split(command)
+    command = re.sub(r"^(EMBERT_\w+=\S+ )+", "", command)  # which test_options_named_are_options knows
+    first, *words = command.split(" && ")[0].split() if " && " in command else shlex.split(command)
     given = flags(words)
     match first, words[0] if words else "":
         case "make", target:
@@ -111,7 +122,7 @@ def test_commands_are_ours(page: str, command: str) -> None:
         case "docker", "run":
             (image,) = IMAGES & set(words)
             assert image
-            known = {environment_name(name) for name in ServeConfig.__dataclass_fields__}
+            known = {environment_name(name) for name in ServeConfig.__dataclass_fields__} | {"HF_TOKEN"}
             assert {value.split("=")[0] for value in given.get("-e", [])} <= known
             for port in given.get("-p", []):
                 assert port.endswith(f":{ServeConfig().port}")
@@ -129,7 +140,7 @@ def test_commands_are_ours(page: str, command: str) -> None:
             assert (ROOT / words[-2]).is_file()
         case "curl", _:
             assert words[0].startswith("localhost:8080/")
-        case (("git" | "systemctl"), _):
+        case (("git" | "systemctl" | "read" | "hf"), _):
             pass
         case "embert", subcommand:
             assert subcommand in ("serve", "embed", "info")
@@ -155,13 +166,82 @@ def test_curls_are_answered(command: str, server: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page != API and blocks(page, "python")], ids=lambda page: page.name
+    "page", [page for page in PAGES if page not in (API, PYTHON) and blocks(page, "python")], ids=lambda page: page.name
 )
 def test_python_runs(page: Path, server: Live) -> None:
     for block in blocks(page, "python"):
         assert "localhost:8080" in block
         program = block.replace("http://localhost:8080", server.url)
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    program = "\n".join([UNTIL_EMBERT_IS_A_PACKAGE, *blocks(PYTHON, "python")])
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    printed = ran.stdout
+    assert printed.startswith("(3, 384) float32\n")
+    for comment in ("(1, 64) (1, 384) (0, 384)", "['cpu'] ['cuda:0', 'cuda:1']", "bfloat16 float32"):
+        assert comment in printed
+    assert "there is no folder ./no-such-folder" in printed
+    assert "`dimensions` must be from 1 to 384, found 1000" in printed
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) < 6000
+
+
+WIDE = {"api.md", "operations.md", "configuration.md", "metrics.md", "migration.md"}  # to be wrapped in their turn
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent != ROOT and page.name not in WIDE], ids=lambda page: page.name
+)
+def test_lines_of_prose_are_short(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "![", "    "))]
+    without_links = [re.sub(r"\]\([^)]*\)", "]", line) for line in lines]
+    assert [line for line in without_links if len(line) > 120] == []
+
+
+def quotes(page: Path) -> list[str]:
+    """What the first cells of a page's tables quote of the log or of an error; "…" stands for what varies."""
+    cells = re.findall(r"^\| (.+?) \|", page.read_text(), re.MULTILINE)
+    spans = [span for cell in cells for _, span in re.findall(r"(`+) ?(.+?) ?\1(?!`)", cell)]
+    return [span for span in spans if " " in span]
+
+
+def sentences() -> list[str]:
+    """Every string of the engine, the server and csrc, with "…" for what varies."""
+    found = [
+        literal for path in (ROOT / "csrc").rglob("*.cpp") for literal in re.findall(r'"([^"\n]+)"', path.read_text())
+    ]
+    for path in (*(ROOT / "engine").rglob("*.py"), *(ROOT / "server").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (str(each.value) if isinstance(each, ast.Constant) else "…" for each in node.values)
+                found.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%[.\d]*[sdfg]", "…", node.value))
+    return [sentence for sentence in found if " " in sentence]
+
+
+def test_what_troubleshooting_quotes_is_said_by_the_code() -> None:
+    said = sentences()
+    wanted = [quote for name in ("troubleshooting", "private-models") for quote in quotes(ROOT / "docs" / f"{name}.md")]
+    assert len(wanted) > 60
+
+    def is_said(quote: str) -> bool:
+        pattern = re.compile(".*?".join(map(re.escape, quote.split("…"))))
+        return any(pattern.search(sentence) for sentence in said)
+
+    assert [quote for quote in wanted if not is_said(quote)] == []
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_the_readmes_picture_shows_the_results(scheme: str) -> None:
+    picture = ROOT / "docs" / "images" / f"figures-{scheme}.svg"
+    assert picture.read_text() == svg(scheme), "run scripts/document"
 
 
 def test_every_page_is_reached_from_the_readme() -> None:

@@ -36,6 +36,14 @@ def test_whoever_stops_it_waits_longer_than_it_drains(name: str) -> None:
     assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= ServeConfig().drain_timeout + 10
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_the_hubs_token_is_the_shells(name: str) -> None:
+    assert SERVICES[name]["environment"]["HF_TOKEN"] is None, "a token in this file would be in everybody's clone"
+    assert all(
+        "HF_TOKEN" not in service.get("environment", {}) for other, service in SERVICES.items() if other not in OURS
+    )
+
+
 def test_prometheus_scrapes_the_port_that_is_served() -> None:
     config = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())
     ours = next(job for job in config["scrape_configs"] if job["job_name"] == "embert")

@@ -100,6 +100,16 @@ def test_options_are_ours() -> None:
     assert POD["enableServiceLinks"] is False, "EMBERT_PORT=tcp://… of the service would be taken for an option"
 
 
+def test_the_hubs_token_comes_from_a_secret_that_may_be_missing() -> None:
+    (token,) = CONTAINER["env"]
+    assert token["name"] == "HF_TOKEN"
+    assert set(token) == {"name", "valueFrom"}, "no token in this file"
+    secret = token["valueFrom"]["secretKeyRef"]
+    assert secret["optional"], "most models are public"
+    page = (ROOT / "docs" / "private-models.md").read_text()
+    assert f"create secret generic {secret['name']} --from-literal={secret['key']}=" in page
+
+
 def test_the_pod_may_do_no_more_than_the_image_needs() -> None:
     (user,) = stages()["runtime"].all("USER")
     context = POD["securityContext"]

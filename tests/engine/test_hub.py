@@ -1,0 +1,113 @@
+"""Private and gated models: what the hub is sent, and what is said when it refuses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine.errors import ModelNotFound
+from tests.engine.conftest import BuildBert
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_a_token_of_this_test"
+
+
+@dataclass
+class Hub:
+    """A hub with one private model, `org/private`, for who has TOKEN."""
+
+    folder: Path
+    refusal: tuple[int, str] | None = None  # status and the hub's own error code, whatever the token
+    tokens: set[str | None] = field(default_factory=set)  # that asked for the model
+
+    def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body."""
+        if "org/private" not in path:
+            return 200, {}, b"{}"
+        self.tokens.add(authorization)
+        if self.refusal is not None:
+            return self.refusal[0], {"X-Error-Code": self.refusal[1]} if self.refusal[1] else {}, b""
+        if authorization != f"Bearer {TOKEN}":
+            return 401, {"X-Error-Code": "RepoNotFound"}, b""
+        names = [str(each.relative_to(self.folder)) for each in self.folder.rglob("*") if each.is_file()]
+        if "/tree/" in path:
+            tree = [{"type": "file", "path": name, "size": 1, "oid": name} for name in names]
+            return 200, {}, json.dumps(tree).encode()
+        if path.startswith("/api/models/"):
+            siblings = [{"rfilename": name} for name in names]
+            return 200, {}, json.dumps({"id": "org/private", "sha": COMMIT, "siblings": siblings}).encode()
+        name = path.partition(f"/resolve/{COMMIT}/")[2]
+        return 200, {"ETag": f'"{name.replace("/", "-")}"', "X-Repo-Commit": COMMIT}, (self.folder / name).read_bytes()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub on this machine that the hub's client asks, and an empty cache."""
+    from huggingface_hub import constants
+
+    served = Hub(build_bert())
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, headers, body = served.answer(self.path, self.headers.get("authorization"))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - http.server's name
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield served
+        server.shutdown()
+
+
+def test_a_token_of_the_environment_reads_a_private_model(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    model = engine.load_model("org/private", progress=False)
+    assert (model.model_id, model.revision) == ("org/private", COMMIT)
+    assert hub.tokens == {f"Bearer {TOKEN}"}
+
+
+def test_without_a_token(hub: Hub) -> None:
+    with pytest.raises(ModelNotFound, match=r"or it is private: set HF_TOKEN to a token that may read it$"):
+        engine.load_model("org/private", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        ((403, "GatedRepo"), "it is gated: accept its terms on the hub, and set HF_TOKEN to a token of that account"),
+        ((404, "RevisionNotFound"), "the hub knows the model, but not this revision"),
+        ((403, ""), "the hub refused HF_TOKEN (403): it is wrong, expired or may not read this"),
+    ],
+)
+def test_what_the_hub_refuses(hub: Hub, monkeypatch: pytest.MonkeyPatch, refusal: tuple[int, str], said: str) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.refusal = refusal
+    with pytest.raises(ModelNotFound) as caught:
+        engine.load_model("org/private", progress=False)
+    assert str(caught.value).endswith(said)
+    assert TOKEN not in str(caught.value)
