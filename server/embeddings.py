@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from engine.tokenizer import TokenInfo, Turns
 from server.accept import prefers
 from server.errors import EmptyInput, PayloadTooLarge, ServerError, UnsupportedEncoding, error_body
-from engine.tokenizer import TokenInfo, Turns
 from server.large_bodies import LARGE, check_values
 from server.responses import floats_json, nested_floats_json, openai_json, raw_rows
 from server.schemas import (
