@@ -1,11 +1,13 @@
 """Numbers that every process of one server sees, in shared memory. Each has one writer, so none needs a lock.
 
     of API process i    tokens it has admitted and not yet answered; when its loop last ran
-    of engine i         when it last showed life; since when its forward runs (0: none runs)
+    of engine i         when it last showed life; since when its forward runs (0: none runs); which requests run
 
 Asking a process that counts for all would cost every request a message there and back. Reading everybody's number costs
 0.3 µs, and what it cannot rule out is small: processes that look at the same moment may all admit, so the budget can be
 exceeded by one request for each.
+
+What an engine runs stays here when it dies: that is how API processes know which requests may have been its end.
 
 Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share. A number is 8 aligned bytes, which
 processors write and read as one.
@@ -15,10 +17,14 @@ from __future__ import annotations
 
 import mmap
 import os
+from array import array
+from collections.abc import Collection
 
-__all__ = ["Board", "open_board"]
+__all__ = ["FLIGHTS", "Board", "open_board"]
 
 _NUMBER_BYTES = 8
+FLIGHTS = 2  # batches of an engine at once: one runs, one has been handed over
+_RUNNING_MAX = 1 << 16  # requests of one batch that are told of; pages that nobody writes take no memory
 
 
 class Board:
@@ -27,11 +33,28 @@ class Board:
     def __init__(self, fd: int, apis: int, engines: int) -> None:
         self.fd = fd
         self._memory = mmap.mmap(fd, _size(apis, engines))
-        numbers = memoryview(self._memory).cast("d")
+        numbers = memoryview(self._memory)[: _numbers(apis, engines) * _NUMBER_BYTES].cast("d")
+        self._running = memoryview(self._memory)[_numbers(apis, engines) * _NUMBER_BYTES :].cast("q")
         self.admitted_tokens = numbers[:apis]  # [API process]
         self.api_alive = numbers[apis : 2 * apis]  # [API process]
         self.engine_alive = numbers[2 * apis : 2 * apis + engines]  # [engine]
         self.forward_since = numbers[2 * apis + engines :]  # [engine]
+
+    def note_running(self, engine: int, flight: int, ids: Collection[int]) -> None:
+        """Of the batch `flight` < FLIGHTS of an engine: the ids of its requests, of which a server has each once."""
+        start = (engine * FLIGHTS + flight) * (1 + _RUNNING_MAX)
+        told = array("q", ids)[:_RUNNING_MAX]
+        self._running[start] = 0
+        self._running[start + 1 : start + 1 + len(told)] = told
+        self._running[start] = len(told)
+
+    def running(self, engine: int) -> set[int]:
+        """The ids of the requests that an engine runs, or ran when it was lost."""
+        found: set[int] = set()
+        for flight in range(FLIGHTS):
+            start = (engine * FLIGHTS + flight) * (1 + _RUNNING_MAX)
+            found.update(self._running[start + 1 : start + 1 + self._running[start]])
+        return found
 
     @property
     def admitted(self) -> int:
@@ -47,5 +70,9 @@ def open_board(apis: int, engines: int) -> Board:
     return Board(fd, apis, engines)
 
 
+def _numbers(apis: int, engines: int) -> int:
+    return 2 * (apis + engines)
+
+
 def _size(apis: int, engines: int) -> int:
-    return 2 * (apis + engines) * _NUMBER_BYTES
+    return (_numbers(apis, engines) + engines * FLIGHTS * (1 + _RUNNING_MAX)) * _NUMBER_BYTES

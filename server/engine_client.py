@@ -3,8 +3,11 @@
 A request is admitted while all API processes together have less unanswered than the limit (server/board.py), or when
 they have nothing unanswered at all. The limit is the token budget, or fewer tokens where the engines would take longer
 for it than `--max-queue-seconds`. All of a loop tick's requests leave in one message. Answers to a large request
-come in parts, batch by batch. When an engine is lost, what it still owed is sent once more, to whichever engine is
-ready; what is lost twice, and what is out of time, is answered 503.
+come in parts, batch by batch.
+
+When an engine is lost, what it still owed is sent again, to whichever engine is ready. The requests that it was running
+(server/board.py) may have been its end: each runs alone from now on, and is answered 424 when an engine is lost again
+while it runs. What only waited is not held to account. What is out of time is answered 503.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import asyncio
 import itertools
 import logging
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -39,6 +43,8 @@ log = logging.getLogger(__name__)
 
 Receive = Callable[[], Awaitable[Any]]  # ASGI's
 SWEEP_INTERVAL_S = 0.05
+LAST_WORDS = 64  # reads of what an engine sent before it was lost; a socket holds no more
+LOSSES_MAX = 8  # more are not chance
 BULK_SHARE = 0.75  # of the limit: bulk requests leave room for interactive ones
 LEAST_BATCHES = 2  # of each engine are admitted at any rate: with fewer it would wait for work between two batches
 HEALTH_MAX_AGE_S = 15.0  # an engine that has not finished a forward for this long is not healthy
@@ -67,7 +73,7 @@ class _Pending:
     texts_left: int = 0
     queue_s: float = math.inf
     inference_s: float = 0.0
-    sent_before: bool = False
+    losses: int = 0  # of engines that had it
     watcher: asyncio.Task[None] | None = None
 
 
@@ -98,7 +104,8 @@ class EngineClient:
         self._engines: dict[int, _Engine] = {}
         self._pending: dict[int, _Pending] = {}
         self._unwatched: deque[_Pending] = deque()
-        self._ids = itertools.count(1)
+        # The board knows requests by their ids alone, so no two API processes may use the same.
+        self._ids = itertools.count((os.getpid() << 40) + 1)
         self.admitted_tokens = 0  # by this process, and not yet answered
         self._flush_scheduled = False
         self._loop = asyncio.get_running_loop()
@@ -248,6 +255,10 @@ class EngineClient:
         """The supervisor's word on an engine; each start of it has an endpoint of its own."""
         engine = self._engines.setdefault(state.index, _Engine(state.index, state))
         if state.state != "ready" or state.endpoint != engine.state.endpoint:
+            for _ in range(LAST_WORDS):
+                if engine.channel is None:
+                    break
+                self._read(engine, engine.channel)
             self._disconnect(engine)
         engine.state = state
         if state.info is not None and not self.max_queue_tokens:
@@ -278,15 +289,24 @@ class EngineClient:
         self._loop.remove_writer(engine.channel.fileno())
         engine.channel.close()
         engine.channel, engine.status, engine.tokens = None, None, 0
+        never_sent = {message.id for message in engine.unsent}
         engine.unsent.clear()
         engine.cancelled.clear()
         owed = [each for each in self._pending.values() if each.engine == engine.index and not each.future.done()]
+        ran = self._board.running(engine.index)
         for pending in owed:
             pending.engine = -1
-            if pending.sent_before:
-                self._fail(pending, Unavailable("the engine was lost twice while it had this request", retry_after_s=5))
+            pending.losses += pending.id not in never_sent
+            if pending.id in ran and pending.message.alone:
+                self._fail(
+                    pending, InferenceFailed("inference failed: an engine was lost twice while it ran this request")
+                )
                 continue
-            pending.sent_before = True
+            if pending.losses >= LOSSES_MAX:
+                said = f"the engine was lost {LOSSES_MAX} times while it had this request"
+                self._fail(pending, Unavailable(said, retry_after_s=5))
+                continue
+            pending.message.alone = pending.message.alone or pending.id in ran
             pending.vectors, pending.texts_left = None, 0
             # Under a new id: parts that the lost engine sent may still be on their way, and must not count twice.
             del self._pending[pending.id]

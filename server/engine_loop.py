@@ -12,6 +12,7 @@ import logging
 import shutil
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from engine import Encoder, Model, PackedBatch, Task
 from engine.errors import EncoderError, EncoderLost
-from server.board import Board
+from server.board import FLIGHTS, Board
 from server.channel import Channel
 from server.control import Drain, Line, StartEngine
 from server.logs import leave
@@ -57,6 +58,7 @@ class _Flight:
     ticket: Any  # an EncoderError when it could not be handed over
     started: float
     queued: bool  # others had to wait
+    place: int  # on the board
     ended: float = 0.0
     margin_s: float = 0.0  # before its expected end, when the next was handed over in time
     vectors: npt.NDArray[np.float32] | EncoderError | None = None  # once waited for; None: the encoder was lost
@@ -77,9 +79,14 @@ class EngineLoop:
         self._exit = exit_process
         self._scheduler = Scheduler(encoder.max_batch_tokens, config.max_batch_requests)
         self._lock = threading.Condition()  # guards the scheduler and the two fields below
-        self._running: set[Key] = set()
+        self._running: Counter[Any] = Counter()  # by key: batches that hold texts of it
+        self._apart: deque[Batch] = deque()  # each of one request, that must be alone on the encoder
+        self._turn_apart = False
         self._gone: set[Key] = set()  # running requests whose client has left
         self._draining = False
+        self._places = list(range(FLIGHTS))  # on the board, that no batch has
+        for place in self._places:
+            self._board.note_running(self._index, place, ())
         self._pace = Pace()
         self._last_success = 0.0
         self._busy_due = 0.0  # when engine_busy_ratio is worked out again
@@ -134,23 +141,23 @@ class EngineLoop:
                     return
                 flying = self._submit(batch)
                 continue
-            following = self._submit_ahead(full=True) or self._submit_in_time(flying)
+            following = self._submit_ahead(flying, full=True) or self._submit_in_time(flying)
             self._wait(flying)
             if following is None and flying.vectors is not None:
-                following = self._submit_ahead(full=False)
+                following = self._submit_ahead(flying, full=False)
             self._finish(flying)
             flying = following
 
-    def _submit_ahead(self, *, full: bool) -> _Flight | None:
+    def _submit_ahead(self, flying: _Flight, *, full: bool) -> _Flight | None:
         """Hand the next batch over before the last is answered; `full`: only one that cannot gain from waiting."""
-        if not self._takes_ahead:
+        if not self._takes_ahead or _is_apart(flying.batch):
             return None
         with self._lock:
-            if full and not self._scheduler.full():
+            # Those that must be alone wait for a free encoder. With batches handed over there would never be one.
+            if self._apart or (full and not self._scheduler.full()):
                 return None
             self._answer_late(self._scheduler.expire(time.monotonic()))
-            batch = self._scheduler.next_batch()
-            self._note_running(batch)
+            batch = self._scheduled()
         return self._submit(batch) if batch is not None else None
 
     def _submit_in_time(self, flying: _Flight) -> _Flight | None:
@@ -159,7 +166,7 @@ class EngineLoop:
         Requests that come afterwards miss that batch, so it is not done earlier than needed; and not at all where
         batches are so short that most of their time would be lost for gathering.
         """
-        if not self._takes_ahead:
+        if not self._takes_ahead or _is_apart(flying.batch):
             return None
         end = self._pace.expected_end(flying.started, flying.batch.tokens)
         lasts_s = end - time.monotonic()
@@ -167,20 +174,48 @@ class EngineLoop:
             return None
         flying.margin_s = max(IN_TIME_S, IN_TIME_SHARE * lasts_s)
         time.sleep(lasts_s - flying.margin_s)
-        return self._submit_ahead(full=False)
+        return self._submit_ahead(flying, full=False)
 
     def _wait_for_batch(self) -> Batch | None:
         with self._lock:
             while True:
                 self._answer_late(self._scheduler.expire(time.monotonic()))
-                batch = self._scheduler.next_batch()
+                batch = self._next_batch()
                 if batch is not None:
-                    self._note_running(batch)
                     return batch
                 if self._draining:
                     return None
                 if not self._lock.wait(PROBE_INTERVAL_S):
                     self._prove_life()
+
+    def _next_batch(self) -> Batch | None:
+        """What runs on a free encoder: in turns, what the scheduler says and what must be alone."""
+        self._turn_apart = not self._turn_apart
+        if self._turn_apart:
+            return self._next_apart() or self._scheduled()
+        return self._scheduled() or self._next_apart()
+
+    def _scheduled(self) -> Batch | None:
+        """The scheduler's next batch, without those that must be alone."""
+        batch = self._scheduler.next_batch()
+        self._note_running(batch)
+        if batch is None or not any(piece.request.payload.alone for piece in batch.slices):
+            return batch
+        self._apart += [_batch_of(batch.task, [piece]) for piece in batch.slices if piece.request.payload.alone]
+        others = [piece for piece in batch.slices if not piece.request.payload.alone]
+        return _batch_of(batch.task, others) if others else None
+
+    def _next_apart(self) -> Batch | None:
+        """One that still has somebody and some time to be answered."""
+        while self._apart:
+            batch = self._apart.popleft()
+            request = batch.slices[0].request
+            if request.deadline < time.monotonic():
+                self._answer_late([request])
+            elif request.key not in self._gone and request.payload.reply_to.fileno() >= 0:
+                return batch
+            self._note_done(batch)
+        return None
 
     def _prove_life(self) -> None:
         started = time.monotonic()
@@ -199,9 +234,17 @@ class EngineLoop:
 
     def _note_running(self, batch: Batch | None) -> None:
         if batch is not None:
-            self._running.update(piece.request.key for piece in batch.slices)  # type: ignore[misc]
+            self._running.update(piece.request.key for piece in batch.slices)
         self._metrics.queue_texts.set(self._scheduler.queue_texts)
         self._metrics.queue_tokens.set(self._scheduler.queue_tokens)
+
+    def _note_done(self, batch: Batch) -> None:
+        for piece in batch.slices:
+            key: Any = piece.request.key
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+                self._gone.discard(key)
 
     def _waited_for(self, work: Callable[[], ResultT]) -> ResultT:
         """Do what the supervisor ends this process for if it takes too long. Raises EncoderError for want of memory."""
@@ -216,11 +259,13 @@ class EngineLoop:
     def _submit(self, batch: Batch) -> _Flight:
         started = time.monotonic()
         queued = self._scheduler.queue_texts > 0
+        place = self._places.pop()
+        self._board.note_running(self._index, place, [piece.request.payload.id for piece in batch.slices])
         try:
             ticket: Any = self._waited_for(lambda: self._encoder.submit(pack(batch.slices), batch.task))  # type: ignore[arg-type]
         except EncoderError as error:
             ticket = error
-        return _Flight(batch, ticket, started, queued)
+        return _Flight(batch, ticket, started, queued, place)
 
     def _wait(self, flight: _Flight) -> None:
         ticket, asked = flight.ticket, time.monotonic()
@@ -229,15 +274,25 @@ class EngineLoop:
                 raise ticket
             flight.vectors = self._waited_for(lambda: self._encoder.wait(ticket))
         except EncoderLost as error:
-            self._fail(flight.batch.slices, error)
+            # Of several, the API processes send each again, to be alone then; so only the one at fault ever fails.
+            if len(flight.batch.slices) == 1:
+                self._fail(flight.batch.slices, error)
             self._give_up(error)
+            return
         except EncoderError as error:
             flight.vectors = error
+        self._board.note_running(self._index, flight.place, ())
+        self._places.append(flight.place)
         flight.ended = time.monotonic()
         if flight.margin_s:
             self._pace.looked_for(was_over=flight.ended - asked < flight.margin_s / 5)
 
     def _finish(self, flight: _Flight) -> None:
+        self._settle(flight)
+        with self._lock:
+            self._note_done(flight.batch)
+
+    def _settle(self, flight: _Flight) -> None:
         batch, vectors, started, ended = flight.batch, flight.vectors, flight.started, flight.ended
         if vectors is None:
             return
@@ -248,8 +303,6 @@ class EngineLoop:
             self._pace.add(started, ended, batch.tokens, queued=flight.queued)
             self._answer(batch.slices, batch.task, vectors, started, ended)
             self._observe(batch, started, ended)
-        with self._lock:
-            self._running.difference_update(piece.request.key for piece in batch.slices)
 
     def _isolate(self, batch: Batch, error: EncoderError) -> None:
         """A batch failed: halve it until only the requests that fail by themselves get the error."""
@@ -259,10 +312,9 @@ class EngineLoop:
         log.warning("a batch of %d texts failed, running it again in halves: %s", batch.texts, error)
         middle = len(batch.slices) // 2
         for half in (batch.slices[:middle], batch.slices[middle:]):
-            tokens, texts = sum(piece.tokens for piece in half), sum(piece.stop - piece.start for piece in half)
-            flight = self._submit(Batch(batch.task, half, tokens, texts))
+            flight = self._submit(_batch_of(batch.task, half))
             self._wait(flight)
-            self._finish(flight)
+            self._settle(flight)
 
     def _answer(
         self, slices: list[Slice], task: Any, vectors: npt.NDArray[np.float32], started: float, ended: float
@@ -319,7 +371,6 @@ class EngineLoop:
             metrics.queue_duration.observe(max(0.0, started - piece.request.payload.admitted))
         with self._lock:
             gone = [piece for piece in batch.slices if piece.request.key in self._gone]
-            self._gone.difference_update(piece.request.key for piece in gone)
         if gone:
             metrics.cancelled_texts["batched"].inc(sum(piece.stop - piece.start for piece in gone))
 
@@ -369,6 +420,7 @@ class EngineLoop:
             request.dimensions,
             request.normalize,
             request.admitted,
+            request.alone,
         )
         lengths = np.frombuffer(request.lengths, np.int32).tolist()
         task = Task.TOKENS if request.task == TOKENS else Task.EMBED
@@ -416,3 +468,12 @@ class EngineLoop:
         """Send what is left and give everything back."""
         self._peers.close()
         self._encoder.close()
+
+
+def _batch_of(task: Any, slices: list[Slice]) -> Batch:
+    tokens, texts = sum(piece.tokens for piece in slices), sum(piece.stop - piece.start for piece in slices)
+    return Batch(task, slices, tokens, texts)
+
+
+def _is_apart(batch: Batch) -> bool:
+    return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.alone)

@@ -27,7 +27,7 @@ EMBED, TOKENS = 0, 1  # engine.Task, as a number
 class EncodeRequest(msgspec.Struct, array_like=True):
     """All texts of one HTTP request."""
 
-    id: int  # unique in its API process
+    id: int  # unique in the server
     task: int  # EMBED or TOKENS
     ids: bytes  # int32 [T], all sequences end to end
     lengths: bytes  # int32 [n]
@@ -36,6 +36,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     deadline: float
     admitted: float
     bulk: bool = False  # runs in what others leave
+    alone: bool = False  # an engine was lost while it ran this: nobody else is to be in its batch
 
 
 class Submit(msgspec.Struct, array_like=True):

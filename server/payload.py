@@ -24,6 +24,7 @@ class Payload:
     dimensions: int
     normalize: bool
     admitted: float
+    alone: bool = False
 
 
 def pack(slices: list[Slice]) -> PackedBatch:

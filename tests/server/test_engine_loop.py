@@ -78,7 +78,8 @@ class Harness:
     def __init__(self, folder: Path) -> None:
         self.encoder = Recorder()
         self.exits: list[int] = []
-        start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"{folder}/engine", open_board(1, 1).fd, 1)
+        self.board = open_board(1, 1)
+        start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.board.fd, 1)
         model = cast("Model", SimpleNamespace(model_id="m"))
         self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
         self.loop.listen()
@@ -96,14 +97,28 @@ class Harness:
         return [message.id for message in messages]
 
     def _request(
-        self, texts: list[list[int]], task: int, dimensions: int = 0, normalize: bool = True, patience_s: float = 60.0
+        self,
+        texts: list[list[int]],
+        task: int,
+        dimensions: int = 0,
+        normalize: bool = True,
+        patience_s: float = 60.0,
+        alone: bool = False,
     ) -> EncodeRequest:
         self._ids += 1
         ids = np.array([token for text in texts for token in text], np.int32)
         lengths = np.array([len(text) for text in texts], np.int32)
         now = time.monotonic()
         return EncodeRequest(
-            self._ids, task, ids.tobytes(), lengths.tobytes(), dimensions, normalize, now + patience_s, now
+            self._ids,
+            task,
+            ids.tobytes(),
+            lengths.tobytes(),
+            dimensions,
+            normalize,
+            now + patience_s,
+            now,
+            alone=alone,
         )
 
     def receive(self, texts: int) -> dict[int, list[Part]]:
@@ -372,3 +387,85 @@ def test_a_text_longer_than_the_budget_is_refused_and_not_queued(engine: Harness
     parts = engine.receive(1)
     assert parts[bad][0].error == "backend"
     assert engine.queued() == 0
+
+
+def test_the_board_tells_what_runs_until_it_has_run(engine: Harness) -> None:
+    engine.hold()
+    first, second, _ = engine.send([[1] * BUDGET], [[2] * BUDGET], [[3, 3]])
+    engine.wait_until_running()
+    assert engine.board.running(0) == {first, second}  # one runs, one is handed over
+    engine.release()
+    engine.receive(1)
+    engine.wait_until(lambda: engine.board.running(0) == {second})
+    engine.release(2)
+    engine.receive(2)
+    assert engine.board.running(0) == set()
+
+
+def test_who_may_have_lost_an_engine_is_alone_on_the_encoder(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    suspects = engine.send([[2], [2, 2]], [[3]], alone=True)
+    others = [*engine.send([[4]], [[5]]), *engine.send([[6] * BUDGET], [[7] * BUDGET])]  # full ones are handed over
+    engine.wait_until(lambda: engine.queued() == 7)
+    engine.release(20)
+    parts = engine.receive(8)
+    assert rows(parts[suspects[0]][0]) == [_vector([2]), _vector([2, 2])]
+    assert set(parts) >= {*suspects, *others}
+    for batch in engine.encoder.batches[1:]:
+        assert set(batch.ids.tolist()) in ({2}, {3}) or not {2, 3} & set(batch.ids.tolist())
+    engine.wait_until(lambda: not engine.loop._running)
+
+
+def test_nothing_is_handed_over_beside_who_may_have_lost_an_engine(engine: Harness) -> None:
+    engine.hold()
+    (suspect,) = engine.send([[2]], alone=True)
+    engine.wait_until_running()
+    engine.send([[6] * BUDGET], [[7] * BUDGET])
+    engine.wait_until(lambda: engine.queued() == 2)
+    assert engine.board.running(0) == {suspect}
+    engine.release(3)
+    engine.receive(3)
+    assert [batch.tokens for batch in engine.encoder.batches] == [1, BUDGET, BUDGET]
+
+
+def test_a_suspect_whose_client_leaves_is_not_run(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    suspects = engine.send([[2]], [[3]], [[4]], alone=True)
+    engine.wait_until(lambda: engine.queued() == 3)
+    engine.release()
+    engine.wait_until_running()  # the first of them
+    engine.send(cancelled=suspects[1:2])
+    engine.wait_until(lambda: len(engine.loop._gone) == 1)
+    engine.release(2)
+    assert set(engine.receive(3)) == {1, suspects[0], suspects[2]}
+    assert not any(3 in batch.ids for batch in engine.encoder.batches)
+    engine.wait_until(lambda: not engine.loop._running and not engine.loop._gone)
+
+
+def test_what_was_with_others_on_a_lost_encoder_is_left_to_be_sent_again(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    together = engine.send([[LOST]], [[2]])
+    engine.wait_until(lambda: engine.queued() == 2)
+    engine.release(2)
+    engine.wait_until(lambda: engine.exits == [70])
+    assert engine.board.running(0) == set(together)
+
+
+@pytest.mark.parametrize("token", [1, FAILS, NOT_FINITE])
+def test_clients_that_leave_running_requests_leave_nothing_behind(engine: Harness, token: int) -> None:
+    """However their batch ends."""
+    engine.hold()
+    for _ in range(3):
+        left = engine.send([[token]])
+        engine.wait_until_running()
+        engine.send(cancelled=left)
+        engine.wait_until(lambda: len(engine.loop._gone) == 1)
+        engine.release()
+        engine.receive(1)
+        engine.wait_until(lambda: not engine.loop._running and not engine.loop._gone)

@@ -154,10 +154,26 @@ def test_what_a_lost_engine_owed_is_sent_once_more() -> None:
 def test_a_request_that_kills_every_engine_is_given_up_on_and_others_live() -> None:
     with live(*STAND_IN) as server:
         answer = server.post("/embed", {"inputs": [[101, CRASH, 102]]})
-        assert answer.status_code == 503
+        assert answer.status_code == 424
         assert "lost twice" in answer.json()["error"]
         server.wait_ready()
         assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+
+
+@pytest.mark.parametrize("poison", [CRASH, LOSE])
+def test_a_request_that_kills_engines_fails_none_of_its_neighbours(poison: int) -> None:
+    """Two engines, both busy, so that it is in a batch with others; and with others again when those are sent again."""
+    with live(*STAND_IN, "--device", "x:0,1") as server:
+        answers: list[httpx.Response] = []
+        busy = [post(server, [[101, SLEEP + 20, 102]], answers) for _ in range(2)]
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 6, what="both engines at work")
+        killed: list[httpx.Response] = []
+        threads = [post(server, [[101, poison, 102]], killed)]
+        threads += [post(server, [[101, 1000 + number, 102]], answers) for number in range(12)]
+        for thread in (*busy, *threads):
+            thread.join(PATIENCE_S * 2)
+        assert [answer.status_code for answer in killed] == [424]
+        assert Counter(answer.status_code for answer in answers) == {200: 14}
 
 
 def test_a_lost_encoder_answers_424_and_is_replaced() -> None:

@@ -39,7 +39,7 @@ def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on
         (pid,) = server.engine_pids
         began = time.monotonic()
         answer = server.post("/embed", {"inputs": [[101, HANG, 102]]})
-        assert answer.status_code == 503
+        assert answer.status_code == 424
         assert "lost twice" in answer.json()["error"]
         assert time.monotonic() - began < 15
         until(lambda: replaced(server, pid), what="another engine process")
@@ -56,19 +56,16 @@ def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on
 
 
 def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
-    options = ("--device", "x:0,1", "--engine-timeout", "1", "--request-timeout", "10")
+    options = ("--device", "x:0,1", "--engine-timeout", "1")
     with live(*STAND_IN, *options) as server, ThreadPoolExecutor(8) as pool:
         hanging = pool.submit(server.post, "/embed", {"inputs": [[101, HANG, 102]]})
         until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request that hangs")
-        began = time.monotonic()
         asked = [[101, 1000 + number, 102] for number in range(24)]
         answers = list(pool.map(lambda ids: server.post("/embed", {"inputs": [ids]}), asked))
-        assert time.monotonic() - began < 8
-        # Who was with it on both engines, when it was tried again, has been lost twice too.
-        assert {answer.status_code for answer in answers} <= {200, 503}
+        assert {answer.status_code for answer in answers} == {200}  # also of those that were with it
         for ids, answer in zip(asked, answers, strict=True):
-            assert answer.status_code == 503 or np.allclose(answer.json(), [expected(ids)], atol=1e-5)
-        assert hanging.result().status_code == 503
+            assert np.allclose(answer.json(), [expected(ids)], atol=1e-5)
+        assert hanging.result().status_code == 424
         until(lambda: [server.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
 
 
