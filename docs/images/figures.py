@@ -88,7 +88,7 @@ def panels() -> list[Panel]:
             "NVIDIA H100, 16 bits",
             "over HTTP: BERT-base, 32 passages a request",
             "texts/s",
-            {"embert": passages["embert"], "Infinity": passages["Infinity"], FASTAPI: passages["plain FastAPI"]},
+            {"embert": passages["embert"], "Infinity 0.0.78": passages["Infinity"], FASTAPI: passages["plain FastAPI"]},
         ),
         Panel(xeon, "over HTTP: MiniLM-L6, 64 queries in flight", "texts/s", cpu("query", 64)),
         Panel(xeon, "over HTTP: MiniLM-L6, 32 passages at a time", "texts/s", cpu("passages", 1)),
