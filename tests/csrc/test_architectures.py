@@ -72,9 +72,8 @@ def test_gpus_that_cannot(tmp_path: Path, tool: str, reason: str) -> None:
 )
 def test_cmake_builds_nothing_for_an_old_gpu(tmp_path: Path, options: list[str], status: int, said: str) -> None:
     cmake = shutil.which("cmake", path=f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}")
-    nvcc = shutil.which("nvcc", path=f"/usr/local/cuda/bin:{os.environ['PATH']}")
-    if cmake is None or nvcc is None:
-        pytest.skip("needs cmake and nvcc")
+    if cmake is None:
+        pytest.skip("needs cmake")
     command = [cmake, "-S", str(ROOT), "-B", str(tmp_path), *options]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == status, found.stderr
