@@ -288,6 +288,7 @@ def test_padding_tokens_inside_texts(tmp_path: Path, architecture: str, graphs: 
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS, graphs=graphs)
     padding = model.config.padding_id
+    assert padding is not None
     random = np.random.default_rng(0)
     patterns = ["p", "pt", "tp", "tptt", "ttpp", "pptt", "ptptp", "tttp" * 30, "p" * 128, "ttttt", "t" * 128]
     texts = [np.where([c == "p" for c in each], padding, random.integers(10, 30000, len(each))) for each in patterns]
