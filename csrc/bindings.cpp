@@ -47,10 +47,10 @@ DType dtype_of(const std::string& name) {
 }
 
 std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions,
-                                      int types, bool padding, bool relative, float epsilon, const std::string& activation,
-                                      const std::string& pooling, const std::string& dtype, int device, int max_tokens,
-                                      const std::string& gemm, const std::string& cublaslt_library, bool fold,
-                                      bool graphs) {
+                                      int types, bool padding, bool relative, float epsilon,
+                                      const std::string& activation, const std::string& pooling,
+                                      const std::string& dtype, int device, int max_tokens, const std::string& gemm,
+                                      const std::string& cublaslt_library, bool fold, bool graphs) {
   ModelShape shape;
   shape.hidden = hidden;
   shape.layers = layers;
@@ -98,7 +98,8 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
                std::optional<Vector<int32_t>> positions, std::optional<Vector<int32_t>> dimensions,
                std::optional<Vector<bool>> normalize, bool tokens) {
   if (cu_seqlens.shape(0) < 1) throw Refused("cu_seqlens is empty");
-  if (std::max(ids.shape(0), cu_seqlens.shape(0)) > size_t(INT32_MAX)) throw Refused("a batch of over 2147483647 tokens");
+  if (std::max(ids.shape(0), cu_seqlens.shape(0)) > size_t(INT32_MAX))
+    throw Refused("a batch of over 2147483647 tokens");
   BatchView batch;
   batch.tokens = int(ids.shape(0));
   batch.sequences = int(cu_seqlens.shape(0)) - 1;
@@ -189,8 +190,8 @@ NB_MODULE(_cuda, m) {
           nb::call_guard<nb::gil_scoped_release>(),
           "All weights are there: warm up and capture graphs. Answers empty, or why LayerNorms cannot be folded into "
           "these weights: the encoder is then not started.")
-      .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "positions"_a.none(), "dimensions"_a.none(),
-           "normalize"_a.none(), "tokens"_a)
+      .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "positions"_a.none(),
+           "dimensions"_a.none(), "normalize"_a.none(), "tokens"_a)
       .def("wait", &wait, "ticket"_a)
       .def_prop_ro("gemm", &Encoder::gemm_name)
       .def_prop_ro("folds", &Encoder::folds)
@@ -203,8 +204,8 @@ NB_MODULE(_cuda, m) {
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
   m.def("make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
-        "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a,
-        "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a);
+        "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
+        "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a);
 
   auto testing = m.def_submodule("testing", "Single kernels on device memory, for tests and benchmarks.");
   bind_testing(testing, [](const Status& status) { raise(status); });

@@ -404,7 +404,8 @@ Status Encoder::capture(Slot& slot, std::pair<int, int> bucket) {
 
 Status Encoder::wait(int64_t ticket, float* out) {
   const Slot* const found = find_slot(ticket);
-  if (found == nullptr) return Status::refused("this ticket is not in flight: it was redeemed, or is not this encoder's");
+  if (found == nullptr)
+    return Status::refused("this ticket is not in flight: it was redeemed, or is not this encoder's");
   Slot& slot = slots_[found - slots_.data()];
   slot.in_flight = false;
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);

@@ -70,10 +70,10 @@ class Encoder {
     int rows;       // tokens, or the bucket they were rounded up to
     int sequences;  // likewise
     int tiles, shorts;
-    int longest;           // sequence's tokens, or more
-    const uint8_t* input;  // in InputLayout(rows, sequences)
-    float* vectors;        // device or mapped host memory
-    bool on_host = false;  // input is
+    int longest;                     // sequence's tokens, or more
+    const uint8_t* input;            // in InputLayout(rows, sequences)
+    float* vectors;                  // device or mapped host memory
+    bool on_host = false;            // input is
     const int* positions = nullptr;  // [rows] in the host's memory, where offsets.cu's are not meant
   };
   struct Slot {

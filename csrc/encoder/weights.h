@@ -47,9 +47,9 @@ class Weights {
 
   // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention,
   // inner and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta. And where the shape
-  // says so `padding`: [1, hidden], the padding token's row of positions; `relative`, in FP32: [heads, 2·positions - 1],
-  // what is added to a score by key - query + positions - 1. Refused: a name that the model does not have or that was
-  // loaded before, another shape than the model's.
+  // says so `padding`: [1, hidden], the padding token's row of positions; `relative`, in FP32: [heads, 2·positions -
+  // 1], what is added to a score by key - query + positions - 1. Refused: a name that the model does not have or that
+  // was loaded before, another shape than the model's.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
               const Stream& stream);
   // Refused where one is missing. Else the room for conversions is given back.

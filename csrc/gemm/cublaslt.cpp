@@ -137,8 +137,8 @@ class CublasLtLinear final : public Linear {
   Status init(const Stream& stream) {
     // cuBLAS is column-major: yᵀ[out, rows] = (Wᵀ)ᵀ[out, in] · xᵀ[in, rows].
     const Library& library = owner_.library_;
-    EMBERT_TRY(
-        CublasLt::check(library.desc_create(desc_.place(), CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
+    EMBERT_TRY(CublasLt::check(library.desc_create(desc_.place(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                               "cublasLtMatmulDescCreate"));
     const cublasOperation_t transpose = CUBLAS_OP_T;
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_TRANSA, transpose));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_EPILOGUE,
@@ -160,10 +160,10 @@ class CublasLtLinear final : public Linear {
     const Plan* plan = nullptr;
     EMBERT_TRY(plan_for(rows, residual.data != nullptr, plan));
     const float alpha = 1.0f, beta = residual.data != nullptr ? 1.0f : 0.0f;
-    const cublasStatus_t status = owner_.library_.matmul(
-        owner_.handle_, desc_.get(), &alpha, weights_.weight, weight_layout_.get(), x.data, plan->x.get(), &beta,
-        residual.data != nullptr ? residual.data : y, plan->y.get(), y, plan->y.get(), &plan->algo,
-        owner_.workspace_.as(), kWorkspaceBytes, stream.handle);
+    const cublasStatus_t status =
+        owner_.library_.matmul(owner_.handle_, desc_.get(), &alpha, weights_.weight, weight_layout_.get(), x.data,
+                               plan->x.get(), &beta, residual.data != nullptr ? residual.data : y, plan->y.get(), y,
+                               plan->y.get(), &plan->algo, owner_.workspace_.as(), kWorkspaceBytes, stream.handle);
     EMBERT_TRY(CublasLt::check(status, "cublasLtMatmul (" + std::to_string(rows) + " rows, " +
                                            std::to_string(weights_.in) + " to " + std::to_string(weights_.out) + ")"));
     if (weights_.activation == Activation::kGeluErf || weights_.activation == Activation::kGeluTanh) {
@@ -180,9 +180,8 @@ class CublasLtLinear final : public Linear {
   };
 
   Status make_layout(int width, int rows, Layout& layout) const {
-    return CublasLt::check(
-        owner_.library_.layout_create(layout.place(), data_type(owner_.dtype_), width, rows, width),
-        "cublasLtMatrixLayoutCreate");
+    return CublasLt::check(owner_.library_.layout_create(layout.place(), data_type(owner_.dtype_), width, rows, width),
+                           "cublasLtMatrixLayoutCreate");
   }
   Status make_layouts(int rows, Plan& plan) const {
     EMBERT_TRY(make_layout(weights_.in, rows, plan.x));

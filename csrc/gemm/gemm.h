@@ -2,8 +2,8 @@
 //
 // Behind it: cuBLASLt (every device and type) and our own Hopper kernels, which also take LayerNorms over (see
 // ../EPILOGUES.md). An output row of our own kernels depends on its own row, the weights and nothing else, bit for bit,
-// whatever `rows` is: no split of K varies with the number of rows. cuBLASLt is asked for the same, no split of K at all,
-// but does not promise the order in which a block adds: rows of it are equal up to rounding.
+// whatever `rows` is: no split of K varies with the number of rows. cuBLASLt is asked for the same, no split of K at
+// all, but does not promise the order in which a block adds: rows of it are equal up to rounding.
 #pragma once
 
 #include <memory>
@@ -34,8 +34,8 @@ struct LinearWeights {
   size_t ahead_bytes = 0;
 };
 
-// A tile leaves its part of y and of its sums while others still read theirs of x, of the residual's sums, and with them
-// of the residual.
+// A tile leaves its part of y and of its sums while others still read theirs of x, of the residual's sums, and with
+// them of the residual.
 inline Status check_places(const Rows& x, const Rows& residual, const void* y, const float2* y_sums) {
   if (y == x.data) return Status::refused("a product cannot write over its own input");
   if (y_sums == nullptr) return {};
@@ -47,8 +47,8 @@ inline Status check_places(const Rows& x, const Rows& residual, const void* y, c
 class Linear {
  public:
   virtual ~Linear() = default;
-  // residual: [rows, out] or none, added before rounding; never with an activation. y_sums: null, or where the sums of y's
-  // rows go; `y_parts` is then set. y may be the residual where no sums are left; never x (check_places).
+  // residual: [rows, out] or none, added before rounding; never with an activation. y_sums: null, or where the sums of
+  // y's rows go; `y_parts` is then set. y may be the residual where no sums are left; never x (check_places).
   virtual Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
                      const Stream& stream) = 0;
 };

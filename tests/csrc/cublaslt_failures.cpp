@@ -77,7 +77,10 @@ int main(int count, char** arguments) {
         return 0;
       }
     }
-    std::printf("%d %s living=%d\n", call, status.ok() ? "fine" : status.is_lost() ? "lost" : "refused",
+    std::printf("%d %s living=%d\n", call,
+                status.ok()        ? "fine"
+                : status.is_lost() ? "lost"
+                                   : "refused",
                 living + allocations);
   }
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,20 +24,37 @@ RECORDED = (
 
 def build(folder: Path, *sources: Path, name: str = "program", flags: Sequence[str] = ()) -> Path:
     """The program made of these files, without a warning. Skips where a compiler or CUDA's headers are missing."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    built = folder / name
+    _run("-o", built, *(_object(source, tuple(flags)) for source in sources), *flags)
+    return built
+
+
+@functools.cache  # programs share most of their sources
+def _object(source: Path, flags: tuple[str, ...]) -> Path:
+    made = Path(_objects().name) / f"{len(list(Path(_objects().name).iterdir()))}.o"
+    _run("-c", "-Wall", "-Wextra", "-isystem", _headers(), "-I", CSRC, *flags, source, "-o", made)
+    return made
+
+
+@functools.cache
+def _objects() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="embert-objects-")
+
+
+def _headers() -> Path:
     nvcc = shutil.which("nvcc")
     toolkits = [Path("/usr/local/cuda"), *([Path(nvcc).resolve().parents[1]] if nvcc else [])]
     headers = next((kit / "include" for kit in toolkits if (kit / "include" / "cuda_runtime.h").is_file()), None)
-    if headers is None or compiler is None:
-        pytest.skip("needs CUDA's headers and a C++ compiler")
-    built = folder / name
-    command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-isystem", headers, "-I", CSRC, *sources]
-    found = subprocess.run(
-        [*map(str, command), *flags, "-o", str(built)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    if headers is None:
+        pytest.skip("needs CUDA's headers")
+    return headers
+
+
+def _run(*arguments: str | Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    command = [compiler, "-std=c++17", "-O1", *map(str, arguments)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert not found.stderr
-    return built

@@ -1,6 +1,7 @@
 // The encoder's host side before a device that only writes down what it is asked to do. Arguments: pooling (0 cls, 1
-// mean, 2 max, 3 last), gemm, graphs (0, 1), task (0 embed, 1 tokens), relative positions (0, 1), weights stored in FP32
-// (0, 1), then the lengths of a batch, or of several with a "/" between them, which are then in flight two at a time.
+// mean, 2 max, 3 last), gemm, graphs (0, 1), task (0 embed, 1 tokens), relative positions (0, 1), weights stored in
+// FP32 (0, 1), then the lengths of a batch, or of several with a "/" between them, which are then in flight two at a
+// time.
 
 #include <cstring>
 

@@ -1,5 +1,6 @@
 // The encoder's host side where something cannot be had: a scenario's name is the argument. Each line is what a step
-// said: "fine", "refused: …" or "lost: …"; "asked" counts what the device was asked before; at the end what still lives.
+// said: "fine", "refused: …" or "lost: …"; "asked" counts what the device was asked before; at the end what still
+// lives.
 
 #include <cstring>
 

@@ -14,8 +14,8 @@ namespace {
 
 // Address space, of which nothing is taken before it is written.
 constexpr size_t kPoolBytes = size_t(1) << 36;
-uint8_t* const pool_memory = static_cast<uint8_t*>(mmap(nullptr, kPoolBytes, PROT_READ | PROT_WRITE,
-                                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+uint8_t* const pool_memory = static_cast<uint8_t*>(
+    mmap(nullptr, kPoolBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 size_t pool_used = 0;
 
 long at(const void* address) {

@@ -1,5 +1,6 @@
-// CUDA's runtime and the kernels' launchers, each of which only writes down what it is asked to do: a name and key=value
-// pairs a line; addresses are offsets into one pool, -1 is null. And a small model's weights for the encoder before it.
+// CUDA's runtime and the kernels' launchers, each of which only writes down what it is asked to do: a name and
+// key=value pairs a line; addresses are offsets into one pool, -1 is null. And a small model's weights for the encoder
+// before it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -49,8 +50,8 @@ embert::ModelShape small_model();
 
 enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
 
-// All weights but those called `without`. Of layer i they are 10·i and 1 for query, 2 for key, 3 for value, 4 for inner;
-// the others are 0. In FP16 all are 0.
+// All weights but those called `without`. Of layer i they are 10·i and 1 for query, 2 for key, 3 for value, 4 for
+// inner; the others are 0. In FP16 all are 0.
 void load(embert::Encoder& encoder, Stored stored, const std::string& without = "");
 // Of head h: 1 000·h + key - query.
 void load_relative(embert::Encoder& encoder);

@@ -1,0 +1,81 @@
+"""Rules that csrc must keep. Each stands for a fault that no test on the right GPU would see."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.csrc.host_program import CSRC
+
+GUARD = "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)"
+KERNEL = re.compile(r"__global__\s+void\s+__launch_bounds__\([^;{]*?\)\s*(\w+)\(|__global__\s+void\s+(\w+)\(")
+# Where kernels with bodies for sm_90a alone stand, and the sources that compile them.
+HOPPERS_OWN = {
+    "few_rows_kernel": "gemm/hopper.cu",
+    "pingpong_kernel": "gemm/hopper.cu",
+    "wide_kernel": "gemm/hopper.cu",
+    "feed_forward_kernel": "gemm/hopper_joined.cu",
+    "attention_hopper_kernel": "kernels/attention_hopper.cu",
+}
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in CSRC.rglob("*") if path.suffix in (".cu", ".cuh", ".cpp", ".h"))
+
+
+def test_a_body_for_hopper_alone_traps_elsewhere() -> None:
+    """A body that vanishes for another architecture would return: zeros that nobody wrote pool like rows."""
+    found = set()
+    for path in sources():
+        text = path.read_text()
+        for start in (match.start() for match in re.finditer(re.escape(GUARD), text)):
+            kernel = next(filter(None, KERNEL.findall(text[:start])[-1]))
+            if kernel == "build_kernel":  # which tells that it has no such body
+                continue
+            end = text.index("#endif", start)
+            assert f'#else\n  EMBERT_TRAP("{kernel}");\n' in text[start:end], f"{path.name}: {kernel}"
+            found.add(kernel)
+    assert found == set(HOPPERS_OWN)
+
+
+@pytest.mark.parametrize("source", sorted(set(HOPPERS_OWN.values())))
+def test_a_build_for_plain_90_has_the_traps(tmp_path: Path, source: str) -> None:
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    made = tmp_path / "made.ptx"
+    command = [nvcc, "-std=c++17", "-arch=compute_90", f"-I{CSRC}", "-ptx", "-o", made, CSRC / source]
+    built = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if "compute_90" in built.stderr:
+        pytest.skip(f"{nvcc} does not know compute_90")
+    assert built.returncode == 0, built.stderr
+    bodies = {body.partition("(")[0].split()[-1]: body for body in made.read_text().split(".entry")[1:]}
+    for kernel in (name for name, at in HOPPERS_OWN.items() if at == source):
+        own = [body for name, body in bodies.items() if kernel in name]
+        assert own
+        assert all("trap;" in body and f"{kernel}: not compiled for sm_90a" in body for body in own)
+
+
+def test_accumulators_are_named_before_they_are_read() -> None:
+    """The compiler knows of no products under way: a read that nothing ties to the wait may come before it."""
+    for path in sources():
+        for line in path.read_text().splitlines():
+            waits = "wait_products<0>()" in line
+            assert not waits or path.name in ("hopper.cuh", "hopper_feed_forward.cuh"), path.name
+    feed_forward = (CSRC / "gemm" / "hopper_feed_forward.cuh").read_text()
+    assert feed_forward.index("wait_read(0);") < feed_forward.index("are_complete(inner);")
+    assert feed_forward.index("wait_read(2);") < feed_forward.index("are_complete(y);")
+    assert feed_forward.index("are_complete(y);") < feed_forward.index("float4{y[half][at]")
+
+
+def test_nothing_works_on_the_legacy_stream_unawaited() -> None:
+    """The encoder's streams do not wait for it, and cudaMemset returns before it is done."""
+    for path in sources():
+        calls = re.findall(r"cudaMemset\(|cudaMemset2D\(", path.read_text())
+        assert not calls or path.name == "memory.h", path.name
+    memory = (CSRC / "encoder" / "memory.h").read_text()
+    assert re.search(r"cudaMemset\(.*\n.*cudaStreamSynchronize\(nullptr\)", memory)
