@@ -22,14 +22,14 @@ from server.background import keep_running
 from server.board import Board
 from server.control import Drain, EngineState, Failed, Line, Message, Progress, Ready, StartApi
 from server.logs import configure_logging, leave
-from server.metrics import exposition, use_folder
+from server.metrics import use_folder
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from server.config import ServeConfig
     from server.engine_client import EngineClient
-    from server.metrics import ApiMetrics
+    from server.metrics import Scrapes
     from server.service import Service
 
 __all__ = ["main"]
@@ -102,7 +102,7 @@ async def _serve(start: StartApi, line: Line) -> None:
     servers = [_Server(_uvicorn_config(config, app, protocol))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:
-        servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.metrics), protocol, tls=False)))
+        servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.scrapes), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
         keep_running(_write_metrics(service, board, start.worker)),
@@ -211,15 +211,15 @@ async def _write_metrics(service: Service, board: Board, worker: int) -> None:
 class _MetricsApp:
     """What answers on --metrics-port."""
 
-    def __init__(self, metrics: ApiMetrics) -> None:
-        self._metrics = metrics
+    def __init__(self, scrapes: Scrapes) -> None:
+        self._scrapes = scrapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         if scope["type"] != "http":
             return
         found = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
-        self._metrics.write()
-        body, content_type = exposition() if found else (b"only GET /metrics is here\n", "text/plain")
+        nothing = b"only GET /metrics is here\n", "text/plain"
+        body, content_type = await self._scrapes.answer() if found else nothing
         headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
         await send({"type": "http.response.body", "body": body})

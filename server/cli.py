@@ -78,9 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Embed texts: one JSON line a text, or a .npy file of float32 rows.",
     )
     embed.add_argument("texts", nargs="*", metavar="TEXT", help="texts to embed")
-    embed.add_argument("--file", "-f", metavar="PATH", help="a file with a text a line; - for standard input")
+    embed.add_argument("--file", "-f", metavar="PATH", help="a UTF-8 file with a text a line; - for standard input")
     embed.add_argument(
         "--output", "-o", metavar="PATH", help="where to write; .npy for float32 rows, else JSON lines; default: stdout"
+    )
+    embed.add_argument(
+        "--resume", action="store_true", help="go on where a run that was stopped ended; with --file and --output"
     )
     embed.add_argument("--dimensions", type=int, metavar="N", help="cut the vectors to N numbers")
     embed.add_argument("--prompt-name", metavar="NAME", help="the prompt of the model put before each text")

@@ -8,8 +8,10 @@ and histograms, so nothing is lost from the totals and files do not pile up. Its
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -25,6 +27,7 @@ __all__ = [
     "ApiMetrics",
     "EngineMetrics",
     "GpuMetrics",
+    "Scrapes",
     "SupervisorMetrics",
     "exposition",
     "forget_process",
@@ -58,6 +61,36 @@ def exposition() -> tuple[bytes, str]:
     registry = CollectorRegistry()
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+class Scrapes:
+    """Makes the answers to scrapes of one API process, beside its event loop.
+
+    Reading every process's file takes tens of milliseconds, so one thread does it, once for all who ask meanwhile.
+    """
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        """`write` makes what this process measured visible; it runs on the event loop."""
+        self._write = write
+        self._thread = ThreadPoolExecutor(1, "scrape")
+        self._lock = asyncio.Lock()
+        self._next: asyncio.Task[tuple[bytes, str]] | None = None
+
+    async def answer(self) -> tuple[bytes, str]:
+        """What all processes have measured until now, as (text, content type)."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._collect())
+        return await asyncio.shield(self._next)  # others may wait for it after this client has left
+
+    async def _collect(self) -> tuple[bytes, str]:
+        async with self._lock:
+            self._next = None  # who asks from now on is told of what happens from now on
+            self._write()
+            return await asyncio.get_running_loop().run_in_executor(self._thread, exposition)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def forget_process(process: str) -> None:

@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from server import __version__
 from server.errors import ModelUnknown
-from server.metrics import exposition
 from server.openapi import OpenAIError, TeiError
 from server.page import HEADERS, HINT, PAGE
 from server.service import Service
@@ -171,8 +170,7 @@ def operations(service: Service) -> APIRouter:
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=text)
     async def metrics() -> Response:
-        service.write_metrics()
-        text, content_type = exposition()
+        text, content_type = await service.scrapes.answer()
         return Response(text, headers={"content-type": content_type})
 
     return router

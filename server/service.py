@@ -19,7 +19,7 @@ from server.config import ServeConfig
 from server.control import EngineInfo
 from server.engine_client import Answer, EngineClient, Receive
 from server.errors import EmptyInput, Invalid, ModelUnknown, Overloaded, PayloadTooLarge
-from server.metrics import ApiMetrics
+from server.metrics import ApiMetrics, Scrapes
 from server.schemas import TextOrIds, describe_name
 from server.slow_clients import BodyReader
 from server.terms import Terms
@@ -90,6 +90,7 @@ class Service:
         self.tokenizer = tokenizer
         self.client = client
         self.metrics = metrics
+        self.scrapes = Scrapes(self.write_metrics)
         self.served_name = config.served_model_name or model.model_id
         self.default_prompt = self._default_prompt()
         self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
@@ -343,6 +344,7 @@ class Service:
 
     def close(self) -> None:
         """Stop the threads."""
+        self.scrapes.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

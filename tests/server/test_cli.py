@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from server import __version__
 from server.cli import main, parse_serve
 from server.config import LATENCY_BUCKETS_S, ConfigError, ServeConfig, environment_name, option_name, read_api_keys
-from tests.server.live import ROOT, STAND_IN, environment, run_cli
+from tests.server.live import ROOT, STAND_IN, environment, run_cli, until
 from tests.server.models import copy_model, edit_json
 from tests.server.stand_in import expected
 
@@ -102,6 +105,11 @@ def test_embed_with_a_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ((), 2, "give texts, or --file"),
         (("a", "--file", "x"), 2, "not both"),
         (("--file", "/nonexistent/texts"), 1, "/nonexistent/texts"),
+        (("--file", "/nonexistent/texts", "--model", "/nonexistent/model"), 1, "/nonexistent/texts"),
+        (("--file", "/"), 1, "'/'"),
+        (("a", "--output", "/nonexistent/vectors", "--model", "/nonexistent/model"), 1, "/nonexistent/vectors"),
+        (("a", "--resume", "--output", "x"), 2, "--resume goes with --file and --output"),
+        (("--file", "/dev/null", "--resume"), 2, "--resume goes with --file and --output"),
         (("a", "--output", "/nonexistent/vectors"), 1, "/nonexistent/vectors"),
         (("a", "--dimensions", "0"), 1, "1 to 384"),
         (("a", "--dimensions", "385"), 1, "385"),
@@ -132,11 +140,149 @@ def test_embed_errors(
 
 
 def test_embed_a_file_that_is_not_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "texts").write_bytes(b"fine\n\xff\xfe\n")
-    status, _, err = run(capsys, "embed", "-q", "-f", str(tmp_path / "texts"), *STAND_IN)
+    source = tmp_path / "texts"
+    source.write_bytes(b"fine\nab\xff\xfe\n")
+    status, _, err = run(capsys, "embed", "-q", "-f", str(source), *STAND_IN)
     assert status == 1
-    assert err.startswith("embert: error: ")
-    assert err.count("\n") == 1
+    assert err == f"embert: error: {source} line 2 is not UTF-8: byte 0xff at position 3\n"
+
+
+def test_embed_reads_standard_input_as_utf8_whatever_the_locale() -> None:
+    for written, status in (("Ünïcode 👩‍🚀\n".encode(), 0), (b"fine\n\xff\n", 1)):
+        ended = subprocess.run(
+            [sys.executable, "-m", "server.cli", "embed", "-f", "-", "--dimensions", "4", *STAND_IN],
+            input=written,
+            cwd=ROOT,
+            env=environment({"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0", "LC_ALL": "C"}),
+            capture_output=True,
+            check=False,
+        )
+        assert ended.returncode == status, ended.stderr
+        if status:
+            assert b"standard input line 2 is not UTF-8: byte 0xff at position 1" in ended.stderr
+        else:
+            assert json.loads(ended.stdout)["text"] == "Ünïcode 👩‍🚀"
+
+
+# --- embed into files: nothing is lost ---
+
+
+LINES = 10_000  # more than two of the blocks that become complete together
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts"
+    path.write_text("".join(f"text {number}\n" for number in range(LINES)))
+    return path
+
+
+def into(texts: Path, target: Path, *options: str) -> list[str]:
+    return ["embed", "-q", "--dimensions", "8", "-f", str(texts), "-o", str(target), *options, *STAND_IN]
+
+
+def stopped_run(texts: Path, target: Path) -> None:
+    """A run that was killed at some moment after its first texts were complete."""
+    progress = target.with_name(f"{target.name}.partial.json")
+    command = [sys.executable, "-m", "server.cli", *into(texts, target)]
+    slow = environment({"STAND_IN_TOKENS_PER_S": "60000"})  # a few tenths of a second a block
+    with subprocess.Popen(command, cwd=ROOT, env=slow, stderr=subprocess.PIPE) as process:
+        try:
+            until(progress.exists, 60, what="the first complete texts")
+            time.sleep(0.3 * random.random())
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
+def test_embed_goes_on_where_a_killed_run_ended(
+    capsys: pytest.CaptureFixture[str], texts: Path, tmp_path: Path, name: str
+) -> None:
+    target, whole = tmp_path / name, tmp_path / f"whole-{name}"
+    target.write_bytes(b"of an earlier run")
+    stopped_run(texts, target)
+    assert target.read_bytes() == b"of an earlier run"
+    partial = tmp_path / f"{name}.partial"
+    with partial.open("ab") as file:
+        file.write(b"half a bl")  # as if it had been killed while it wrote
+    assert run(capsys, *into(texts, target, "--resume")) == (0, "", "")
+    assert run(capsys, *into(texts, whole)) == (0, "", "")
+    assert target.read_bytes() == whole.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["texts", name, whole.name])
+    if name.endswith(".npy"):
+        assert np.load(target).shape == (LINES, 8)
+    else:
+        found = [json.loads(line)["text"] for line in target.read_text().splitlines()]
+        assert found == texts.read_text().splitlines()
+
+
+def test_embed_that_fails_keeps_what_is_complete_and_the_output_as_it_was(
+    capsys: pytest.CaptureFixture[str], texts: Path, tmp_path: Path
+) -> None:
+    target, whole = tmp_path / "vectors.npy", tmp_path / "whole.npy"
+    run(capsys, *into(texts, whole))
+    good = texts.read_bytes()
+    texts.write_bytes(good.replace(b"text 5000\n", b"text \xff\n"))
+    target.write_bytes(b"of an earlier run")
+    status, _, err = run(capsys, *into(texts, target))
+    assert status == 1
+    assert "4096 texts are complete; --resume goes on after them" in err
+    assert f"{texts} line 5001 is not UTF-8: byte 0xff at position 6" in err
+    assert target.read_bytes() == b"of an earlier run"
+    texts.write_bytes(good)
+    assert run(capsys, *into(texts, target, "--resume"))[0] == 0
+    assert target.read_bytes() == whole.read_bytes()
+
+
+def test_embed_resumes_only_what_it_would_have_made_itself(
+    capsys: pytest.CaptureFixture[str], texts: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "vectors.npy"
+    partial, progress = tmp_path / "vectors.npy.partial", tmp_path / "vectors.npy.partial.json"
+    good = texts.read_bytes()
+    texts.write_bytes(good.replace(b"text 5000\n", b"\xff\n"))
+    assert run(capsys, *into(texts, target))[0] == 1
+    kept = partial.read_bytes(), progress.read_bytes()
+
+    def refused(*options: str) -> str:
+        status, _, err = run(capsys, *into(texts, target, "--resume", *options))
+        assert status == 1
+        assert "leave --resume out to begin anew" in err
+        return err
+
+    assert "--dimensions was 8 in" in refused("--dimensions", "9")
+    assert "--no-normalize was False in" in refused("--no-normalize")
+    texts.write_bytes(good.replace(b"text 17\n", b"another\n"))
+    assert "the first 4096 lines of" in refused()
+    texts.write_bytes(b"short\n")
+    assert "the first 4096 lines of" in refused()
+    texts.write_bytes(good)
+    progress.write_bytes(b"{")
+    assert "is damaged" in refused()
+    progress.write_bytes(kept[1])
+    partial.write_bytes(kept[0][:-1])
+    assert "has lost its end" in refused()
+    partial.write_bytes(kept[0])
+    with partial.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        status, _, err = run(capsys, *into(texts, target))
+        assert status == 1
+        assert "another run is writing" in err
+    assert (partial.read_bytes(), progress.read_bytes()) == kept
+    assert run(capsys, *into(texts, target))[0] == 0  # without --resume it is replaced
+    assert np.load(target).shape == (LINES, 8)
+
+
+def test_embed_into_what_is_no_file_or_a_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(capsys, "embed", "-q", "a", "-o", "/dev/null", *STAND_IN)[0] == 0
+    assert run(capsys, "embed", "-q", "a", "-o", str(tmp_path), *STAND_IN)[0] == 1
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.touch(mode=0o600)
+    link.symlink_to(target)
+    assert run(capsys, "embed", "-q", "a", "-o", str(link), *STAND_IN)[0] == 0
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["text"] == "a"
+    assert target.stat().st_mode & 0o777 == 0o600
 
 
 # --- info ---

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from server import metrics
 from server.app import METRIC_ROUTES
 from server.config import LATENCY_BUCKETS_S
-from server.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
+from server.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics, Scrapes
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -219,3 +223,50 @@ assert [2 * value for value in fast[0]] == slow[0], (fast, slow)
 assert 2 * fast[1] == slow[1]
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment(), cwd=ROOT, check=True)
+
+
+def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks while one is made shares the next: theirs must tell what happened until they asked."""
+    began, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    made: list[int] = []
+    happened = 0  # as the loop has it
+    written = 0  # as a scrape finds it
+
+    def slow_exposition() -> tuple[bytes, str]:
+        made.append(written)
+        began.release()
+        assert go_on.acquire(timeout=30)
+        return b"%d" % made[-1], "text/plain"
+
+    def write() -> None:
+        nonlocal written
+        written = happened
+
+    async def run() -> None:
+        nonlocal happened
+        scrapes = Scrapes(write)
+        happened = 1
+        first = asyncio.ensure_future(scrapes.answer())
+        while not began.acquire(blocking=False):  # which it can only be if the loop runs on meanwhile
+            await asyncio.sleep(0.001)
+        happened = 2
+        others = [asyncio.ensure_future(scrapes.answer()) for _ in range(10)]
+        await asyncio.sleep(0.001)
+        others.pop().cancel()  # a client that leaves takes nothing from the others
+        happened = 3
+        for _ in range(2):
+            go_on.release()
+        assert await first == (b"1", "text/plain")
+        assert {text for text, _ in await asyncio.gather(*others)} == {b"3"}
+        assert made == [1, 3]
+        scrapes.close()
+
+    monkeypatch.setattr(metrics, "exposition", slow_exposition)
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_scrapes_that_come_together_are_all_answered(fresh: Live) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: fresh.get("/metrics"), range(16)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert all("embert_requests_total" in answer.text for answer in answers)
