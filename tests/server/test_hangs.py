@@ -56,20 +56,29 @@ def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on
 
 
 def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
-    options = ("--device", "x:0,1", "--engine-timeout", "1", "--request-timeout", "10")
-    with live(*STAND_IN, *options) as server, ThreadPoolExecutor(8) as pool:
-        hanging = pool.submit(server.post, "/embed", {"inputs": [[101, HANG, 102]]})
-        until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request that hangs")
-        began = time.monotonic()
+    with live(*STAND_IN, "--device", "x:0,1", "--engine-timeout", "1") as server, ThreadPoolExecutor(8) as pool:
+        # While the supervisor is stopped, nobody ends the engine that hangs.
+        server.signal(signal.SIGSTOP)
+        try:
+            hanging = pool.submit(server.post, "/embed", {"inputs": [[101, HANG, 102]]})
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request that hangs")
+            for number in range(24):
+                assert right(server, [101, 1000 + number, 102])
+            assert not hanging.done()
+        finally:
+            server.signal(signal.SIGCONT)
+        # It is ended, then the other one that is asked in its stead: meanwhile, and afterwards, nobody waits for ever.
         asked = [[101, 1000 + number, 102] for number in range(24)]
         answers = list(pool.map(lambda ids: server.post("/embed", {"inputs": [ids]}), asked))
-        assert time.monotonic() - began < 8
-        # Who was with it on both engines, when it was tried again, has been lost twice too.
-        assert {answer.status_code for answer in answers} <= {200, 503}
+        assert hanging.result().status_code == 503
+        # Who was with it on both engines, when it was tried again, has been lost twice too: seven can have been.
+        statuses = [answer.status_code for answer in answers]
+        assert statuses.count(200) >= len(asked) - 7
+        assert set(statuses) <= {200, 503}
         for ids, answer in zip(asked, answers, strict=True):
             assert answer.status_code == 503 or np.allclose(answer.json(), [expected(ids)], atol=1e-5)
-        assert hanging.result().status_code == 503
         until(lambda: [server.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
+        assert all(pool.map(lambda ids: right(server, ids), asked))
 
 
 def test_a_stopped_engine_is_replaced() -> None:
