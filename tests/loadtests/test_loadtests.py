@@ -15,7 +15,7 @@ from tests.server.live import ROOT, STAND_IN, Live, environment, live
 def run(scenario: str, host: str, report: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "loadtests", scenario, "--host", host, "--report", str(report), "--seconds", "2"]
     return subprocess.run(
-        [*command, *options], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False
+        [*command, *options], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -55,7 +55,7 @@ print(time.monotonic() - began)
 """
     command = [sys.executable, "-c", program]
     lasted = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=True
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240, check=True
     )
     assert float(lasted.stdout) > 0.39
 

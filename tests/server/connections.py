@@ -16,7 +16,7 @@ from tests.server.live import Live, until
 __all__ = ["connect", "head", "one_to_each", "post_on", "read_all"]
 
 
-def connect(server: Live, timeout_s: float = 20.0) -> socket.socket:
+def connect(server: Live, timeout_s: float = 60.0) -> socket.socket:
     """A connection that nothing was sent on."""
     return socket.create_connection(("127.0.0.1", server.ports[0]), timeout=timeout_s)
 
@@ -41,7 +41,7 @@ def one_to_each(server: Live) -> Iterator[dict[int, http.client.HTTPConnection]]
     with contextlib.ExitStack() as stack:
 
         def connect_once_more() -> dict[int, http.client.HTTPConnection]:
-            connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=60)
             stack.callback(connection.close)
             connection.connect()
             connection.request("GET", "/livez")  # so that it is accepted

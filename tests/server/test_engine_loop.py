@@ -45,7 +45,7 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)
         self.asleep.set()
-        assert self.wake.wait(10)
+        assert self.wake.wait(60)
         self.now += seconds
 
 
@@ -70,7 +70,7 @@ class Recorder:
         batch, task = ticket
         self.entered.release()
         if not self.free:
-            assert self.let_go.acquire(timeout=10)
+            assert self.let_go.acquire(timeout=60)
         if LOST in batch.ids:
             raise EncoderLost("the device is gone")
         if FAILS in batch.ids:
@@ -131,10 +131,10 @@ class Harness:
     def receive(self, texts: int) -> dict[int, list[Part]]:
         """Parts by request, until they answer this many texts (an error answers one)."""
         parts: dict[int, list[Part]] = {}
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while texts > 0:
             message = self.wire.next(deadline - time.monotonic())
-            assert message is not None, f"{texts} texts without an answer after 5 s"
+            assert message is not None, f"{texts} texts without an answer after 60 s"
             for part in decode_results(message).parts:
                 parts.setdefault(part.id, []).append(part)
                 texts -= 1 if part.error else part.texts
@@ -145,10 +145,10 @@ class Harness:
         self.encoder.free = False
 
     def wait_until_running(self) -> None:
-        assert self.encoder.entered.acquire(timeout=5)
+        assert self.encoder.entered.acquire(timeout=60)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.002)
@@ -166,7 +166,7 @@ class Harness:
         with self.loop._lock:
             self.loop._draining = True
             self.loop._lock.notify()
-        self.thread.join(timeout=5)
+        self.thread.join(timeout=60)
         assert not self.thread.is_alive()
         if not self.exits:
             self.loop.close()
@@ -249,7 +249,7 @@ def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engin
     engine.hold()
     clock.wake.clear()
     engine.send([[1, 2]])
-    assert clock.asleep.wait(5)
+    assert clock.asleep.wait(60)
     engine.send([[10]])
     engine.send([[11]], [[12]])
     engine.wait_until(lambda: engine.queued() == 3)
