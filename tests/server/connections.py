@@ -13,7 +13,7 @@ import psutil
 
 from tests.server.live import Live, until
 
-__all__ = ["connect", "head", "one_to_each", "post_on", "read_all"]
+__all__ = ["connect", "head", "one_to_each", "post_on", "read_all", "send"]
 
 
 def connect(server: Live, timeout_s: float = 60.0) -> socket.socket:
@@ -24,6 +24,14 @@ def connect(server: Live, timeout_s: float = 60.0) -> socket.socket:
 def head(length: int, path: str = "/embed") -> bytes:
     """The head of a POST whose body has this length."""
     return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
+
+
+def send(server: Live, body: object) -> socket.socket:
+    """POST to /embed without waiting for the answer; who closes the socket leaves."""
+    content = json.dumps(body).encode()
+    sock = connect(server)
+    sock.sendall(head(len(content)) + content)
+    return sock
 
 
 def read_all(sock: socket.socket) -> bytes:
