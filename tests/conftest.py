@@ -15,6 +15,15 @@ settings.register_profile("embert", deadline=None)
 settings.load_profile("embert")
 
 
+# Files that take longest, which go first where files are shared out: or one worker would be left with one of them.
+LONGEST = ("test_image", "test_resources", "test_hangs", "test_encoder", "test_overload", "test_faults", "test_start")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Live]:
     """`embert serve` with the default model, in float32 on any machine; default options, but for ids on all routes."""

@@ -13,10 +13,10 @@ import psutil
 
 from tests.server.live import Live, until
 
-__all__ = ["connect", "head", "one_to_each", "post_on", "read_all"]
+__all__ = ["connect", "head", "one_to_each", "post_on", "read_all", "send"]
 
 
-def connect(server: Live, timeout_s: float = 20.0) -> socket.socket:
+def connect(server: Live, timeout_s: float = 60.0) -> socket.socket:
     """A connection that nothing was sent on."""
     return socket.create_connection(("127.0.0.1", server.ports[0]), timeout=timeout_s)
 
@@ -24,6 +24,14 @@ def connect(server: Live, timeout_s: float = 20.0) -> socket.socket:
 def head(length: int, path: str = "/embed") -> bytes:
     """The head of a POST whose body has this length."""
     return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
+
+
+def send(server: Live, body: object) -> socket.socket:
+    """POST to /embed without waiting for the answer; who closes the socket leaves."""
+    content = json.dumps(body).encode()
+    sock = connect(server)
+    sock.sendall(head(len(content)) + content)
+    return sock
 
 
 def read_all(sock: socket.socket) -> bytes:
@@ -41,7 +49,7 @@ def one_to_each(server: Live) -> Iterator[dict[int, http.client.HTTPConnection]]
     with contextlib.ExitStack() as stack:
 
         def connect_once_more() -> dict[int, http.client.HTTPConnection]:
-            connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=60)
             stack.callback(connection.close)
             connection.connect()
             connection.request("GET", "/livez")  # so that it is accepted

@@ -24,7 +24,7 @@ __all__ = ["EMBERT", "ROOT", "STAND_IN", "Live", "environment", "live", "run_cli
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")
 EMBERT = (sys.executable, "-P", "-m", "server.cli")  # as the installed command: the working folder is not importable
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return inherited | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100"} | dict(extra or {})
 
 
-def until(condition: Callable[[], T], timeout_s: float = 15.0, *, what: str = "the condition") -> T:
+def until(condition: Callable[[], T], timeout_s: float = 60.0, *, what: str = "the condition") -> T:
     """The first true answer of `condition`, asked again and again. AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -101,7 +101,7 @@ class Live:
 
     def client(self, **options: Any) -> httpx.Client:
         """A client of this server; close it, or use it as a context manager."""
-        return httpx.Client(base_url=self.url, **{"timeout": 30.0, **options})
+        return httpx.Client(base_url=self.url, **{"timeout": 60.0, **options})
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """One request over a connection of its own."""
@@ -133,7 +133,7 @@ class Live:
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = 40.0) -> int:
+    def wait(self, timeout_s: float = 80.0) -> int:
         """The exit status, once the server has ended."""
         return self.process.wait(timeout_s)
 
@@ -193,7 +193,7 @@ def live(
             family |= _family(process.pid)
             if process.poll() is None:
                 process.terminate()
-            ended = process.wait(60)
+            ended = process.wait(120)
             assert status is None or ended == status, f"the server ended with status {ended}"
             if clean_log:
                 assert "Traceback" not in server.log, "the log holds a traceback"
@@ -217,7 +217,7 @@ def _family(pid: int) -> set[psutil.Process]:
 
 
 def run_cli(
-    *arguments: str, env: Mapping[str, str] | None = None, stdin: str | None = None, timeout_s: float = 60.0
+    *arguments: str, env: Mapping[str, str] | None = None, stdin: str | None = None, timeout_s: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
     """`embert *arguments` from start to end."""
     return subprocess.run(

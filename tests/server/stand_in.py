@@ -10,6 +10,7 @@ a batch is an order (token ids are sent as they are, so tests write them), and t
     STAND_IN_S             seconds that every forward takes after loading
     STAND_IN_TOKENS_PER_S  tokens a second, while loading too
     STAND_IN_ORDERS        no: ids are nothing but ids, for requests that nobody has written
+    STAND_IN_HOLD_FILE     while this file exists, no forward ends
     STAND_IN_CRASH_FILE    while this file exists, every forward ends the process
 """
 
@@ -71,6 +72,7 @@ class StandIn:
         self._tokens_per_s = float(os.environ.get("STAND_IN_TOKENS_PER_S", "inf"))
         self._delay_s = float(os.environ.get("STAND_IN_S", "0"))
         self._obeys = os.environ.get("STAND_IN_ORDERS") != "no"
+        self._hold_file = Path(os.environ.get("STAND_IN_HOLD_FILE", "/nonexistent"))
         self._crash_file = Path(os.environ.get("STAND_IN_CRASH_FILE", "/nonexistent"))
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Any:
@@ -87,6 +89,8 @@ class StandIn:
         warming = batch.sequences and not batch.ids.any()
         if not warming:
             time.sleep(self._delay_s + sum((order - SLEEP) / 10 for order in orders if SLEEP < order <= SLEEP + 60))
+        while self._hold_file.exists():
+            time.sleep(0.01)
         if CRASH in orders or self._crash_file.exists():
             os._exit(139)
         if HANG in orders:

@@ -107,11 +107,27 @@ def test_documented_routes_answer(http: httpx.Client, method: str, path: str) ->
     assert answer.status_code == (200 if method == "GET" else 400)  # 400: it is there, and wants a body
 
 
-def test_every_field_is_documented(http: httpx.Client) -> None:
+BODIES = {
+    "/v1/embeddings": ["EmbeddingsRequest"],
+    "/embed": ["EmbedRequest"],
+    "/similarity": ["SimilarityRequest", "SimilarityParameters"],
+    "/tokenize": ["TokenizeRequest"],
+    "/decode": ["DecodeRequest"],
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_field_is_documented_where_its_route_is(http: httpx.Client, path: str) -> None:
     schemas = http.get("/openapi.json").json()["components"]["schemas"]
-    for name in ("EmbeddingsRequest", "EmbedRequest", "TokenizeRequest", "DecodeRequest", "SimilarityParameters"):
-        for field in schemas[name]["properties"]:
-            assert f"`{field}`" in API or f'"{field}"' in API, (name, field)
+    fields = {field: schemas[name] for name in BODIES[path] for field in schemas[name]["properties"]}
+    (section,) = re.findall(rf"^### `POST {path}`$(.+?)(?=^##)", API, re.MULTILINE | re.DOTALL)
+    for field in fields:
+        assert f"`{field}`" in section or f'"{field}"' in section, field
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| (.+) \|$", section, re.MULTILINE))
+    if rows:  # a table is whole, and says which fields must be there
+        assert rows.keys() == fields.keys()
+        required = {field for field, schema in fields.items() if field in schema.get("required", ())}
+        assert {field for field, meaning in rows.items() if meaning.startswith("required")} == required
 
 
 EXAMPLE = re.compile(r"```sh\n(curl .+?)\n```\n```json\n(.+?)\n```", re.DOTALL)

@@ -58,8 +58,34 @@ def test_the_working_folder_is_no_place_for_code(monkeypatch: pytest.MonkeyPatch
     assert devices("auto") == ["auto"]
 
 
-def test_without_a_gpu_there_is_none() -> None:
-    assert devices("auto") in (["auto"], [f"cuda:{number}" for number in range(len(devices("cuda")))])
+@pytest.mark.parametrize(
+    ("counting", "auto", "cuda"),
+    [
+        ("print(0)", ["auto"], ["cuda"]),
+        ("print(1)", ["auto"], ["cuda:0"]),
+        ("print(2)", ["cuda:0", "cuda:1"], ["cuda:0", "cuda:1"]),
+        ("print(2); raise SystemExit(1)", ["auto"], ["cuda"]),  # died of the driver
+    ],
+)
+def test_gpus_are_counted_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, counting: str, auto: list[str], cuda: list[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(module, "_ASK", counting)
+    assert devices("auto") == auto
+    assert devices("cuda") == cuda
+
+
+def test_gpus_that_are_hidden_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question itself, answered by this build: with the CUDA extension or without."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    asked: list[subprocess.CompletedProcess[str]] = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: asked.append(run(*a, **k)) or asked[-1])
+    assert devices("auto") == ["auto"]
+    assert devices("cuda") == ["cuda"]
+    assert [(each.returncode, each.stdout, each.stderr) for each in asked] == [(0, "0\n", "")] * 2
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_schemathesis(small: Live, tmp_path: Path) -> None:
         cwd=tmp_path,  # it reads its configuration and writes caches there
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]

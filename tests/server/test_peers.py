@@ -35,7 +35,7 @@ class Engine:
         return next(channel for channel, submit in self.submits if submit.cancelled == [number])
 
 
-def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline

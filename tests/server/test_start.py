@@ -1,11 +1,10 @@
-"""Starts that cannot succeed: one sentence on stderr, the right exit status, soon, and no traceback."""
+"""Starts that cannot succeed: one sentence on stderr, the right exit status, and no traceback."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,9 @@ from tests.server.live import EMBERT, ROOT, STAND_IN, environment, live, run_cli
 from tests.server.models import copy_model, edit_json
 
 
-def refused(*options: str, env: dict[str, str] | None = None, status: int = 1, within_s: float = 30.0) -> str:
+def refused(*options: str, env: dict[str, str] | None = None, status: int = 1) -> str:
     """The one sentence that a start which fails leaves on stderr."""
-    began = time.monotonic()
     ended = run_cli("serve", "--host", "127.0.0.1", "--port", "0", *options, env=env)
-    assert time.monotonic() - began < within_s
     assert ended.returncode == status, ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
@@ -139,7 +136,7 @@ def test_a_device_that_is_not_there(device: str) -> None:
 def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused("--port", str(port), status=2, within_s=10)
+        said = refused("--port", str(port), status=2)
     assert str(port) in said
     assert "in use" in said
     assert "--port" in said
@@ -148,14 +145,14 @@ def test_a_port_in_use() -> None:
 def test_a_metrics_port_in_use_is_named_as_such() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused("--metrics-port", str(port), status=2, within_s=10)
+        said = refused("--metrics-port", str(port), status=2)
     assert str(port) in said
     assert "--metrics-port" in said
 
 
 def test_a_second_server_on_the_same_port() -> None:
     with live(*STAND_IN) as first:
-        assert "in use" in refused("--port", str(first.ports[0]), status=2, within_s=10)
+        assert "in use" in refused("--port", str(first.ports[0]), status=2)
         assert first.get("/health").status_code == 200
 
 
@@ -186,7 +183,7 @@ def test_a_second_server_on_the_same_port() -> None:
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else None,
 )
 def test_options_that_cannot_be(options: tuple[str, ...], said: tuple[str, ...]) -> None:
-    sentence = refused(*options, status=2, within_s=15)
+    sentence = refused(*options, status=2)
     for piece in said:
         assert piece in sentence
 
