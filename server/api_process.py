@@ -108,11 +108,7 @@ async def _serve(start: StartApi, line: Line) -> None:
         asyncio.create_task(keys.follow()),
         asyncio.create_task(service.bodies.watch()),
         asyncio.create_task(connections.watch_files()),
-        asyncio.create_task(
-            end_slow_readers(
-                servers[0].server_state.connections, config.client_timeout, service.metrics.unread_answers.inc
-            )
-        ),
+        asyncio.create_task(end_slow_readers(connections, config.client_timeout, service.metrics.unread_answers.inc)),
     ]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
     collector.settle()
