@@ -110,11 +110,7 @@ async def _serve(start: StartApi, line: Line) -> None:
         keep_running(keys.follow()),
         keep_running(service.bodies.watch()),
         keep_running(connections.watch_files()),
-        keep_running(
-            end_slow_readers(
-                servers[0].server_state.connections, config.client_timeout, service.metrics.unread_answers.inc
-            )
-        ),
+        keep_running(end_slow_readers(connections, config.client_timeout, service.metrics.unread_answers.inc)),
     ]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
     collector.settle()

@@ -11,9 +11,10 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -55,11 +56,13 @@ def connection_limit(wanted: int) -> ConnectionLimit:
     return ConnectionLimit(served, min(room - served, MOST_SURPLUS))
 
 
-class Evictable(Protocol):
-    """A connection that waits for its client."""
+class Connection(Protocol):
+    """What is counted here."""
+
+    transport: asyncio.Transport
 
     def evict(self) -> bool:
-        """Close it. False when it has to stay."""
+        """Close it while it waits for its client. False when it has to stay."""
         ...
 
 
@@ -68,16 +71,19 @@ class Connections:
 
     def __init__(self, limit: ConnectionLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
-        self._served: set[Evictable] = set()
-        self._surplus: set[Evictable] = set()
-        self._waiting: dict[Evictable, None] = {}  # of those served, for their clients, longest first
+        self._served: set[Connection] = set()
+        self._surplus: set[Connection] = set()
+        self._waiting: dict[Connection, None] = {}  # of those served, for their clients, longest first
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many came since
 
     def __len__(self) -> int:
         return len(self._served) + len(self._surplus)
 
-    def enter(self, connection: Evictable) -> Place:
+    def __iter__(self) -> Iterator[Connection]:
+        return chain(self._served, self._surplus)
+
+    def enter(self, connection: Connection) -> Place:
         """Count a new one, and close the one that has waited for longest where that makes its place."""
         if len(self._served) < self.limit.served or self.evict():
             self._served.add(connection)
@@ -88,18 +94,18 @@ class Connections:
         self._log("connections closed unanswered: %d are being refused, the most at a time", self.limit.surplus)
         return Place.NONE
 
-    def leave(self, connection: Evictable) -> None:
+    def leave(self, connection: Connection) -> None:
         """It is closed."""
         self._served.discard(connection)
         self._surplus.discard(connection)
         self._waiting.pop(connection, None)
 
-    def waits(self, connection: Evictable) -> None:
+    def waits(self, connection: Connection) -> None:
         """It has nothing to do until its client says something."""
         if connection in self._served:
             self._waiting.setdefault(connection)
 
-    def works(self, connection: Evictable) -> None:
+    def works(self, connection: Connection) -> None:
         """It waits no more."""
         self._waiting.pop(connection, None)
 

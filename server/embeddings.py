@@ -45,13 +45,13 @@ JSON, OCTETS = b"application/json", b"application/octet-stream"
 class _Call:
     """One request on its way: what handlers need of it."""
 
-    __slots__ = ("body", "headers", "receive", "scope", "terms", "timing")
+    __slots__ = ("_body", "headers", "receive", "scope", "terms", "timing")
 
     def __init__(self, scope: Scope, receive: Receive, timeout_s: float) -> None:
         self.scope, self.receive = scope, receive
         self.timing = Timing()
         self.terms = read_terms(scope["headers"], time.monotonic(), timeout_s)
-        self.body = b""
+        self._body = b""
         self.headers: list[tuple[bytes, bytes]] = []
 
     def read(self, schema: type[RequestT], service: Service) -> RequestT:
@@ -60,6 +60,18 @@ class _Call:
         if len(body) > LARGE:
             check_values(body, service.config.max_client_batch_size, service.most_ids)
         return parse(schema, body)
+
+    @property
+    def body(self) -> bytes:
+        """What was sent, once: while the request waits for its answer, only what it says is kept."""
+        body, self._body = self._body, b""
+        return body
+
+    async def read_body(self, service: Service) -> None:
+        """Raises ServerError for one that is too large, too slow or compressed."""
+        headers = self.scope["headers"]
+        _check_encoding(headers)
+        self._body = await service.bodies.read(headers, self.receive, self.terms.deadline)
 
     @property
     def wants_raw(self) -> bool:
@@ -239,8 +251,7 @@ class _HotRoute:
         service = self._service
         try:
             call = _Call(scope, receive, service.config.request_timeout)
-            _check_encoding(scope["headers"])
-            call.body = await service.bodies.read(scope["headers"], receive, call.terms.deadline)
+            await call.read_body(service)
             content_type, body = await self._handler(service, call)
         except ServerError as error:
             if error.reject_reason is not None:

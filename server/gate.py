@@ -60,7 +60,8 @@ class _Cors(CORSMiddleware):
         answer = self.preflight_response(request_headers=headers)
         if answer.status_code != 400:
             return answer
-        why = "--cors-allow-origin does not let this preflight pass: " + bytes(answer.body).decode()
+        what = bytes(answer.body).decode().removeprefix("Disallowed CORS ")
+        why = f"the origin's preflight asks for what is not allowed (--cors-allow-origin): {what}"
         kept = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
         body = error_body(BadRequest(why), openai=speaks_openai(path))
         return Response(body, 400, kept, media_type="application/json")

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
-from typing import Any, NoReturn, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NoReturn
 
+from server.connections import Connection
 from server.errors import PayloadTooLarge, RequestTimeout, Unavailable
 
 __all__ = ["BodyReader", "end_slow_readers"]
 
-SMALL_BODY = 16_384
+SMALL_BODY = 16_384  # bytes of a body that are read whatever others hold
+LEAST_TAKEN = 16_384  # bytes of an answer in --client-timeout: half a kilobyte a second by default
 Receive = Callable[[], Awaitable[Any]]  # ASGI's
 
 
@@ -98,18 +100,13 @@ class BodyReader:
                 task.cancel()
 
 
-class _Connection(Protocol):
-    transport: asyncio.Transport
+async def end_slow_readers(connections: Iterable[Connection], patience_s: float, note: Callable[[], None]) -> NoReturn:
+    """Cut off connections whose client has taken hardly anything of its answer for `patience_s`; `note` each; for ever.
 
-
-async def end_slow_readers(
-    connections: Collection[_Connection], patience_s: float, note: Callable[[], None]
-) -> NoReturn:
-    """Cut off connections whose client has taken nothing of its answer for `patience_s`, and `note` each; for ever.
-
-    uvicorn's closing would wait until everything is sent, that is for ever too.
+    Hardly anything is less than LEAST_TAKEN bytes of what waits. uvicorn's closing would wait until everything is sent,
+    that is for ever too.
     """
-    unread: dict[_Connection, tuple[int, float]] = {}  # bytes that wait, and since when they are so many
+    unread: dict[Connection, tuple[int, float]] = {}  # bytes that waited, and since when hardly any were taken
     while True:
         await asyncio.sleep(min(1.0, patience_s / 4))
         now = time.monotonic()
@@ -119,7 +116,8 @@ async def end_slow_readers(
             if not size:
                 continue
             known = before.get(connection)
-            unread[connection] = known if known is not None and known[0] == size else (size, now)
+            stuck = known is not None and known[0] - LEAST_TAKEN < size <= known[0]
+            unread[connection] = known if known is not None and stuck else (size, now)
             if now - unread[connection][1] > patience_s:
                 connection.transport.abort()
                 note()

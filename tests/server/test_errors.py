@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -360,6 +361,32 @@ def test_refused_by_other_routes(
 def test_bodies_that_are_not_json_on_other_routes(http: httpx.Client, path: str) -> None:
     check(http.post(path, content=b'{"canary-7f3a'), path, not_json("", b""), "")
     check(http.post(path, content=b"[]"), path, not_object("", b"", "it is an empty list"), "")
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "gzip, identity", "ünïcode"])
+def test_compressed_bodies_are_refused(http: httpx.Client, path: str, encoding: str) -> None:
+    body = gzip.compress(content({"INPUT": CANARY}, DIALECTS[path]))
+    answer = http.post(path, content=body, headers={b"content-encoding": encoding.encode("latin-1")})
+    case = Case("", b"", 415, ("`Content-Encoding`", "`identity`", f"it is '{encoding}'"), param=None)
+    check(answer, path, case, "")
+    assert answer.headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
+def test_bodies_that_say_that_they_are_not_compressed(http: httpx.Client, encoding: str) -> None:
+    assert http.post("/embed", json={"inputs": "a"}, headers={"content-encoding": encoding}).status_code == 200
+
+
+def test_accept_has_weights(http: httpx.Client) -> None:
+    for accept, wanted in (
+        ("application/octet-stream", "application/octet-stream"),
+        ("application/octet-stream;q=0", "application/json"),
+        ("application/octet-stream;q=0.5, application/json", "application/json"),
+        ("image/png", "application/json"),
+    ):
+        answer = http.post("/embed", json={"inputs": "a"}, headers={"accept": accept})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, wanted)
 
 
 # --- routes and methods ---

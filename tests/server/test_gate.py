@@ -7,6 +7,8 @@ import json
 import re
 import ssl
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,6 +170,20 @@ def test_other_origins_are_not_let_in(client: httpx.Client, stranger: httpx.Clie
     assert "access-control-allow-origin" not in stranger.options("/embed", headers=asked).headers
     answer = client.post("/embed", json={"inputs": "a"}, headers={"origin": "https://evil.example"})
     assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings"])
+def test_a_preflight_that_is_refused_is_an_error_like_others(stranger: httpx.Client, path: str) -> None:
+    asked = {"origin": "https://evil.example", "access-control-request-method": "DELETE"}
+    answer = stranger.options(path, headers=asked)
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/json"
+    assert "origin" in answer.headers["vary"].lower()
+    assert answer.headers["x-request-id"]
+    error = answer.json()["error"]
+    message = error["message"] if path == "/v1/embeddings" else error
+    assert "(--cors-allow-origin)" in message
+    assert "origin, method" in message
 
 
 def test_no_origin_is_allowed_unless_asked_for(http: httpx.Client) -> None:
@@ -387,6 +403,12 @@ def test_tls(tmp_path: Path) -> None:
 
             until(ready, 30, what="readiness")
             assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+        for _ in range(3):  # TLS has no half-closed connections, but reads on too
+            asks = urllib.request.Request(server.url + "/embed", bytes(30_000_000), method="POST")
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(asks, timeout=60, context=trusting)
+            with refused.value:
+                assert refused.value.code == 413
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{server.ports[0]}/livez")
         assert httpx.get(f"{server.metrics_url}/metrics").status_code == 200  # inside the cluster, plain

@@ -197,8 +197,9 @@ def test_an_early_answer_is_read_by_who_sends_everything_first(impatient: Live, 
         asks = urllib.request.Request(impatient.url + path, bytes(30_000_000), method="POST")
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(asks, timeout=60)
-        assert refused.value.code == status
-        assert b"error" in refused.value.read()
+        with refused.value:
+            assert refused.value.code == status
+            assert b"error" in refused.value.read()
 
 
 def test_few_files_and_idle_connections_keep_nobody_out() -> None:

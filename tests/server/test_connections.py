@@ -1,0 +1,89 @@
+"""How many connections there may be, and which of them make room."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from server.connections import LOG_INTERVAL_S, MOST_SURPLUS, ConnectionLimit, Connections, Place
+from tests.server.live import ROOT
+
+
+class Fake:
+    transport: asyncio.Transport
+
+    def __init__(self, *, stays: bool = False) -> None:
+        self.stays, self.evicted = stays, False
+
+    def evict(self) -> bool:
+        self.evicted = not self.stays
+        return self.evicted
+
+
+def test_who_has_waited_for_longest_makes_room() -> None:
+    connections = Connections(ConnectionLimit(3, 1))
+    unsent, first, second = Fake(stays=True), Fake(), Fake()
+    for each in (unsent, first, second):
+        assert connections.enter(each) is Place.SERVED
+        connections.waits(each)
+    connections.works(first)
+    connections.waits(first)
+    assert connections.enter(Fake()) is Place.SERVED
+    assert (unsent.evicted, first.evicted, second.evicted) == (False, False, True)
+    connections.works(first)
+    surplus = Fake()
+    assert connections.enter(surplus) is Place.SURPLUS
+    connections.waits(surplus)  # it has its own time
+    assert connections.enter(Fake()) is Place.NONE
+    assert not surplus.evicted
+    connections.leave(first)
+    assert connections.enter(Fake()) is Place.SERVED
+    assert len(connections) == len(list(connections)) == 4
+
+
+def test_no_more_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = 100.0
+    connections = Connections(ConnectionLimit(3, 1), lambda: now)
+    idle = Fake()
+    connections.enter(idle)
+    connections.waits(idle)
+    connections.check_files()
+    assert not idle.evicted
+
+    def fails(*_: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", fails)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            connections.check_files()
+        assert idle.evicted
+        assert len(caplog.records) == 1
+        assert "no file can be opened (Too many open files)" in caplog.text
+        now += LOG_INTERVAL_S
+        connections.check_files()
+        assert "4 times since" in caplog.records[1].getMessage()
+
+
+@pytest.mark.parametrize("files", [70, 100, 200, 1000, 40_000])
+def test_the_limit_leaves_files_for_others(files: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < files:
+        pytest.skip(f"this process may open {hard} files")
+    code = "from server.connections import connection_limit as f; limit = f(16384); print(limit.served, limit.surplus)"
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
+    told = subprocess.run([sys.executable, "-c", f"{limit}; {code}"], cwd=ROOT, capture_output=True, check=True)
+    served, surplus = map(int, told.stdout.split())
+    assert 1 <= served <= 16_384
+    assert 1 <= surplus <= MOST_SURPLUS
+    assert served + surplus <= max(2, files - 60)
+    if files == 40_000:
+        assert (served, surplus) == (16_384, MOST_SURPLUS)
