@@ -12,6 +12,8 @@ from tests.csrc.host_program import CSRC, build
 STAND_IN = Path(__file__).with_name("stand_in_cublaslt")
 OUT_OF_MEMORY, EXECUTION_FAILED = 3, 13
 
+pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

@@ -18,6 +18,8 @@ IN_FLOAT16, IN_FLOAT32, VECTORS_IN_FLOAT32 = range(3)  # the checkpoint
 
 Launch = tuple[str, dict[str, int]]
 
+pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:

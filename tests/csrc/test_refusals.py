@@ -12,6 +12,8 @@ from tests.csrc.host_program import RECORDED, build
 
 NOTHING_LIVES = "living 0 0 0 0 0"
 
+pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:

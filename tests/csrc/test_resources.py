@@ -17,6 +17,8 @@ import pytest
 
 from tests.csrc.host_program import CSRC
 
+pytestmark = pytest.mark.timeout(900)  # four compilers at once, on cores that others may use
+
 SOURCES = ("gemm/hopper.cu", "gemm/hopper_joined.cu", "kernels/attention_hopper.cu", "kernels/attention.cu")
 BARRIERS = 64  # of a multiprocessor
 # Bytes that may be spilled: what these kernels have spilled since they were measured, and no more. The last template

@@ -11,6 +11,8 @@ import pytest
 
 from tests.csrc.host_program import CSRC
 
+pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
+
 GUARD = "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)"
 KERNEL = re.compile(r"__global__\s+void\s+__launch_bounds__\([^;{]*?\)\s*(\w+)\(|__global__\s+void\s+(\w+)\(")
 # Where kernels with bodies for sm_90a alone stand, and the sources that compile them.
