@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,12 @@ def test_gpus_that_are_hidden_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     asked: list[subprocess.CompletedProcess[str]] = []
     run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: asked.append(run(*a, **k)) or asked[-1])
+
+    def noting(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(run(*arguments, **options))
+        return asked[-1]
+
+    monkeypatch.setattr(subprocess, "run", noting)
     assert devices("auto") == ["auto"]
     assert devices("cuda") == ["cuda"]
     assert [(each.returncode, each.stdout, each.stderr) for each in asked] == [(0, "0\n", "")] * 2
