@@ -22,7 +22,7 @@ values = st.recursive(
 )
 ids = st.integers(-3, 2**70)
 given_ids = st.one_of(st.lists(ids, max_size=5), st.lists(st.lists(ids, max_size=4), max_size=4))
-odd = st.sampled_from([1.0, 1e3, 1.5, True, None, "1", [[1]], [], {}])
+odd: st.SearchStrategy[Any] = st.sampled_from([1.0, 1e3, 1.5, True, None, "1", [[1]], [], {}])
 
 
 def counts(value: Any) -> tuple[int, int]:
