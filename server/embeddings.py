@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -54,12 +55,16 @@ class _Call:
         self._body = b""
         self.headers: list[tuple[bytes, bytes]] = []
 
-    def read(self, schema: type[RequestT], service: Service) -> RequestT:
-        """The request in the body, which is not held any longer."""
+    async def read(self, schema: type[RequestT], service: Service) -> RequestT:
+        """The request in the body, which is not held any longer. Others get their turns between the steps."""
         body, self.body = self.body, b""
-        if len(body) > LARGE:
-            check_values(body, service.config.max_client_batch_size, service.most_ids)
-        return parse(schema, body)
+        if len(body) <= LARGE:
+            return parse(schema, body)
+        check_values(body, service.config.max_client_batch_size, service.most_ids)
+        await asyncio.sleep(0)
+        request = parse(schema, body)
+        await asyncio.sleep(0)
+        return request
 
     @property
     def body(self) -> bytes:
@@ -83,7 +88,7 @@ Handler = Callable[[Service, _Call], Awaitable[tuple[bytes, bytes]]]  # → cont
 
 async def embeddings(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /v1/embeddings`."""
-    request = call.read(EmbeddingsRequest, service)
+    request = await call.read(EmbeddingsRequest, service)
     service.check_model(request.model)
     service.check_foreign_ids(request.input, request.model)
     dimensions = service.check_dimensions(request.dimensions)
@@ -107,7 +112,7 @@ async def embeddings(service: Service, call: _Call) -> tuple[bytes, bytes]:
 
 async def embed(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /embed`."""
-    request = call.read(EmbedRequest, service)
+    request = await call.read(EmbedRequest, service)
     dimensions = service.check_dimensions(request.dimensions)
     encoded = await service.tokenize(
         request.inputs,
@@ -129,7 +134,7 @@ async def embed(service: Service, call: _Call) -> tuple[bytes, bytes]:
 
 async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /embed_all`."""
-    request = call.read(EmbedAllRequest, service)
+    request = await call.read(EmbedAllRequest, service)
     encoded = await service.tokenize(
         request.inputs,
         call.receive,
@@ -150,7 +155,7 @@ async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
 
 async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /similarity`."""
-    request = call.read(SimilarityRequest, service)
+    request = await call.read(SimilarityRequest, service)
     if not request.inputs.source_sentence:
         raise EmptyInput("`inputs.source_sentence` must not be empty", "inputs")
     if not request.inputs.sentences:
@@ -175,7 +180,7 @@ async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
 
 async def tokenize(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /tokenize`."""
-    request = call.read(TokenizeRequest, service)
+    request = await call.read(TokenizeRequest, service)
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     if not texts:
         raise EmptyInput("`inputs` must not be an empty list", "inputs")
@@ -212,7 +217,7 @@ def _written(turns: Iterator[list[tuple[int, list[TokenInfo]]]], texts: int) -> 
 
 async def decode(service: Service, call: _Call) -> tuple[bytes, bytes]:
     """`POST /decode`."""
-    request = call.read(DecodeRequest, service)
+    request = await call.read(DecodeRequest, service)
     sequences, _ = service.sequences(request.ids, "ids")
     service.check_count(len(sequences), "ids")
     service.check_open()

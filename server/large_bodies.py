@@ -26,9 +26,11 @@ _STAND_IN = -(1 << 40)  # no token's id
 
 def check_values(body: bytes, most_texts: int, most_ids: int) -> None:
     """Raise PayloadTooLarge for a body with more strings or values than so many texts, or ids, can account for."""
-    # A quote after a backslash is part of a string; one after two may end it and is left out all the same.
-    strings = (body.count(b'"') - body.count(b'\\"')) // 2
     limit = most_texts + _OTHER_STRINGS
+    strings = body.count(b'"') // 2
+    if strings > limit:
+        # A quote after a backslash is part of a string; one after two may end it and is left out all the same.
+        strings -= (body.count(b'\\"') + 1) // 2
     if strings > limit:
         raise PayloadTooLarge(
             f"the request body has {strings} strings or more; the limit is {limit}, for {most_texts} texts "

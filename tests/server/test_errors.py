@@ -158,7 +158,7 @@ CASES = [
     not_json("not UTF-8", b'{"INPUT": "canary-7f3a \xff"}', "unicode"),
     not_json("a newline in a text", b'{"INPUT": "canary-7f3a\n"}'),
     not_json("nested without end", b'{"INPUT": ' + b"[" * 100_000, "recursion"),
-    not_json("objects without end", b'{"INPUT": ' + b'{"a":' * 100_000, "recursion"),
+    not_json("objects without end", b'{"INPUT": ' + b'{"a":' * 10_000, "recursion"),
     not_json("a number of 5000 digits", b'{"INPUT": [' + b"9" * 5000 + b"]}"),
     Case("nested deeply", b'{"INPUT": ' + b"[" * 100 + b"]" * 100 + b"}", 422, ("`INPUT`", FORMS)),
     Case("not a number", b'{"INPUT": [NaN]}', 422, ("`INPUT`", FORMS)),

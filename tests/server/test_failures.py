@@ -13,7 +13,8 @@ from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import FAIL, NAN, SLEEP, expected
 
 GOOD = [101, 7592, 102]
-OPTIONS = ("--max-batch-tokens", "256", "--max-queue-tokens", "600", "--request-timeout", "2")
+OPTIONS = ("--max-batch-tokens", "256", "--max-queue-tokens", "600", "--request-timeout", "2", "--accept-token-ids")
+NAMED = {"model": "sentence-transformers/all-MiniLM-L6-v2"}  # which token ids want on OpenAI's routes
 
 
 def order(number: int) -> list[int]:
@@ -50,7 +51,7 @@ def test_a_failed_forward_is_424(client: httpx.Client, number: int) -> None:
     status, kind, message = facts(client.post("/embed", json={"inputs": order(number)}))
     assert (status, kind) == (424, "Backend")
     assert said in message
-    status, kind, message = facts(client.post("/v1/embeddings", json={"input": [GOOD, order(number)]}))
+    status, kind, message = facts(client.post("/v1/embeddings", json={"input": [GOOD, order(number)], **NAMED}))
     assert (status, kind) == (424, "server_error")
     assert said in message
     assert client.post("/embed_all", json={"inputs": order(FAIL)}).status_code == 424
@@ -86,7 +87,7 @@ def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: L
         blocking.append(pool.submit(client.post, "/embed", json={"inputs": [[7] * 200] * 2}))
         until(lambda: failing.metrics()["embert_queue_tokens"] >= 400, what="the queued request")
         for path, field, kind in (("/embed", "inputs", "Overloaded"), ("/v1/embeddings", "input", "rate_limit_error")):
-            answer = client.post(path, json={field: [7] * 200})
+            answer = client.post(path, json={field: [7] * 200, **NAMED})
             status, type_, message = facts(answer)
             assert (status, type_) == (429, kind)
             assert "403" in message  # what the queue holds
@@ -110,7 +111,7 @@ def test_out_of_time_is_503(client: httpx.Client, failing: Live) -> None:
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 30)})
         until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
-        waiting = pool.submit(client.post, "/v1/embeddings", json={"input": GOOD})
+        waiting = pool.submit(client.post, "/v1/embeddings", json={"input": GOOD, **NAMED})
         for answer, kind in ((running.result(), "Unhealthy"), (waiting.result(), "server_error")):
             status, type_, message = facts(answer)
             assert (status, type_) == (503, kind)

@@ -38,7 +38,7 @@ def prompted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prompted(prompted_model: Path) -> Iterator[Live]:
     options = ("--default-prompt-name", "query", "--no-auto-truncate", "--max-client-batch-size", "8")
-    with live(str(prompted_model), *STAND_IN, *options, "--payload-limit", "20000") as running:
+    with live(str(prompted_model), *STAND_IN, *options, "--payload-limit", "20000", "--accept-token-ids") as running:
         yield running
 
 
@@ -133,7 +133,8 @@ def test_ids_are_cut_as_they_are(client: httpx.Client) -> None:
     ids = list(range(1000, 1300))
     same(client.post("/embed", json={"inputs": ids, "truncate": True}), ids[:256])
     same(client.post("/embed", json={"inputs": ids, "truncate": True, "truncation_direction": "left"}), ids[-256:])
-    same(client.post("/v1/embeddings", json={"input": [ids], "truncate": True}), ids[:256])
+    named = {"model": client.get("/info").json()["served_model_name"]}
+    same(client.post("/v1/embeddings", json={"input": [ids], "truncate": True, **named}), ids[:256])
 
 
 def test_no_auto_truncate_is_the_default_of_requests_that_do_not_say(client: httpx.Client, http: httpx.Client) -> None:

@@ -1,0 +1,310 @@
+"""Work that one request may cause: bounded before it is done, done in turns, and stopped when nobody wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from engine.errors import InputError, InputTooLarge
+from engine.tokenizer import Turns
+from server.config import ServeConfig
+from server.errors import Invalid, Overloaded, PayloadTooLarge, Unavailable
+from server.service import Service, _least_tokens
+from server.terms import Terms
+from tests.server.live import STAND_IN, Live, live, until
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+TERMS = Terms(60.0, "--request-timeout", float("inf"))
+
+# --- turns, with neither clock nor sockets ---
+
+
+class Client:
+    """Of an engine client, what turns ask: whether there is time left."""
+
+    draining = False
+
+    def __init__(self) -> None:
+        self.looked = 0
+        self.turns_in_time = 1 << 60
+
+    def check_time(self, terms: Terms) -> None:
+        self.looked += 1
+        if self.looked > self.turns_in_time:
+            raise Unavailable("too late", retry_after_s=1, reason="deadline")
+
+
+async def stays() -> Any:
+    await asyncio.Event().wait()
+
+
+async def leaves() -> Any:
+    return {"type": "http.disconnect"}
+
+
+def service_of(**options: Any) -> Service:
+    config = ServeConfig(**{"tokenization_workers": 1, **options})
+    model: Any = SimpleNamespace(model_id=MODEL, max_input_length=256, default_prompt_name=None, prompts={}, width=384)
+    anything: Any = None
+    client: Any = Client()
+    return Service(config, model, anything, client, anything)
+
+
+def counting(done: list[str], name: str, turns: int) -> Turns[str]:
+    for turn in range(turns):
+        done.append(name)
+        yield turn
+    return name
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def waited() -> Any:
+        return await asyncio.wait_for(work(), 30)
+
+    return asyncio.run(waited())
+
+
+def ignore(tokens: int) -> None:
+    pass
+
+
+def test_requests_take_turns() -> None:
+    service, done = service_of(), []
+
+    async def both() -> None:
+        large = asyncio.ensure_future(service.in_turns(counting(done, "large", 50), 1, stays, TERMS, ignore))
+        while not done:
+            await asyncio.sleep(0)
+        assert await service.in_turns(counting(done, "small", 2), 1, stays, TERMS, ignore) == "small"
+        assert not large.done()
+        assert await large == "large"
+
+    run(both)
+    # The turn at work may end before the small one comes, and another begin.
+    assert done.index("small") <= 3
+    assert len(done) == 52
+    service.close()
+
+
+def test_work_stops_when_its_time_is_up() -> None:
+    service, done = service_of(), []
+    client: Any = service.client
+    client.turns_in_time = 3
+    with pytest.raises(Unavailable, match="too late"):
+        run(lambda: service.in_turns(counting(done, "a", 1000), 1, stays, TERMS, ignore))
+    assert len(done) == 4
+    service.close()
+
+
+def test_work_stops_when_its_client_leaves() -> None:
+    service, done = service_of(), []
+
+    async def work() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await service.in_turns(counting(done, "a", 100_000), 1, leaves, TERMS, ignore)
+
+    run(work)
+    assert len(done) < 1000
+    service.close()
+
+
+def test_work_stops_when_it_is_too_much() -> None:
+    service, done = service_of(max_client_batch_tokens=5), []
+    said = r"`inputs` has at least 6 tokens; the limit is 5 \(--max-client-batch-tokens\)"
+    with pytest.raises(PayloadTooLarge, match=said):
+        run(
+            lambda: service.in_turns(
+                counting(done, "a", 1000), 1, stays, TERMS, lambda n: service.check_tokens(n, "inputs", more=True)
+            )
+        )
+    assert len(done) == 7
+    service.close()
+
+
+def test_what_waits_for_the_tokenizer_is_bounded() -> None:
+    service = service_of(payload_limit=1000)
+    gate = threading.Event()
+
+    def gated() -> Turns[str]:
+        gate.wait(30)
+        yield 1
+        return "done"
+
+    async def work() -> None:
+        first = asyncio.ensure_future(service.in_turns(gated(), 5000, stays, TERMS, ignore))  # alone, whatever it has
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            await service.in_turns(gated(), 1, stays, TERMS, ignore)
+        assert refused.value.message == (
+            "the tokenizer has 5000 characters to do and this request has 1; the limit is 2000 "
+            "(2 times --payload-limit)"
+        )
+        assert refused.value.retry_after_s == 1
+        gate.set()
+        assert await first == "done"
+        assert await service.in_turns(gated(), 1, stays, TERMS, ignore) == "done"
+
+    run(work)
+    service.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (InputError("no", param="inputs"), Invalid, "no"),
+        (InputTooLarge("no", param="inputs"), PayloadTooLarge, r"no \(--max-unbroken-characters\)"),
+    ],
+)
+def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Exception], said: str) -> None:
+    service = service_of()
+
+    def failing() -> Turns[None]:
+        yield 1
+        raise error
+
+    with pytest.raises(kind, match=said):
+        run(lambda: service.in_turns(failing(), 1, stays, TERMS, ignore))
+    assert service._waiting == 0
+    service.close()
+
+
+def test_words_are_counted_in_the_beginning_only() -> None:
+    assert _least_tokens(["two words", "a" + " " * 100 + "b", [1] * 300], 256) == 260
+    assert _least_tokens(["a " * 5_000_000] * 2, 256) == 256
+    assert _least_tokens(["a" * 300_000, "b"], 256) == 1
+
+
+# --- a server ---
+
+
+@pytest.fixture(scope="module")
+def admitting() -> Iterator[Live]:
+    with live(*STAND_IN, "--workers", "1", "--max-queue-tokens", "2000000") as running:
+        yield running
+
+
+def send(server: Live, path: str, body: bytes, **headers: str) -> httpx.Response:
+    with server.client(timeout=120.0) as client:
+        return client.post(path, content=body, headers=headers)
+
+
+def peak_growth_mb(server: Live, work: Callable[[], Any]) -> tuple[float, float]:
+    """How much memory the HTTP process took at the most, and how much it has kept, in MB."""
+    (pid,) = server.api_pids
+    before = psutil.Process(pid).memory_info().rss
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak starts anew
+    work()
+    status = Path(f"/proc/{pid}/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
+    return (peak - before) / 1e6, (psutil.Process(pid).memory_info().rss - before) / 1e6
+
+
+LARGEST = 9_990_000
+WORST: list[tuple[str, str, bytes, int, str]] = [
+    ("dots", "/embed", b'{"inputs":"' + b"." * LARGEST + b'"}', 200, ""),
+    ("one word", "/embed", b'{"inputs":"' + b"a" * LARGEST + b'"}', 200, ""),
+    ("spaces", "/embed", b'{"inputs":"a' + b" " * LARGEST + b'"}', 200, ""),
+    ("ideographs", "/embed", b'{"inputs":"' + "日".encode() * (LARGEST // 3) + b'"}', 200, ""),
+    ("from the left", "/embed", b'{"truncation_direction":"left","inputs":"' + b"." * LARGEST + b'"}', 200, ""),
+    ("letters", "/embed", b'{"inputs":"' + "é".encode() * (LARGEST // 2) + b'"}', 413, "--max-unbroken-characters"),
+    ("not to be cut", "/embed", b'{"truncate":false,"inputs":"' + b"." * LARGEST + b'"}', 422, "more than "),
+    ("similarity", "/similarity",
+     b'{"inputs":{"source_sentence":"a","sentences":["' + b"." * LARGEST + b'"]}}', 200, ""),
+    ("2048 texts", "/embed", b'{"inputs":[' + b",".join([b'"' + b"." * 4800 + b'"'] * 2048) + b"]}", 200, ""),
+    ("most lists of ids", "/embed",
+     b'{"inputs":[' + b",".join([b"[" + b"5," * 254 + b"5]"] * 2048) + b"]}", 200, ""),
+    ("too many ids", "/embed", b'{"inputs":[' + b"1," * 4_900_000 + b"1]}", 413, "values or more; the limit is"),
+    ("too many texts", "/embed", b'{"inputs":[' + b'"a",' * 2_400_000 + b'"a"]}', 413, "--max-client-batch-size"),
+    ("a field nobody reads", "/embed", b'{"inputs":"a","x":[' + b"{}," * 3_200_000 + b"1]}", 413, "values or more"),
+    ("tokens", "/tokenize", b'{"inputs":"' + b"a " * (LARGEST // 2) + b'"}', 413, "the limit is 131072 (--max-answer"),
+    ("most tokens", "/tokenize", b'{"inputs":"' + b". " * 131_000 + b'"}', 200, ""),
+    ("ids back to text", "/decode", b'{"ids":[' + b"7," * 200_000 + b"7]}", 413, "200001 tokens; the limit is 131072"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "status", "says"), [row[1:] for row in WORST], ids=[row[0] for row in WORST])
+def test_the_worst_requests_take_little_memory(admitting: Live, path: str, body: bytes, status: int, says: str) -> None:
+    answers: list[httpx.Response] = []
+    peak, kept = peak_growth_mb(admitting, lambda: answers.append(send(admitting, path, body)))
+    assert answers[0].status_code == status, answers[0].text[:300]
+    assert says in answers[0].text
+    assert peak < 400
+    assert kept < 200
+
+
+def test_short_texts_are_not_kept_waiting_by_long_ones(admitting: Live) -> None:
+    """Both threads work on large requests, whose turns are counted, and other texts are answered before they end."""
+    large = b'{"inputs":[' + b",".join([b'"' + b". " * 2400 + b'"'] * 2000) + b"]}"
+    with ThreadPoolExecutor(2) as pool, admitting.client(timeout=120.0) as client:
+        began = admitting.metrics()["embert_tokenize_duration_seconds_count"]
+        waiting = [pool.submit(httpx.post, f"{admitting.url}/tokenize", content=large, timeout=120) for _ in range(2)]
+        until(lambda: admitting.metrics()["embert_requests_in_flight"] >= 3, what="the large requests")
+        middle = {"inputs": [f"ein Satz über Bücher und Züge {i} " * 6 for i in range(32)]}
+        assert client.post("/embed", json=middle).status_code == 200
+        assert admitting.metrics()["embert_tokenize_duration_seconds_count"] == began + 1
+        assert {future.result().status_code for future in waiting} == {413}
+
+
+def test_a_deadline_stops_the_tokenizer(admitting: Live) -> None:
+    body = b'{"inputs":[' + b",".join([b'"' + b"." * 4800 + b'"'] * 2048) + b"]}"
+    before = admitting.metrics()["embert_tokenize_duration_seconds_count"]
+    answer = send(admitting, "/embed", body, **{"x-request-timeout": "0.2"})
+    # Where the machine is slow, not even the body is there in time.
+    assert answer.status_code in (408, 503)
+    assert admitting.metrics()["embert_tokenize_duration_seconds_count"] == before
+
+
+def test_tokenize_gives_the_same_in_parts(admitting: Live) -> None:
+    sentence = "Naïve façade, [MASK] 日本 unbelievable. "
+    alone = admitting.post("/tokenize", {"inputs": sentence, "add_special_tokens": False}).json()[0]
+    many = admitting.post("/tokenize", {"inputs": ["a", sentence * 3000]}).json()
+    assert [token["text"] for token in many[0]] == ["[CLS]", "a", "[SEP]"]
+    inside = many[1][1:-1]
+    assert len(inside) == 3000 * len(alone)
+    for repeat in (0, 1, 777, 2999):
+        shift = repeat * len(sentence)
+        expected = [{**token, "start": token["start"] + shift, "stop": token["stop"] + shift} for token in alone]
+        assert inside[repeat * len(alone) : (repeat + 1) * len(alone)] == expected
+
+
+# --- token ids of another tokenizer ---
+
+# What LangChain's OpenAIEmbeddings posts for "Hello world": cl100k's ids, through the openai package.
+LANGCHAIN = {"input": [[9906, 1917]], "model": MODEL, "encoding_format": "base64"}
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+@pytest.mark.parametrize("ids", [LANGCHAIN["input"], [9906, 1917]])
+def test_token_ids_of_another_tokenizer_are_refused(admitting: Live, path: str, ids: Any) -> None:
+    answer = admitting.post(path, {**LANGCHAIN, "input": ids})
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "input")
+    assert "OpenAIEmbeddings(check_embedding_ctx_length=False)" in error["message"]
+    assert "--accept-token-ids" in error["message"]
+
+
+def test_the_same_client_may_send_text_and_teis_routes_take_ids(admitting: Live) -> None:
+    assert admitting.post("/v1/embeddings", {**LANGCHAIN, "input": ["Hello world"]}).status_code == 200
+    assert admitting.post("/embed", {"inputs": LANGCHAIN["input"]}).status_code == 200
+    assert admitting.post("/v1/embeddings", {**LANGCHAIN, "input": []}).status_code == 400
+
+
+def test_token_ids_are_taken_where_the_request_names_the_model(http: httpx.Client) -> None:
+    for name in (MODEL,):
+        assert http.post("/v1/embeddings", json={**LANGCHAIN, "model": name}).status_code == 200
+    for unnamed in ({"input": [[101, 102]]}, {"input": [[101, 102]], "model": None}):
+        answer = http.post("/v1/embeddings", json=unnamed)
+        assert answer.status_code == 422
+        assert "name the served model in `model`" in answer.json()["error"]["message"]
+        assert "--accept-token-ids" not in answer.json()["error"]["message"]
+    assert http.post("/v1/embeddings", json={**LANGCHAIN, "model": "text-embedding-3-small"}).status_code == 404

@@ -1,0 +1,113 @@
+"""Bodies of many values: what is refused before it is parsed, and ids that are read beside the fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server import schemas
+from server.errors import BadRequest, Invalid, PayloadTooLarge
+from server.large_bodies import check_values, split_ids
+from server.schemas import DecodeRequest, EmbeddingsRequest, EmbedRequest, parse
+
+texts = st.text(st.sampled_from('a,"\\[]{}:é\n'), max_size=12)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=20,
+)
+ids = st.integers(-3, 2**70)
+given_ids = st.one_of(st.lists(ids, max_size=5), st.lists(st.lists(ids, max_size=4), max_size=4))
+odd: st.SearchStrategy[Any] = st.sampled_from([1.0, 1e3, 1.5, True, None, "1", [[1]], [], {}])
+
+
+def counts(value: Any) -> tuple[int, int]:
+    """Strings and values of a JSON document."""
+    if isinstance(value, str):
+        return 1, 1
+    inside = []
+    if isinstance(value, list):
+        inside = [counts(each) for each in value]
+    elif isinstance(value, dict):
+        inside = [counts(each) for pair in value.items() for each in pair]
+    return sum(strings for strings, _ in inside), 1 + sum(number for _, number in inside)
+
+
+@given(value=values, ascii_only=st.booleans())
+def test_what_the_limits_allow_is_never_refused(value: Any, ascii_only: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.large_bodies._OTHER_STRINGS", 0)
+        patch.setattr("server.large_bodies._OTHER_VALUES", 0)
+        strings, number = counts(value)
+        check_values(json.dumps(value, ensure_ascii=ascii_only).encode(), strings, number)
+
+
+def test_what_they_do_not_allow_is() -> None:
+    with pytest.raises(
+        PayloadTooLarge, match=r"has 7001 strings or more; the limit is 6144, for 2048 texts \(--max-cl"
+    ):
+        check_values(b'{"inputs": [' + b",".join([b'"a"'] * 7000) + b"]}", 2048, 1 << 19)
+    with pytest.raises(PayloadTooLarge, match="has 100000 values or more; the limit is 66536"):
+        check_values(b'{"inputs": [' + b"1," * 100_000 + b"1]}", 2048, 1000)
+    with pytest.raises(PayloadTooLarge, match="has 100001 values or more"):
+        check_values(b'{"inputs": "a, \\", \\\\", "x": [' + b"{}," * 100_000 + b"1]}", 2048, 1000)
+    check_values(b'{"inputs": "' + b'a, \\" b\\\\,' * 1_000_000 + b'"}', 1, 1)
+
+
+@given(
+    inputs=st.one_of(given_ids, values, st.lists(st.one_of(ids, odd), max_size=4)),
+    others=st.dictionaries(st.one_of(texts, st.sampled_from(["truncate", "input", "x"])), values, max_size=2),
+    last=st.booleans(),
+    spaces=st.sampled_from(["", " ", "\n\t"]),
+)
+def test_ids_read_beside_the_fields_are_what_fields_would_hold(
+    inputs: Any, others: dict[str, Any], last: bool, spaces: str
+) -> None:
+    document = {**others, "inputs": inputs} if last else {"inputs": inputs, **others}
+    body = json.dumps(document, separators=(f",{spaces}", f"{spaces}:{spaces}")).encode()
+    found = []
+    for large in (1 << 30, -1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(schemas, "LARGE", large)
+            try:
+                found.append(repr(parse(EmbedRequest, body)))
+            except (BadRequest, Invalid) as error:
+                found.append(error.message)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("schema", "field"), [(EmbedRequest, "inputs"), (EmbeddingsRequest, "input"), (DecodeRequest, "ids")]
+)
+@pytest.mark.parametrize("given_", [[1, 2**80], [[1, 2], [3]]])
+def test_ids_of_every_route(
+    monkeypatch: pytest.MonkeyPatch, schema: type[schemas.EmbedRequest], field: str, given_: list[Any]
+) -> None:
+    monkeypatch.setattr(schemas, "LARGE", -1)
+    body = json.dumps({"truncate": True, field: given_, "user": "a"}).encode()
+    assert split_ids(body) is not None
+    assert getattr(parse(schema, body), field) == given_
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs": [1], "inputs": "a"}', b'{"inputs": [1], "inputs": [2]}', b'{"x": {"inputs": [1]}, "inputs": "a"}',
+        b'{"inputs": [1]} x', b'{"inputs": [1', b'{"inputs": [01]}', b'{"inputs": [1],}', b'{"inputs": [1], "a": [1]]}',
+        b'{"inputs": [[1], 2]}', b'{"inputs": [1.0]}', b'{"inputs": [1E2]}', b'{"inputs": ["\\"inputs\\": [1]"]}',
+        b'{"inputs": [-1099511627776]}', b'{"truncate": 3, "inputs": [1]}', b'\xff{"inputs": [1]}',
+    ],
+)  # fmt: skip
+def test_bodies_that_are_not_quite_right(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    found = []
+    for large in (1 << 30, -1):
+        monkeypatch.setattr(schemas, "LARGE", large)
+        try:
+            found.append(repr(parse(EmbedRequest, body)))
+        except (BadRequest, Invalid) as error:
+            found.append(error.message)
+    assert found[0] == found[1]
