@@ -17,7 +17,8 @@ VALUES: tuple[Any, ...] = (
     float("nan"), float("inf"), -float("inf"), "", " ", "\x00", "\ud800", "\udc00\ud800", "\U0001f600", "\ufeff",
     "x" * 5000, "é" * 3000, ". " * 4000, [], [[]], [[[]]], {}, {"a": 1}, [None], [True], [1, "a"], ["a", 1], ["a", [1]],
     [[1], ["a"]], [[1], []], [""], ["a", ""], [1.0], [-1], [30521], [30522], [2**31], [2**64], [[10**30]],
-    "right", "LEFT", "float", "base64", "BASE64", [[101] * 600], [0] * 3000, ["a"] * 70, ["a"] * 2049, [[1] for _ in range(2049)],
+    "right", "LEFT", "float", "base64", "BASE64", [[101] * 600], [0] * 3000, ["a"] * 70, ["a"] * 2049,
+    [[1] for _ in range(2049)],
     ["ab " * 400] * 8,
 )  # fmt: skip
 NAMES = ("extra", "__proto__", "constructor", "inputs", "input", "ids", "model", "dimensions", "truncate", "\x00", "")
