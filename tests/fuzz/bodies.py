@@ -17,7 +17,8 @@ VALUES: tuple[Any, ...] = (
     float("nan"), float("inf"), -float("inf"), "", " ", "\x00", "\ud800", "\udc00\ud800", "\U0001f600", "\ufeff",
     "x" * 5000, "é" * 3000, ". " * 4000, [], [[]], [[[]]], {}, {"a": 1}, [None], [True], [1, "a"], ["a", 1], ["a", [1]],
     [[1], ["a"]], [[1], []], [""], ["a", ""], [1.0], [-1], [30521], [30522], [2**31], [2**64], [[10**30]],
-    "right", "LEFT", "float", "base64", "BASE64", [[101] * 600], [0] * 3000, ["a"] * 70, ["a"] * 2049, [[1]] * 2049,
+    "right", "LEFT", "float", "base64", "BASE64", [[101] * 600], [0] * 3000, ["a"] * 70, ["a"] * 2049,
+    [[1] for _ in range(2049)],
     ["ab " * 400] * 8,
 )  # fmt: skip
 NAMES = ("extra", "__proto__", "constructor", "inputs", "input", "ids", "model", "dimensions", "truncate", "\x00", "")
@@ -40,9 +41,9 @@ def mutated(value: Any, random: Random) -> bytes:
     )
 
 
-def large(random: Random) -> bytes:
-    """A body of megabytes, at the limits or over them."""
-    return random.choice(LARGE)(random)
+def large(value: Any, random: Random) -> bytes:
+    """A body of megabytes, at the limits or over them, in the field that `value` begins with."""
+    return random.choice(LARGE)(_first_name(value), random)
 
 
 def _values(value: Any, random: Random) -> bytes:
@@ -100,7 +101,7 @@ def _cut(value: Any, random: Random) -> bytes:
 
 def _documents(value: Any, random: Random) -> bytes:
     """Other documents."""
-    field = (next(iter(value), "inputs") if isinstance(value, dict) else "inputs").encode()
+    field = _first_name(value)
     depth = random.choice((10, 200, 1000, 20_000))
     return random.choice((
         b"", b" ", b"null", b"[]", b"{}", b"1", b'"x"', b"true", b"\x1f\x8b\x08\x00garbage", b"\xff\xfe{\x00}\x00",
@@ -112,21 +113,25 @@ def _documents(value: Any, random: Random) -> bytes:
     ))  # fmt: skip
 
 
-def _field(random: Random) -> bytes:
-    return random.choice((b"inputs", b"inputs", b"input", b"ids"))
+def _first_name(value: Any) -> bytes:
+    return (next(iter(value), "inputs") if isinstance(value, dict) else "inputs").encode()
 
 
-LARGE: tuple[Callable[[Random], bytes], ...] = (
-    lambda random: b'{"%b":"%b"}' % (_field(random), b"." * 9_900_000),
-    lambda random: b'{"%b":"%b"}' % (_field(random), b"word " * random.choice((20_000, 400_000))),
-    lambda random: b'{"%b":"%b"}' % (_field(random), b"a" * 10_000_001),
-    lambda random: b'{"%b":[%b1]}' % (_field(random), b"1," * random.choice((100_000, 2_000_000))),
-    lambda random: b'{"%b":[%bnull]}' % (_field(random), b"null," * 1_500_000),
-    lambda random: b'{"%b":[%b"a"]}' % (_field(random), b'"a",' * random.choice((2047, 100_000))),
-    lambda random: b'{"%b":[%b[]]}' % (_field(random), b"[]," * 1_000_000),
-    lambda random: b'{"%b":[%b[1]]}' % (_field(random), b"[%b1]," % (b"1," * 1000) * 2000),
-    lambda random: b'{"%b":"a",%b}' % (_field(random), b",".join(b'"k%d":1' % number for number in range(200_000))),
-    lambda random: b"[" * 1_000_000,
+# (field, random) → body
+LARGE: tuple[Callable[[bytes, Random], bytes], ...] = (
+    lambda name, random: b'{"%b":"%b"}' % (name, b"." * random.choice((1_000_000, 9_900_000))),
+    lambda name, random: b'{"%b":"%b"}' % (name, b"word " * random.choice((20_000, 400_000, 1_900_000))),
+    lambda name, random: b'{"%b":["%b"]}' % (name, "東京".encode() * random.choice((100_000, 1_500_000))),
+    lambda name, random: b'{"%b":"%b"}' % (name, b"a" * 10_000_001),
+    lambda name, random: b'{"%b":[%b1]}' % (name, b"1," * random.choice((100_000, 2_000_000))),
+    lambda name, random: b'{"%b":[%bnull]}' % (name, b"null," * 1_500_000),
+    lambda name, random: b'{"%b":[%b"a"]}' % (name, b'"a",' * random.choice((2047, 100_000))),
+    lambda name, random: b'{"%b":[%b"a"]}' % (name, b'"%b",' % (b"word " * 900) * random.choice((100, 2047))),
+    lambda name, random: b'{"%b":[%b[]]}' % (name, b"[]," * 1_000_000),
+    lambda name, random: b'{"%b":[%b[1]]}' % (name, b"[%b1]," % (b"1," * 1000) * 2000),
+    lambda name, random: b'{"%b":"a",%b}' % (name, b",".join(b'"k%d":1' % number for number in range(200_000))),
+    lambda name, random: b'{"inputs":{"source_sentence":"a","sentences":[%b"a"]}}' % (b'"b c d",' * 2000),
+    lambda name, random: b"[" * 1_000_000,
 )
 
 

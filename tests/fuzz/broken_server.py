@@ -171,6 +171,10 @@ async def serve(fault: str, *, refuses: bool = True, wrong_after: int | None = N
                     if refuses:
                         writer.write(error(400, close=True))
                     break
+            if not writer.is_closing():
+                writer.write_eof()  # and read on: to close with data unread would reset the connection
+                while await reader.read(65536):
+                    pass
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with server:

@@ -162,7 +162,8 @@ class Maker:
             draft.add(draft.head(ask), body)
 
     def _large(self, draft: _Draft) -> None:
-        draft.add(draft.head(self._routes.post(draft.random)), bodies.large(draft.random))
+        ask = self._routes.post(draft.random)
+        draft.add(draft.head(ask), bodies.large(ask.body, draft.random))
 
     def _head(self, draft: _Draft) -> None:
         ask = self._routes.some(draft.random)

@@ -48,6 +48,9 @@ def settled(look: Callable[[], Footprint], before: Footprint, limit: int, patien
 
 
 def tracebacks(log: str) -> list[str]:
-    """Every traceback of a log, the line before it included, once."""
-    found = re.findall(r"(?:[^\n]*\n)?Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)*[^\n]*", log)
-    return list(dict.fromkeys(found))
+    """The tracebacks of a log, with the line before; of those with the same frames the first."""
+    pattern = r"(?:[^\n]*\n)?(Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)*)[^\n]*"
+    first: dict[str, str] = {}
+    for found in re.finditer(pattern, log):
+        first.setdefault(found[1], found[0])
+    return list(first.values())

@@ -36,8 +36,7 @@ def test_processes_that_are_replaced_are_noticed() -> None:
 
 
 def test_tracebacks_are_found() -> None:
-    log = "fine\nERROR x failed\nTraceback (most recent call last):\n  File a\n    b()\nRuntimeError: no\nfine\n"
-    assert tracebacks(log) == [
-        "ERROR x failed\nTraceback (most recent call last):\n  File a\n    b()\nRuntimeError: no"
-    ]
+    frames = "Traceback (most recent call last):\n  File a\n    b()\n"
+    log = f"fine\nERROR x failed\n{frames}RuntimeError: no\nfine\nERROR y failed\n{frames}RuntimeError: no\n"
+    assert tracebacks(log) == [f"ERROR x failed\n{frames}RuntimeError: no"]
     assert tracebacks("fine\n") == []
