@@ -57,7 +57,7 @@ class _Call:
 
     async def read(self, schema: type[RequestT], service: Service) -> RequestT:
         """The request in the body, which is not held any longer. Others get their turns between the steps."""
-        body, self.body = self.body, b""
+        body, self._body = self._body, b""
         if len(body) <= LARGE:
             return parse(schema, body)
         check_values(body, service.config.max_client_batch_size, service.most_ids)
@@ -65,12 +65,6 @@ class _Call:
         request = parse(schema, body)
         await asyncio.sleep(0)
         return request
-
-    @property
-    def body(self) -> bytes:
-        """What was sent, once: while the request waits for its answer, only what it says is kept."""
-        body, self._body = self._body, b""
-        return body
 
     async def read_body(self, service: Service) -> None:
         """Raises ServerError for one that is too large, too slow or compressed."""

@@ -85,7 +85,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_named_are_options(page: Path) -> None:
     known = {environment_name(name) for name in ServeConfig.__dataclass_fields__}
-    known |= {"EMBERT_OPTION", "EMBERT_CUDA", "EMBERT_CUDA_ARCHITECTURES", "EMBERT_TEST_IMAGE", "EMBERT_API_KEY"}
+    known |= {
+        "EMBERT_OPTION",
+        "EMBERT_CUDA",
+        "EMBERT_CUDA_ARCHITECTURES",
+        "EMBERT_TEST_IMAGE",
+        "EMBERT_API_KEY",
+        "EMBERT_COVERAGE",
+    }
     assert set(re.findall(r"\bEMBERT_[A-Z_]+[A-Z]\b", page.read_text())) <= known
 
 
