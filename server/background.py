@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, ParamSpec
 
 from server.logs import leave
@@ -20,23 +21,25 @@ P = ParamSpec("P")
 
 
 def keep_running(
-    coroutine: Coroutine[Any, Any, Any], *, may_end: bool = False, end: Callable[[int], Any] = leave
+    coroutine: Coroutine[Any, Any, None], *, may_end: bool = False, end: Callable[[int], Any] = leave
 ) -> asyncio.Task[None]:
     """A task that only `cancel` may end, or with `may_end` success. Else the reason is logged and `end(70)` called."""
-    return asyncio.create_task(_watched(coroutine, may_end, end))
+    task = asyncio.create_task(coroutine)
+    task.add_done_callback(partial(_look_at, may_end=may_end, end=end))
+    return task
 
 
-async def _watched(coroutine: Coroutine[Any, Any, Any], may_end: bool, end: Callable[[int], Any]) -> None:
-    name = getattr(coroutine, "__qualname__", "a task")
-    try:
-        await coroutine
-    except Exception:
-        log.critical("a mistake of ours in %s, this process ends", name, exc_info=True)
+def _look_at(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], Any]) -> None:
+    if task.cancelled():
+        return
+    name = getattr(task.get_coro(), "__qualname__", "a task")
+    mistake = task.exception()
+    if mistake is not None:
+        log.critical("a mistake of ours in %s, this process ends", name, exc_info=mistake)
         end(70)
-    else:
-        if not may_end:
-            log.critical("a mistake of ours: %s has ended, and so does this process", name)
-            end(70)
+    elif not may_end:
+        log.critical("a mistake of ours: %s has ended, and so does this process", name)
+        end(70)
 
 
 def or_leave(callback: Callable[P, None], end: Callable[[int], Any] = leave) -> Callable[P, None]:

@@ -78,7 +78,8 @@ def ignore(tokens: int) -> None:
 
 
 def test_requests_take_turns() -> None:
-    service, done = service_of(), []
+    service = service_of()
+    done: list[str] = []
 
     async def both() -> None:
         large = asyncio.ensure_future(service.in_turns(counting(done, "large", 50), 1, stays, TERMS, ignore))
@@ -96,7 +97,8 @@ def test_requests_take_turns() -> None:
 
 
 def test_work_stops_when_its_time_is_up() -> None:
-    service, done = service_of(), []
+    service = service_of()
+    done: list[str] = []
     client: Any = service.client
     client.turns_in_time = 3
     with pytest.raises(Unavailable, match="too late"):
@@ -106,7 +108,8 @@ def test_work_stops_when_its_time_is_up() -> None:
 
 
 def test_work_stops_when_its_client_leaves() -> None:
-    service, done = service_of(), []
+    service = service_of()
+    done: list[str] = []
 
     async def work() -> None:
         with pytest.raises(asyncio.CancelledError):
@@ -118,7 +121,8 @@ def test_work_stops_when_its_client_leaves() -> None:
 
 
 def test_work_stops_when_it_is_too_much() -> None:
-    service, done = service_of(max_client_batch_tokens=5), []
+    service = service_of(max_client_batch_tokens=5)
+    done: list[str] = []
     said = r"`inputs` has at least 6 tokens; the limit is 5 \(--max-client-batch-tokens\)"
     with pytest.raises(PayloadTooLarge, match=said):
         run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import pytest
@@ -34,7 +34,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tasks: dict[int, str] = {}
         self.deadlines: dict[int, float] = {}
         self.bulk: set[int] = set()
-        self.order: list[int] = []  # least recently served first
+        self.events = 0
+        self.turn: dict[Hashable, int] = {}  # the event of a request's last batch, or of its arrival
         self.batches_before_bulk = 0
 
     def teardown(self) -> None:
@@ -52,7 +53,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.waiting[key], self.tasks[key] = list(enumerate(lengths)), task
         self.deadlines[key] = self.clock + patience
         self.bulk |= {key} if bulk else set()
-        self.order.append(key)
+        self.events += 1
+        self.turn[key] = self.events
         self.scheduler.add(Request(key, lengths, task, self.deadlines[key], bulk))
 
     @precondition(lambda self: self.waiting)
@@ -81,11 +83,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self._check_contents(batch)
         served = [piece.request.key for piece in batch.slices]
-        candidates = [key for key in self.order if key in waited and self.tasks[key] == batch.task]
+        candidates = [key for key in waited if self.tasks[key] == batch.task]
         interactive = [key for key in candidates if key not in self.bulk]
         bulk_first = self._check_lanes(set(waited), interactive, served)
         lane = [key for key in candidates if key in self.bulk] if bulk_first else interactive
-        assert lane[0] in served, "the one waiting longest got nothing"
+        longest = min(self.turn[key] for key in lane)
+        assert any(self.turn[key] == longest for key in served), "the one waiting longest got nothing"
         if len(interactive) <= self.exact_requests:
             self._check_shares(waited, candidates, interactive)
         if max(len(interactive), len(candidates) - len(interactive)) <= self.exact_requests:
@@ -95,7 +98,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if full:
             left = [self.waiting[key][0][1] for key in candidates if key in self.waiting]
             assert not left or batch.texts == TEXT_BUDGET or batch.tokens + max(left) > BUDGET
-        self.order = [key for key in self.order if key not in served] + [key for key in self.order if key in served]
+        self.events += 1
+        self.turn |= dict.fromkeys(served, self.events)
 
     def _check_lanes(self, waited: set[int], interactive: list[int], served: list[Any]) -> bool:
         """Interactive requests go first, but every eighth time; whether it was that, or none were there."""
