@@ -20,6 +20,7 @@ __all__ = ["Campaign", "Finding", "fetch_routes", "save"]
 CANARY_TEXTS = ["Hello, world", "The quick brown fox jumps over the lazy dog."]
 CANARY_EVERY = 50  # cases
 CANARY_TRIES = 20
+FULL_TEXTS, FULL_TEXT_WORDS = 7, 250  # a batch of the CPU encoder but for a few tokens
 TOLERANCE = 1e-3  # between batches of other texts the sums are rounded otherwise, by less than this
 
 
@@ -76,8 +77,9 @@ class Campaign:
         await self.canary()
 
     async def warm(self, routes: Routes) -> None:
-        """A sound request of every kind, so that what is loaded on first use is not taken for a leak."""
-        for ask in routes.examples():
+        """A sound request of every kind, and full batches: what the first of them takes is not taken for a leak."""
+        full = {"inputs": ["word " * FULL_TEXT_WORDS] * FULL_TEXTS}
+        for ask in (*routes.examples(), Ask("POST", "/embed", full), Ask("POST", "/embed_all", full)):
             body = b"" if ask.method == "GET" else json.dumps(ask.body).encode()
             case = Case(-1, "sound", (_request(ask, b"warm", body),), expected={b"warm": frozenset({200})})
             await self._try(case)
