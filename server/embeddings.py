@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from engine.tokenizer import TokenInfo, Turns
 from server.accept import prefers
 from server.errors import EmptyInput, PayloadTooLarge, ServerError, UnsupportedEncoding, error_body
-from server.large_bodies import LARGE, check_values
+from server.large_bodies import LARGE, SplitIds, check_values, split_ids
 from server.responses import floats_json, nested_floats_json, openai_json, raw_rows
 from server.schemas import (
     DecodeRequest,
@@ -56,15 +55,19 @@ class _Call:
         self.headers: list[tuple[bytes, bytes]] = []
 
     async def read(self, schema: type[RequestT], service: Service) -> RequestT:
-        """The request in the body, which is not held any longer. Others get their turns between the steps."""
+        """The request in the body, which is not held any longer."""
         body, self._body = self._body, b""
         if len(body) <= LARGE:
             return parse(schema, body)
-        check_values(body, service.config.max_client_batch_size, service.most_ids)
-        await asyncio.sleep(0)
-        request = parse(schema, body)
-        await asyncio.sleep(0)
-        return request
+        split: list[SplitIds | None] = []
+        request: list[RequestT] = []
+        steps = (
+            lambda: check_values(body, service.config.max_client_batch_size, service.most_ids),
+            lambda: split.append(split_ids(body)),
+            lambda: request.append(parse(schema, body, split[0])),
+        )
+        await service.long_steps.take(len(body), steps, lambda: service.client.check_time(self.terms))
+        return request[0]
 
     async def read_body(self, service: Service) -> None:
         """Raises ServerError for one that is too large, too slow or compressed."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from server.errors import BadRequest, Invalid
-from server.large_bodies import LARGE, split_ids
+from server.large_bodies import SplitIds
 
 __all__ = [
     "DecodeRequest",
@@ -121,9 +121,12 @@ class DecodeRequest(_Request):
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
-def parse(schema: type[RequestT], body: bytes) -> RequestT:
-    """The request in `body`. Raises BadRequest when that is not JSON, Invalid when it is not what `schema` says."""
-    if len(body) > LARGE and (split := split_ids(body)) is not None:
+def parse(schema: type[RequestT], body: bytes, split: SplitIds | None = None) -> RequestT:
+    """The request in `body`; `split` is what `split_ids` made of it.
+
+    Raises BadRequest when that is not JSON, Invalid when it is not what `schema` says.
+    """
+    if split is not None:
         rest, stand_in, ids = split
         try:
             request = schema.model_validate_json(rest)

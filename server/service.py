@@ -19,6 +19,7 @@ from server.config import ServeConfig
 from server.control import EngineInfo
 from server.engine_client import Answer, EngineClient, Receive
 from server.errors import EmptyInput, Invalid, ModelUnknown, Overloaded, PayloadTooLarge
+from server.large_bodies import LongSteps
 from server.metrics import ApiMetrics, Scrapes
 from server.schemas import TextOrIds, describe_name
 from server.slow_clients import BodyReader
@@ -94,6 +95,7 @@ class Service:
         self.served_name = config.served_model_name or model.model_id
         self.default_prompt = self._default_prompt()
         self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
+        self.long_steps = LongSteps(config.body_budget)
         self.most_ids = config.max_client_batch_size * model.max_input_length
         self._threads = ThreadPoolExecutor(config.tokenization_threads, "tokenize")
         self._waiting = 0  # characters, or ids, of requests that are with the tokenizer's threads

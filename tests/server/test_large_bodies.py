@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server import schemas
-from server.errors import BadRequest, Invalid, PayloadTooLarge
-from server.large_bodies import check_values, split_ids
+from server.errors import BadRequest, Invalid, Overloaded, PayloadTooLarge
+from server.large_bodies import LongSteps, check_values, split_ids
 from server.schemas import DecodeRequest, EmbeddingsRequest, EmbedRequest, parse
 
 texts = st.text(st.sampled_from('a,"\\[]{}:é\n'), max_size=12)
@@ -70,13 +74,11 @@ def test_ids_read_beside_the_fields_are_what_fields_would_hold(
     document = {**others, "inputs": inputs} if last else {"inputs": inputs, **others}
     body = json.dumps(document, separators=(f",{spaces}", f"{spaces}:{spaces}")).encode()
     found = []
-    for large in (1 << 30, -1):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(schemas, "LARGE", large)
-            try:
-                found.append(repr(parse(EmbedRequest, body)))
-            except (BadRequest, Invalid) as error:
-                found.append(error.message)
+    for split in (None, split_ids(body)):
+        try:
+            found.append(repr(parse(EmbedRequest, body, split)))
+        except (BadRequest, Invalid) as error:
+            found.append(error.message)
     assert found[0] == found[1]
 
 
@@ -84,13 +86,11 @@ def test_ids_read_beside_the_fields_are_what_fields_would_hold(
     ("schema", "field"), [(EmbedRequest, "inputs"), (EmbeddingsRequest, "input"), (DecodeRequest, "ids")]
 )
 @pytest.mark.parametrize("given_", [[1, 2**80], [[1, 2], [3]]])
-def test_ids_of_every_route(
-    monkeypatch: pytest.MonkeyPatch, schema: type[schemas.EmbedRequest], field: str, given_: list[Any]
-) -> None:
-    monkeypatch.setattr(schemas, "LARGE", -1)
+def test_ids_of_every_route(schema: type[schemas.EmbedRequest], field: str, given_: list[Any]) -> None:
     body = json.dumps({"truncate": True, field: given_, "user": "a"}).encode()
-    assert split_ids(body) is not None
-    assert getattr(parse(schema, body), field) == given_
+    split = split_ids(body)
+    assert split is not None
+    assert getattr(parse(schema, body, split), field) == given_
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,55 @@ def test_ids_of_every_route(
         b'{"inputs": [-1099511627776]}', b'{"truncate": 3, "inputs": [1]}', b'\xff{"inputs": [1]}',
     ],
 )  # fmt: skip
-def test_bodies_that_are_not_quite_right(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+def test_bodies_that_are_not_quite_right(body: bytes) -> None:
     found = []
-    for large in (1 << 30, -1):
-        monkeypatch.setattr(schemas, "LARGE", large)
+    for split in (None, split_ids(body)):
         try:
-            found.append(repr(parse(EmbedRequest, body)))
+            found.append(repr(parse(EmbedRequest, body, split)))
         except (BadRequest, Invalid) as error:
             found.append(error.message)
     assert found[0] == found[1]
+
+
+def test_others_have_the_loop_between_the_steps_of_large_bodies() -> None:
+    """After each step they get as much of it as that took; steps of two bodies do not follow one another."""
+    done: list[str] = []
+
+    async def run() -> None:
+        long_steps = LongSteps(100)
+
+        def step(name: str) -> Callable[[], None]:
+            def work() -> None:
+                done.append(name)
+                time.sleep(0.005)
+
+            return work
+
+        async def others() -> None:
+            while True:
+                await asyncio.sleep(0)
+                done.append("other")
+
+        beside = asyncio.create_task(others())
+        await asyncio.gather(*(long_steps.take(40, [step(name), step(name)], lambda: None) for name in "ab"))
+        beside.cancel()
+
+    asyncio.run(run())
+    places = [place for place, name in enumerate(done) if name != "other"]
+    assert [done[place] for place in places] == ["a", "a", "b", "b"]
+    assert all(later - earlier > 1 for earlier, later in pairwise(places))
+
+
+def test_bodies_that_wait_for_their_steps_have_a_limit() -> None:
+    async def run() -> None:
+        long_steps = LongSteps(100)
+        first = asyncio.create_task(long_steps.take(90, [lambda: None], lambda: None))
+        await asyncio.sleep(0)
+        with pytest.raises(
+            Overloaded, match=r"90 bytes of bodies wait to be parsed and this one has 20; the limit is 100"
+        ):
+            await long_steps.take(20, [], lambda: None)
+        await first
+        await long_steps.take(200, [], lambda: None)  # nothing waits: whatever is within --payload-limit
+
+    asyncio.run(run())
