@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, count, islice, pairwise
@@ -186,16 +186,18 @@ class Scheduler:
                 filling.take(_front(task.lanes[True]), self._token_budget, texts=1)
             for lane in task.lanes:
                 _share(filling, lane)
-        slices = filling.slices()
-        self._take_out(task, slices)
+        slices: list[Slice] = []
         for lane, tokens, texts in zip(task.lanes, filling.tokens, filling.texts, strict=True):
-            lane.tokens -= tokens
-            lane.texts -= texts
-        tokens, texts = sum(filling.tokens), sum(filling.texts)
-        self.queue_tokens -= tokens
-        self.queue_texts -= texts
+            if texts:
+                of_lane = filling.slices(lane)
+                self._take_out(lane, of_lane)
+                slices += of_lane
+                lane.tokens -= tokens
+                lane.texts -= texts
+                self.queue_tokens -= tokens
+                self.queue_texts -= texts
         self._count_turn(task, filling.tokens, bulk_first=bulk_first)
-        return Batch(task.name, slices, tokens, texts)
+        return Batch(task.name, slices, sum(filling.tokens), sum(filling.texts))
 
     def _next_turn(self) -> tuple[_Task | None, bool]:
         """The task of the next batch, and whether a bulk request goes first in it."""
@@ -203,25 +205,26 @@ class Scheduler:
         bulk = bool(waiting[True]) and (not waiting[False] or self._batches_before_bulk >= BULK_TURN - 1)
         return min(waiting[bulk], key=lambda task: task.lanes[bulk].served, default=None), bulk
 
-    def _take_out(self, task: _Task, slices: list[Slice]) -> None:
-        """Take out of the queue what is in the batch."""
-        requests = [lane.requests for lane in task.lanes]
-        done: tuple[list[int], list[int]] = ([], [])  # tokens
+    def _take_out(self, lane: _Lane, slices: list[Slice]) -> None:
+        """Take out of a lane what is in the batch."""
+        requests, sizes = lane.requests, self._sizes[lane.bulk]
+        done: defaultdict[int, int] = defaultdict(int)  # requests, by the tokens they had left
         for piece in slices:
             request, stop = piece.request, piece.stop
+            offsets = request.offsets
             request.taken = stop
-            if stop == len(request.offsets) - 1:
-                del requests[request.bulk][request.key]
-                done[request.bulk].append(piece.tokens)
+            if stop == len(offsets) - 1:
+                del requests[request.key]
+                done[piece.tokens] += 1
             else:
-                requests[request.bulk][request.key] = request.piece(stop, stop + 1)
-                requests[request.bulk].move_to_end(request.key)
-                self._sizes[request.bulk].count(request.waiting_tokens + piece.tokens, -1)
-                self._sizes[request.bulk].count(request.waiting_tokens, 1)
-        for sizes, tokens_of_each in zip(self._sizes, done, strict=True):
-            for tokens, times in Counter(tokens_of_each).items():
-                sizes.count(tokens, -times)
-        self._requests -= len(done[False]) + len(done[True])
+                left = offsets[-1] - offsets[stop]
+                sizes.count(left + piece.tokens, -1)
+                sizes.count(left, 1)
+                requests[request.key] = Slice(request, stop, stop + 1, offsets[stop + 1] - offsets[stop])
+                requests.move_to_end(request.key)
+        for tokens, times in done.items():
+            sizes.count(tokens, -times)
+            self._requests -= times
 
     def _count_turn(self, task: _Task, tokens: list[int], *, bulk_first: bool) -> None:
         first = task.lanes[bulk_first]
@@ -319,12 +322,13 @@ class _Filling:
         self.tokens_left = token_budget
         self.texts_left = text_budget
         self.tokens, self.texts = [0, 0], [0, 0]  # of interactive and of bulk requests
-        self._starts: dict[Request, int] = {}  # of requests that may get more yet: the first text taken
-        self._slices: list[Slice] = []  # of the others
+        self._starts: tuple[dict[Request, int], ...] = {}, {}  # of requests that may get more: the first text taken
+        self._slices: tuple[list[Slice], ...] = [], []  # of the others
 
-    def slices(self) -> list[Slice]:
-        """What is taken."""
-        return self._slices + [request.piece(first, request.taken) for request, first in self._starts.items()]
+    def slices(self, lane: _Lane) -> list[Slice]:
+        """What is taken of a lane."""
+        starts = self._starts[lane.bulk]
+        return self._slices[lane.bulk] + [request.piece(first, request.taken) for request, first in starts.items()]
 
     def take(self, request: Request, tokens: int, texts: int | None = None) -> int:
         """Take the request's next texts, as many as fit into `tokens`, `texts` and the rest; returns their tokens."""
@@ -334,26 +338,33 @@ class _Filling:
         stop = min(stop, first + self.texts_left, first + texts if texts is not None else stop)
         if stop <= first:
             return 0
-        self._starts.setdefault(request, first)
+        bulk = request.bulk
+        self._starts[bulk].setdefault(request, first)
         request.taken = stop
         taken = offsets[stop] - offsets[first]
-        self._count(taken, stop - first, bulk=request.bulk)
+        self.tokens[bulk] += taken
+        self.texts[bulk] += stop - first
+        self.tokens_left -= taken
+        self.texts_left -= stop - first
         return taken
 
     def take_all(self, lane: _Lane) -> None:
         """Take all that waits, which must fit."""
+        slices = self._slices[lane.bulk]
         for piece in lane.requests.values():
             request = piece.request
             texts = len(request.offsets) - 1
-            self._slices.append(piece if piece.stop == texts else request.piece(piece.start, texts))
-        self._count(lane.tokens, lane.texts, bulk=lane.bulk)
+            slices.append(piece if piece.stop == texts else request.piece(piece.start, texts))
+        self.tokens[lane.bulk] = lane.tokens
+        self.texts[lane.bulk] = lane.texts
 
     def take_one_each(self, lane: _Lane) -> bool:
         """Take a text of each, from the front of the lane on; whether there was room for all of them."""
         tokens_left, texts_left, skips_left = self.tokens_left, self.texts_left, SKIPPED_TEXTS
+        starts = self._starts[lane.bulk]
         taken: list[Slice] = []
         # The front one of the bulk lane may have gone first: that was its text.
-        for piece in islice(lane.requests.values(), int(_front(lane) in self._starts), None):
+        for piece in islice(lane.requests.values(), int(_front(lane) in starts), None):
             if piece.tokens > tokens_left:
                 skips_left -= 1
                 if not skips_left:
@@ -364,20 +375,16 @@ class _Filling:
             texts_left -= 1
             if not tokens_left or not texts_left:
                 break
-        self._count(self.tokens_left - tokens_left, self.texts_left - texts_left, bulk=lane.bulk)
+        self.tokens[lane.bulk] += self.tokens_left - tokens_left
+        self.texts[lane.bulk] += len(taken)
+        self.tokens_left, self.texts_left = tokens_left, texts_left
         if skips_left < SKIPPED_TEXTS or not tokens_left or not texts_left:
-            self._slices += taken
+            self._slices[lane.bulk].extend(taken)
             return False
         for piece in taken:
-            self._starts[piece.request] = piece.start
+            starts[piece.request] = piece.start
             piece.request.taken = piece.stop
         return True
-
-    def _count(self, tokens: int, texts: int, *, bulk: bool) -> None:
-        self.tokens[bulk] += tokens
-        self.texts[bulk] += texts
-        self.tokens_left -= tokens
-        self.texts_left -= texts
 
 
 def _front(lane: _Lane) -> Request:
