@@ -330,12 +330,11 @@ class _Filling:
         starts = self._starts[lane.bulk]
         return self._slices[lane.bulk] + [request.piece(first, request.taken) for request, first in starts.items()]
 
-    def take(self, request: Request, tokens: int, texts: int | None = None) -> int:
+    def take(self, request: Request, tokens: int, texts: int) -> int:
         """Take the request's next texts, as many as fit into `tokens`, `texts` and the rest; returns their tokens."""
         offsets, first = request.offsets, request.taken
         limit = offsets[first] + min(tokens, self.tokens_left)
-        stop = bisect_right(offsets, limit, first) - 1
-        stop = min(stop, first + self.texts_left, first + texts if texts is not None else stop)
+        stop = min(bisect_right(offsets, limit, first) - 1, first + texts, first + self.texts_left)
         if stop <= first:
             return 0
         bulk = request.bulk
