@@ -15,17 +15,19 @@ A batch holds texts of one task. Interactive requests of any task go before bulk
 the one that had fewest tokens is next. Bulk requests share what the others of their task leave, and in every eighth
 batch one of them goes first, so that they move on however many others wait.
 
-A batch costs time in proportion to what is in it, however much waits: nothing here looks at the whole queue.
+A batch costs time in proportion to what is in it, however much waits: nothing here looks at the whole queue. The
+encoder may wait for it, so what can be done when a request is added is done there: most requests are of one text, and
+the slice they run as is made once.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, count, islice, pairwise
 from typing import Any
 
 __all__ = ["Batch", "Request", "Scheduler", "Slice"]
@@ -67,6 +69,10 @@ class Request:
         """Tokens not yet in a batch."""
         return self.offsets[-1] - self.offsets[self.taken]
 
+    def piece(self, start: int, stop: int) -> Slice:
+        """The texts `start` … `stop - 1`."""
+        return Slice(self, start, stop, self.offsets[stop] - self.offsets[start])
+
 
 @dataclass(slots=True, eq=False)
 class Slice:
@@ -75,11 +81,7 @@ class Slice:
     request: Request
     start: int
     stop: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the slice."""
-        return self.request.offsets[self.stop] - self.request.offsets[self.start]
+    tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +126,7 @@ class Scheduler:
         lane = self._tasks[request.task].lanes[request.bulk]
         if not lane.requests:  # a task that was away has nothing to make up for
             lane.served = max(lane.served, self._served[request.bulk])
-        lane.requests[request.key] = request
+        lane.requests[request.key] = request.piece(0, 1)
         lane.tokens += request.waiting_tokens
         lane.texts += request.waiting_texts
         self.queue_tokens += request.waiting_tokens
@@ -136,7 +138,7 @@ class Scheduler:
     def cancel(self, key: Hashable) -> int:
         """Forget what still waits of a request; returns the number of texts dropped, 0 when none waits."""
         lane = self._lane_of(key)
-        return self._drop(lane, lane.requests[key]) if lane is not None else 0
+        return self._drop(lane, lane.requests[key].request) if lane is not None else 0
 
     def waiting(self) -> list[Hashable]:
         """Keys of the requests with texts still waiting; of one lane and task, the least recently served first."""
@@ -148,9 +150,10 @@ class Scheduler:
         while self._deadlines and self._deadlines[0][0] < now:
             deadline, _, key = heapq.heappop(self._deadlines)
             lane = self._lane_of(key)
-            if lane is not None and lane.requests[key].deadline == deadline:
-                late.append(lane.requests[key])
-                self._drop(lane, lane.requests[key])
+            request = lane.requests[key].request if lane is not None else None
+            if lane is not None and request is not None and request.deadline == deadline:
+                late.append(request)
+                self._drop(lane, request)
         return late
 
     def ahead(self, tokens: int, *, bulk: bool) -> int:
@@ -183,7 +186,18 @@ class Scheduler:
                 filling.take(_front(task.lanes[True]), self._token_budget, texts=1)
             for lane in task.lanes:
                 _share(filling, lane)
-        return self._settle(task, filling, bulk_first=bulk_first)
+        slices: list[Slice] = []
+        for lane, tokens, texts in zip(task.lanes, filling.tokens, filling.texts, strict=True):
+            if texts:
+                of_lane = filling.slices(lane)
+                self._take_out(lane, of_lane)
+                slices += of_lane
+                lane.tokens -= tokens
+                lane.texts -= texts
+                self.queue_tokens -= tokens
+                self.queue_texts -= texts
+        self._count_turn(task, filling.tokens, bulk_first=bulk_first)
+        return Batch(task.name, slices, sum(filling.tokens), sum(filling.texts))
 
     def _next_turn(self) -> tuple[_Task | None, bool]:
         """The task of the next batch, and whether a bulk request goes first in it."""
@@ -191,30 +205,26 @@ class Scheduler:
         bulk = bool(waiting[True]) and (not waiting[False] or self._batches_before_bulk >= BULK_TURN - 1)
         return min(waiting[bulk], key=lambda task: task.lanes[bulk].served, default=None), bulk
 
-    def _settle(self, task: _Task, filling: _Filling, *, bulk_first: bool) -> Batch:
-        """Take out of the queue what is in the batch."""
-        slices = []
-        tokens, texts = [0, 0], [0, 0]
-        for request, first in filling.starts.items():
-            offsets, stop, bulk = request.offsets, request.taken, request.bulk
-            slices.append(Slice(request, first, stop))
-            tokens[bulk] += offsets[stop] - offsets[first]
-            texts[bulk] += stop - first
-            sizes = self._sizes[bulk]
-            sizes.count(offsets[-1] - offsets[first], -1)
-            if stop < len(offsets) - 1:
-                sizes.count(offsets[-1] - offsets[stop], 1)
-                task.lanes[bulk].requests.move_to_end(request.key)
+    def _take_out(self, lane: _Lane, slices: list[Slice]) -> None:
+        """Take out of a lane what is in the batch."""
+        requests, sizes = lane.requests, self._sizes[lane.bulk]
+        done: defaultdict[int, int] = defaultdict(int)  # requests, by the tokens they had left
+        for piece in slices:
+            request, stop = piece.request, piece.stop
+            offsets = request.offsets
+            request.taken = stop
+            if stop == len(offsets) - 1:
+                del requests[request.key]
+                done[piece.tokens] += 1
             else:
-                del task.lanes[bulk].requests[request.key]
-                self._requests -= 1
-        for lane, lane_tokens, lane_texts in zip(task.lanes, tokens, texts, strict=True):
-            lane.tokens -= lane_tokens
-            lane.texts -= lane_texts
-        self.queue_tokens -= sum(tokens)
-        self.queue_texts -= sum(texts)
-        self._count_turn(task, tokens, bulk_first=bulk_first)
-        return Batch(task.name, slices, sum(tokens), sum(texts))
+                left = offsets[-1] - offsets[stop]
+                sizes.count(left + piece.tokens, -1)
+                sizes.count(left, 1)
+                requests[request.key] = Slice(request, stop, stop + 1, offsets[stop + 1] - offsets[stop])
+                requests.move_to_end(request.key)
+        for tokens, times in done.items():
+            sizes.count(tokens, -times)
+            self._requests -= times
 
     def _count_turn(self, task: _Task, tokens: list[int], *, bulk_first: bool) -> None:
         first = task.lanes[bulk_first]
@@ -251,7 +261,8 @@ class Scheduler:
         # most of it is done: seldom enough that this costs a request next to nothing.
         if len(self._deadlines) > 4 * self._requests + 1024:
             lanes = [lane for task in self._tasks.values() for lane in task.lanes]
-            left = [each for lane in lanes for each in lane.requests.values() if each.deadline < float("inf")]
+            requests = [piece.request for lane in lanes for piece in lane.requests.values()]
+            left = [each for each in requests if each.deadline < float("inf")]
             self._deadlines = [(each.deadline, next(self._numbers), each.key) for each in left]
             heapq.heapify(self._deadlines)
 
@@ -260,7 +271,9 @@ class Scheduler:
 class _Lane:
     """What waits of one task, of interactive or of bulk requests."""
 
-    requests: OrderedDict[Hashable, Request] = field(default_factory=OrderedDict)  # least recently served first
+    bulk: bool
+    # The next text of each request; the least recently served first.
+    requests: OrderedDict[Hashable, Slice] = field(default_factory=OrderedDict)
     tokens: int = 0
     texts: int = 0
     served: int = 0  # tokens of its turns; the lane with fewest is next
@@ -271,7 +284,7 @@ class _Task:
     """What waits of one task."""
 
     name: Hashable
-    lanes: tuple[_Lane, _Lane] = field(default_factory=lambda: (_Lane(), _Lane()))  # interactive, bulk
+    lanes: tuple[_Lane, _Lane] = field(default_factory=lambda: (_Lane(bulk=False), _Lane(bulk=True)))
 
     @property
     def tokens(self) -> int:
@@ -290,12 +303,12 @@ class _Sizes:
         self._tokens = [0] * 64
         self.tokens = 0
 
-    def count(self, tokens: int, sign: int) -> None:
-        """Add a request with so many waiting tokens, or with `sign` -1 take it out."""
+    def count(self, tokens: int, requests: int) -> None:
+        """Add so many requests of so many waiting tokens each; less than none takes them out."""
         size = tokens.bit_length()
-        self._requests[size] += sign
-        self._tokens[size] += sign * tokens
-        self.tokens += sign * tokens
+        self._requests[size] += requests
+        self._tokens[size] += requests * tokens
+        self.tokens += requests * tokens
 
     def up_to(self, tokens: int) -> int:
         """The sum over all requests of what waits, but of none more than `tokens`."""
@@ -308,56 +321,73 @@ class _Filling:
     def __init__(self, token_budget: int, text_budget: int) -> None:
         self.tokens_left = token_budget
         self.texts_left = text_budget
-        self.starts: dict[Request, int] = {}  # of what is taken of each: its first text
+        self.tokens, self.texts = [0, 0], [0, 0]  # of interactive and of bulk requests
+        self._starts: tuple[dict[Request, int], ...] = {}, {}  # of requests that may get more: the first text taken
+        self._slices: tuple[list[Slice], ...] = [], []  # of the others
 
-    def take(self, request: Request, tokens: int, texts: int | None = None) -> int:
+    def slices(self, lane: _Lane) -> list[Slice]:
+        """What is taken of a lane."""
+        starts = self._starts[lane.bulk]
+        return self._slices[lane.bulk] + [request.piece(first, request.taken) for request, first in starts.items()]
+
+    def take(self, request: Request, tokens: int, texts: int) -> int:
         """Take the request's next texts, as many as fit into `tokens`, `texts` and the rest; returns their tokens."""
         offsets, first = request.offsets, request.taken
         limit = offsets[first] + min(tokens, self.tokens_left)
-        stop = bisect_right(offsets, limit, first) - 1
-        stop = min(stop, first + self.texts_left, first + texts if texts is not None else stop)
+        stop = min(bisect_right(offsets, limit, first) - 1, first + texts, first + self.texts_left)
         if stop <= first:
             return 0
-        self.starts.setdefault(request, first)
-        taken = offsets[stop] - offsets[first]
+        bulk = request.bulk
+        self._starts[bulk].setdefault(request, first)
         request.taken = stop
+        taken = offsets[stop] - offsets[first]
+        self.tokens[bulk] += taken
+        self.texts[bulk] += stop - first
         self.tokens_left -= taken
         self.texts_left -= stop - first
         return taken
 
     def take_all(self, lane: _Lane) -> None:
         """Take all that waits, which must fit."""
-        for request in lane.requests.values():
-            self.starts[request] = request.taken
-            request.taken = len(request.offsets) - 1
-        self.tokens_left -= lane.tokens
-        self.texts_left -= lane.texts
+        slices = self._slices[lane.bulk]
+        for piece in lane.requests.values():
+            request = piece.request
+            texts = len(request.offsets) - 1
+            slices.append(piece if piece.stop == texts else request.piece(piece.start, texts))
+        self.tokens[lane.bulk] = lane.tokens
+        self.texts[lane.bulk] = lane.texts
 
     def take_one_each(self, lane: _Lane) -> bool:
         """Take a text of each, from the front of the lane on; whether there was room for all of them."""
-        starts, tokens_left, texts_left, skips_left = self.starts, self.tokens_left, self.texts_left, SKIPPED_TEXTS
-        for request in lane.requests.values():
-            offsets, first = request.offsets, request.taken
-            if first == len(offsets) - 1:  # bulk, and its only text went first
-                continue
-            tokens = offsets[first + 1] - offsets[first]
-            if tokens > tokens_left:
+        tokens_left, texts_left, skips_left = self.tokens_left, self.texts_left, SKIPPED_TEXTS
+        starts = self._starts[lane.bulk]
+        taken: list[Slice] = []
+        # The front one of the bulk lane may have gone first: that was its text.
+        for piece in islice(lane.requests.values(), int(_front(lane) in starts), None):
+            if piece.tokens > tokens_left:
                 skips_left -= 1
                 if not skips_left:
                     break
                 continue
-            starts.setdefault(request, first)
-            request.taken = first + 1
-            tokens_left -= tokens
+            taken.append(piece)
+            tokens_left -= piece.tokens
             texts_left -= 1
             if not tokens_left or not texts_left:
                 break
+        self.tokens[lane.bulk] += self.tokens_left - tokens_left
+        self.texts[lane.bulk] += len(taken)
         self.tokens_left, self.texts_left = tokens_left, texts_left
-        return skips_left == SKIPPED_TEXTS and tokens_left > 0 and texts_left > 0
+        if skips_left < SKIPPED_TEXTS or not tokens_left or not texts_left:
+            self._slices[lane.bulk].extend(taken)
+            return False
+        for piece in taken:
+            starts[piece.request] = piece.start
+            piece.request.taken = piece.stop
+        return True
 
 
 def _front(lane: _Lane) -> Request:
-    return next(iter(lane.requests.values()))
+    return next(iter(lane.requests.values())).request
 
 
 def _share(filling: _Filling, lane: _Lane) -> None:
@@ -369,7 +399,7 @@ def _share(filling: _Filling, lane: _Lane) -> None:
     elif not filling.take_one_each(lane):
         return
     # Equal shares, again and again while they let anybody in: a request that needs less leaves its rest to the others.
-    hungry = [request for request in lane.requests.values() if request.waiting_texts]
+    hungry = [piece.request for piece in lane.requests.values() if piece.request.waiting_texts]
     while hungry and filling.tokens_left and filling.texts_left:
         tokens = filling.tokens_left // len(hungry)
         texts = max(1, filling.texts_left // len(hungry))

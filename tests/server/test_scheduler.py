@@ -370,6 +370,17 @@ def test_what_a_batch_costs_does_not_grow_with_the_queue(lengths: list[int]) -> 
     assert cost(60_000) <= 1.5 * cost(2000)
 
 
+def test_a_request_of_one_text_costs_a_batch_little() -> None:
+    """Its slice is made when it is added: the encoder may be waiting for the batch."""
+    scheduler = Scheduler(12_000)
+    for number in range(2000):
+        scheduler.add(Request(number, [12]))
+    made: list[Batch | None] = []
+    assert lines_run(lambda: made.append(scheduler.next_batch())) <= 16 * 1000
+    assert made[0] is not None
+    assert made[0].texts == 1000
+
+
 def test_requests_that_are_done_do_not_stay_with_those_that_wait_for_their_deadline() -> None:
     scheduler = Scheduler(100)
     for number in range(20_000):
