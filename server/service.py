@@ -19,8 +19,9 @@ from server.config import ServeConfig
 from server.control import EngineInfo
 from server.engine_client import Answer, EngineClient, Receive
 from server.errors import EmptyInput, Invalid, ModelUnknown, Overloaded, PayloadTooLarge
-from server.metrics import ApiMetrics, Scrapes
+from server.metrics import ApiMetrics
 from server.schemas import TextOrIds, describe_name
+from server.scrapes import Scrapes
 from server.slow_clients import BodyReader
 from server.terms import Terms
 
