@@ -33,6 +33,21 @@ def _healing() -> Iterator[Live]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Live]:
+    """With two engines."""
+    with live(*STAND_IN, "--device", "x:0,1") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Live]:
+    """With a queue that is soon full."""
+    options = ("--max-queue-tokens", "64", "--max-batch-tokens", "256")
+    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02"}) as server:
+        yield server
+
+
 @pytest.fixture
 def healing(_healing: Live) -> Live:
     """A server whose processes tests may kill: it is ready again when the next test has it."""
@@ -140,7 +155,7 @@ def test_a_killed_engine_comes_back_and_every_request_is_answered(healing: Live)
 
 def test_an_engine_may_die_before_everybody_was_ready() -> None:
     """Several API processes take their time; the engine is lost when the first of them already serves."""
-    with live(*STAND_IN, "--workers", "4") as server:
+    with live(*STAND_IN, "--workers", "3") as server:
         (pid,) = server.engine_pids
         os.kill(pid, signal.SIGKILL)
         until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
@@ -176,19 +191,21 @@ def test_a_request_that_kills_every_engine_is_given_up_on_and_others_live(healin
 
 
 @pytest.mark.parametrize("poison", [CRASH, LOSE])
-def test_a_request_that_kills_engines_fails_none_of_its_neighbours(poison: int) -> None:
+def test_a_request_that_kills_engines_fails_none_of_its_neighbours(pair: Live, poison: int) -> None:
     """Two engines, both busy, so that it is in a batch with others; and with others again when those are sent again."""
-    with live(*STAND_IN, "--device", "x:0,1") as server:
-        answers: list[httpx.Response] = []
-        busy = [post(server, [[101, SLEEP + 20, 102]], answers) for _ in range(2)]
-        until(lambda: server.metrics()["embert_admitted_tokens"] == 6, what="both engines at work")
-        killed: list[httpx.Response] = []
-        threads = [post(server, [[101, poison, 102]], killed)]
-        threads += [post(server, [[101, 1000 + number, 102]], answers) for number in range(12)]
-        for thread in (*busy, *threads):
-            thread.join(PATIENCE_S * 2)
-        assert [answer.status_code for answer in killed] == [424]
-        assert Counter(answer.status_code for answer in answers) == {200: 14}
+    server = pair
+    up = [f'embert_engine_up{{engine="{i}"}}' for i in range(2)]
+    until(lambda: [server.metrics()[name] for name in up] == [1, 1], what="both engines")
+    answers: list[httpx.Response] = []
+    busy = [post(server, [[101, SLEEP + 20, 102]], answers) for _ in range(2)]
+    until(lambda: server.metrics()["embert_admitted_tokens"] == 6, what="both engines at work")
+    killed: list[httpx.Response] = []
+    threads = [post(server, [[101, poison, 102]], killed)]
+    threads += [post(server, [[101, 1000 + number, 102]], answers) for number in range(12)]
+    for thread in (*busy, *threads):
+        thread.join(PATIENCE_S * 2)
+    assert [answer.status_code for answer in killed] == [424]
+    assert Counter(answer.status_code for answer in answers) == {200: 14}
 
 
 def test_a_lost_encoder_answers_424_and_is_replaced(healing: Live) -> None:
@@ -439,27 +456,30 @@ def test_clients_that_leave_free_the_queue(tmp_path: Path) -> None:
         assert [answer.status_code for answer in answers] == [200]
 
 
-def test_a_flood_gets_200_or_429_and_the_queue_stays_bounded() -> None:
-    options = ("--max-queue-tokens", "64", "--max-batch-tokens", "256")
-    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02"}) as server:
-        with Crowd(server, clients=48) as crowd:
-            crowd.wait_for(100)
-            crowd.wait_for(50, "429")
-            assert server.metrics()["embert_queue_tokens"] <= 64
-            assert server.get("/health").status_code == 200
-        assert set(crowd.answers) == {"200", "429"}
-        metrics = server.metrics()
-        assert metrics['embert_rejected_total{reason="queue_full"}'] == crowd.answers["429"]
-        assert metrics["embert_queue_tokens"] == metrics["embert_queue_texts"] == 0
+def test_a_flood_gets_200_or_429_and_the_queue_stays_bounded(narrow: Live) -> None:
+    server = narrow
+    refused = 'embert_rejected_total{reason="queue_full"}'
+    before = server.metrics()[refused]
+    with Crowd(server, clients=48) as crowd:
+        crowd.wait_for(100)
+        crowd.wait_for(50, "429")
+        assert server.metrics()["embert_queue_tokens"] <= 64
+        assert server.get("/health").status_code == 200
+    assert set(crowd.answers) == {"200", "429"}
+    metrics = server.metrics()
+    assert metrics[refused] == before + crowd.answers["429"]
+    assert metrics["embert_queue_tokens"] == metrics["embert_queue_texts"] == 0
 
 
-def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
-    with live(*STAND_IN, "--max-queue-tokens", "64", "--max-batch-tokens", "256") as server:
-        answer = server.post("/embed", {"inputs": [[101, index, 102] for index in range(1000, 1500)]})
-        assert answer.status_code == 200
-        wanted = np.stack([expected([101, index, 102]) for index in range(1000, 1500)])
-        np.testing.assert_allclose(np.array(answer.json()), wanted, atol=1e-5)
-        assert server.metrics()['embert_batches_total{engine="0"}'] >= 1500 / 256
+def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(narrow: Live) -> None:
+    server = narrow
+    batches = 'embert_batches_total{engine="0"}'
+    before = server.metrics()[batches]
+    answer = server.post("/embed", {"inputs": [[101, index, 102] for index in range(1000, 1500)]})
+    assert answer.status_code == 200
+    wanted = np.stack([expected([101, index, 102]) for index in range(1000, 1500)])
+    np.testing.assert_allclose(np.array(answer.json()), wanted, atol=1e-5)
+    assert server.metrics()[batches] >= before + 1500 / 256
 
 
 def _raw(data: bytes, *, half_close: bool = False) -> Callable[[Live], bytes]:
