@@ -3,15 +3,23 @@
     engine = Engine.load("path/or/hub-id")
     vectors = engine.embed(["a text", "another"])  # float32 [2, width]
 
-Importing this package imports neither torch, transformers nor huggingface_hub; each is imported when first needed.
+Importing this package imports nothing else; names come from their modules when they are first asked for. Neither torch,
+transformers nor huggingface_hub is imported before it is needed.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from engine import errors
-from engine.encoders import Encoder, PackedBatch, Task, load_encoder
-from engine.engine import Engine
-from engine.model import Model, load_model
-from engine.packing import pack
-from engine.tokenizer import Encoded, Tokenizer
+
+if TYPE_CHECKING:
+    from engine.encoders import Encoder, PackedBatch, Task, load_encoder
+    from engine.engine import Engine
+    from engine.model import Model, load_model
+    from engine.packing import pack
+    from engine.tokenizer import Encoded, Tokenizer
 
 __all__ = [
     "Encoded",
@@ -26,3 +34,18 @@ __all__ = [
     "load_model",
     "pack",
 ]
+
+_MODULES = {
+    "engine.encoders": ("Encoder", "PackedBatch", "Task", "load_encoder"),
+    "engine.engine": ("Engine",),
+    "engine.model": ("Model", "load_model"),
+    "engine.packing": ("pack",),
+    "engine.tokenizer": ("Encoded", "Tokenizer"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from server.config import ServeConfig
     from server.engine_client import EngineClient
-    from server.metrics import Scrapes
+    from server.scrapes import Scrapes
     from server.service import Service
 
 __all__ = ["main"]

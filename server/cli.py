@@ -25,9 +25,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "serve":
+            config = _serve_config(arguments, os.environ)  # first: what was typed wrong is said at once
             from server.serve_command import serve
 
-            status = serve(_serve_config(arguments, os.environ))
+            status = serve(config)
         elif arguments.command == "embed":
             from server.embed_command import embed
 

@@ -8,15 +8,11 @@ and histograms, so nothing is lost from the totals and files do not pile up. Its
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
@@ -27,7 +23,6 @@ __all__ = [
     "ApiMetrics",
     "EngineMetrics",
     "GpuMetrics",
-    "Scrapes",
     "SupervisorMetrics",
     "exposition",
     "forget_process",
@@ -63,36 +58,6 @@ def exposition() -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-class Scrapes:
-    """Makes the answers to scrapes of one API process, beside its event loop.
-
-    Reading every process's file takes tens of milliseconds, so one thread does it, once for all who ask meanwhile.
-    """
-
-    def __init__(self, write: Callable[[], None]) -> None:
-        """`write` makes what this process measured visible; it runs on the event loop."""
-        self._write = write
-        self._thread = ThreadPoolExecutor(1, "scrape")
-        self._lock = asyncio.Lock()
-        self._next: asyncio.Task[tuple[bytes, str]] | None = None
-
-    async def answer(self) -> tuple[bytes, str]:
-        """What all processes have measured until now, as (text, content type)."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._collect())
-        return await asyncio.shield(self._next)  # others may wait for it after this client has left
-
-    async def _collect(self) -> tuple[bytes, str]:
-        async with self._lock:
-            self._next = None  # who asks from now on is told of what happens from now on
-            self._write()
-            return await asyncio.get_running_loop().run_in_executor(self._thread, exposition)
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
 def forget_process(process: str) -> None:
     """Drop the gauges of a process that is no more."""
     from prometheus_client.multiprocess import mark_process_dead
@@ -118,29 +83,6 @@ def _histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence
     return Histogram(f"embert_{name}", help_, labels, registry=None, buckets=tuple(buckets))
 
 
-class _Distribution:
-    """A histogram whose observations wait in a list until they are written together.
-
-    One observation costs prometheus_client 1.5 µs, and a request makes eight of them: a tenth of its whole cost.
-    """
-
-    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
-        self._histogram, self._bounds = histogram, np.array(bounds)
-        self._values: list[float] = []
-        self.observe = self._values.append
-        self.observe_many = self._values.extend
-
-    def write(self) -> None:
-        """Do for many values what `Histogram.observe` does for one: add to a bucket and to the sum."""
-        if not self._values:
-            return
-        counts = np.bincount(np.searchsorted(self._bounds, self._values), minlength=len(self._bounds) + 1)
-        for bucket in counts.nonzero()[0].tolist():
-            self._histogram._buckets[bucket].inc(int(counts[bucket]))
-        self._histogram._sum.inc(float(np.sum(self._values)))
-        self._values.clear()
-
-
 class ApiMetrics:
     """Written by API processes, all on the event loop.
 
@@ -151,20 +93,22 @@ class ApiMetrics:
     WRITE_INTERVAL_S = 0.1
 
     def __init__(self, routes: Sequence[str], latency_buckets: Sequence[float]) -> None:
-        def latency(name: str, help_: str) -> _Distribution:
-            return _Distribution(_histogram(name, help_, latency_buckets), latency_buckets)
+        from server.distributions import Distribution  # numpy, which the supervisor does without
+
+        def latency(name: str, help_: str) -> Distribution:
+            return Distribution(_histogram(name, help_, latency_buckets), latency_buckets)
 
         duration_help = "From a request's head to its answer's end."
         duration = _histogram("request_duration_seconds", duration_help, latency_buckets, ["route"])
-        self.request_duration = {route: _Distribution(duration.labels(route), latency_buckets) for route in routes}
+        self.request_duration = {route: Distribution(duration.labels(route), latency_buckets) for route in routes}
         tokenize_help = "Tokenising one request, the wait for a thread included."
         self.tokenize_duration = latency("tokenize_duration_seconds", tokenize_help)
         encode_help = "From the vectors to the answer's body."
         self.response_encode_duration = latency("response_encode_duration_seconds", encode_help)
-        self.request_texts = _Distribution(
+        self.request_texts = Distribution(
             _histogram("request_texts", "Texts of one request.", _TEXT_BUCKETS), _TEXT_BUCKETS
         )
-        self.text_tokens = _Distribution(
+        self.text_tokens = Distribution(
             _histogram("text_tokens", "Tokens of one text.", _TOKEN_BUCKETS), _TOKEN_BUCKETS
         )
         self._distributions = [

@@ -20,8 +20,9 @@ from server.control import EngineInfo
 from server.engine_client import Answer, EngineClient, Receive
 from server.errors import EmptyInput, Invalid, ModelUnknown, Overloaded, PayloadTooLarge
 from server.large_bodies import LongSteps
-from server.metrics import ApiMetrics, Scrapes
+from server.metrics import ApiMetrics
 from server.schemas import TextOrIds, describe_name
+from server.scrapes import Scrapes
 from server.slow_clients import BodyReader
 from server.terms import Terms
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -19,12 +20,14 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-__all__ = ["EMBERT", "ROOT", "STAND_IN", "Live", "environment", "live", "run_cli", "until"]
+__all__ = ["EMBERT", "ROOT", "STAND_IN", "TRUST", "Live", "environment", "live", "run_cli", "until"]
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")
 EMBERT = (sys.executable, "-P", "-m", "server.cli")  # as the installed command: the working folder is not importable
 START_TIMEOUT_S = 120.0
+# httpx reads every certificate of the machine for each client, 20 ms, unless it is handed a context.
+TRUST = ssl.create_default_context()
 
 T = TypeVar("T")
 
@@ -40,13 +43,15 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def until(condition: Callable[[], T], timeout_s: float = 60.0, *, what: str = "the condition") -> T:
     """The first true answer of `condition`, asked again and again. AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
+    pause_s = 0.01
     while True:
         answer = condition()
         if answer:
             return answer
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.3 * pause_s, 0.1)  # asking takes time from those who are to answer
 
 
 @dataclass
@@ -101,7 +106,7 @@ class Live:
 
     def client(self, **options: Any) -> httpx.Client:
         """A client of this server; close it, or use it as a context manager."""
-        return httpx.Client(base_url=self.url, **{"timeout": 60.0, **options})
+        return httpx.Client(base_url=self.url, **{"timeout": 60.0, "verify": TRUST, **options})
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """One request over a connection of its own."""

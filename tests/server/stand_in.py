@@ -6,7 +6,7 @@ a batch is an order (token ids are sent as they are, so tests write them), and t
     STAND_IN_LOAD_S        seconds that loading takes
     STAND_IN_LOAD          error | missing (a file) | memory | exit | hang: how loading fails
     STAND_IN_EXIT_FILE     while this file exists, loading ends the process
-    STAND_IN_DEVICE        the device it says it runs on; default: cpu
+    STAND_IN_DEVICE        the device it says it runs on; default: cpu. `cuda` is cuda:N where it is told to run on x:N
     STAND_IN_S             seconds that every forward takes after loading
     STAND_IN_TOKENS_PER_S  tokens a second, while loading too
     STAND_IN_ORDERS        no: ids are nothing but ids, for requests that nobody has written
@@ -66,6 +66,8 @@ class StandIn:
         if Path(os.environ.get("STAND_IN_EXIT_FILE", "/nonexistent")).exists():
             os._exit(3)
         self.device = os.environ.get("STAND_IN_DEVICE", "cpu")
+        if self.device == "cuda":
+            self.device += ":" + device.partition(":")[2]
         self.width = model.width
         self.hidden_size = model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or 16384

@@ -26,7 +26,7 @@ from server import http_protocol
 from server.connections import ConnectionLimit, Connections
 from server.errors import ServerError, error_body
 from server.http_protocol import bounded_protocol
-from tests.server.live import STAND_IN, live, until
+from tests.server.live import STAND_IN, TRUST, live, until
 from tests.server.stand_in import SLEEP
 
 LIMIT = 4096
@@ -701,7 +701,7 @@ def test_too_many_connections_are_refused_but_for_probes() -> None:
         assert first.post("/embed", json={"inputs": "a"}).status_code == 200
         busy = pool.submit(first.post, "/embed", json={"inputs": [[101, SLEEP + 40, 102]]})
         admitted = "embert_admitted_tokens 3.0"
-        until(lambda: admitted in httpx.get(f"{server.metrics_url}/metrics").text, what="the request")
+        until(lambda: admitted in httpx.get(f"{server.metrics_url}/metrics", verify=TRUST).text, what="the request")
         refused = server.post("/v1/embeddings", {"input": "a"})
         assert (refused.status_code, refused.headers["retry-after"], refused.headers["connection"]) == (
             503,

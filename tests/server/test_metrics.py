@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server import metrics
 from server.app import METRIC_ROUTES
 from server.config import LATENCY_BUCKETS_S
-from server.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics, Scrapes
+from server.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
+from server.scrapes import Scrapes
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -261,7 +261,7 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
         assert made == [1, 3]
         scrapes.close()
 
-    monkeypatch.setattr(metrics, "exposition", slow_exposition)
+    monkeypatch.setattr("server.scrapes.exposition", slow_exposition)
     asyncio.run(asyncio.wait_for(run(), 60))
 
 

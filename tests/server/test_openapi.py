@@ -36,7 +36,7 @@ def test_schemathesis(small: Live, tmp_path: Path) -> None:
     ended = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{small.url}/openapi.json", "--checks", "all",
-            "--phases", "examples,coverage,fuzzing", "--max-examples", "60", "--generation-deterministic",
+            "--phases", "examples,coverage,fuzzing", "--max-examples", "30", "--generation-deterministic",
             "--suppress-health-check", "all", "--warnings", "off", "--exclude-checks", "positive_data_acceptance",
             "--request-timeout", "30", "--continue-on-failure", "--no-color",
         ],

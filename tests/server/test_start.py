@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from engine import load_encoder, load_model
+from engine.errors import BrokenModel
 from tests.server.live import EMBERT, ROOT, STAND_IN, environment, live, run_cli
 from tests.server.models import copy_model, edit_json
 
@@ -69,9 +71,11 @@ def test_a_pickled_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_safetensors_file(tmp_path: Path, name: str, content: bytes) -> None:
+    """What makes one sentence of it in a server is the same for all; see the truncated file."""
     copy_model(tmp_path, without=("model.safetensors",))
     (tmp_path / "model.safetensors").write_bytes(content)
-    assert "model.safetensors" in refused(str(tmp_path))
+    with pytest.raises(BrokenModel, match=r"model\.safetensors"):
+        load_encoder(load_model(str(tmp_path)), device="cpu")
 
 
 def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
@@ -245,3 +249,10 @@ def test_children_refuse_to_be_started_by_hand() -> None:
             )
         assert ended.returncode == 1
         assert ended.stderr == f"{module} is started by `embert serve`\n"
+
+
+def test_the_supervisor_has_little_to_import() -> None:
+    """It is what says that a start cannot succeed, and it stays: neither should take what only its children need."""
+    code = "import sys, server.serve_command; print([m for m in ('numpy', 'asyncio') if m in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
