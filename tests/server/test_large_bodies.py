@@ -147,7 +147,7 @@ def test_bodies_that_wait_for_their_steps_have_a_limit() -> None:
         first = asyncio.create_task(long_steps.take(90, [lambda: None], lambda: None))
         await asyncio.sleep(0)
         with pytest.raises(
-            Overloaded, match=r"90 bytes of bodies wait to be parsed and this one has 20; the limit is 100"
+            Overloaded, match=r"bodies of 90 bytes wait to be parsed and this one has 20; the limit is 100"
         ):
             await long_steps.take(20, [], lambda: None)
         await first
