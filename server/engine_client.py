@@ -128,11 +128,23 @@ class EngineClient:
         """Whether any engine can work."""
         return any(engine.ready for engine in self._engines.values())
 
+    @property
+    def connected(self) -> bool:
+        """Whether a request would be with an engine at once. A lost one is noticed here before the supervisor tells."""
+        return any(engine.ready and engine.status is not None for engine in self._engines.values())
+
     def unready_reason(self) -> str:
         """Why requests cannot be taken, as a sentence for clients."""
         if self.draining:
             return "the server is shutting down"
-        details = [f"{state.state}: {state.detail}" if state.detail else state.state for state in self.engines]
+        details = [
+            "connecting"
+            if state.state == "ready"
+            else f"{state.state}: {state.detail}"
+            if state.detail
+            else state.state
+            for state in self.engines
+        ]
         return f"the engine is not ready ({'; '.join(details) or 'starting'})"
 
     def health(self) -> tuple[bool, float | None]:

@@ -114,7 +114,7 @@ def operations(service: Service) -> APIRouter:
     async def readyz() -> Response:
         if client.draining:
             return JSONResponse(Readiness(status="draining", detail=client.unready_reason()).model_dump(), 503)
-        if not client.ready:
+        if not client.connected:
             return JSONResponse(Readiness(status="loading", detail=client.unready_reason()).model_dump(), 503)
         return JSONResponse(Readiness(status="ready").model_dump())
 

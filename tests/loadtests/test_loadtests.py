@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,16 @@ def run(scenario: str, host: str, report: Path, *options: str) -> subprocess.Com
     )
 
 
+@pytest.fixture(scope="module")
+def fast() -> Iterator[Live]:
+    """However busy the machine is, its encoder keeps up, and no queue is too long."""
+    with live(*STAND_IN) as server:
+        yield server
+
+
 @pytest.mark.parametrize("scenario", ["queries", "soak"])
-def test_a_scenario_and_its_report(server: Live, tmp_path: Path, scenario: str) -> None:
-    done = run(scenario, server.url, tmp_path, "--rate", "20", "--p99-ms", "20000")
+def test_a_scenario_and_its_report(fast: Live, tmp_path: Path, scenario: str) -> None:
+    done = run(scenario, fast.url, tmp_path, "--rate", "20", "--p99-ms", "20000")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all thresholds were kept" in done.stdout
     with (tmp_path / "report_server.csv").open() as file:
@@ -60,8 +68,8 @@ print(time.monotonic() - began)
     assert float(lasted.stdout) > 0.39
 
 
-def test_a_threshold_that_is_broken_sets_the_exit_status(server: Live, tmp_path: Path) -> None:
-    done = run("queries", server.url, tmp_path, "--rate", "20", "--p99-ms", "0.001")
+def test_a_threshold_that_is_broken_sets_the_exit_status(fast: Live, tmp_path: Path) -> None:
+    done = run("queries", fast.url, tmp_path, "--rate", "20", "--p99-ms", "0.001")
     assert done.returncode == 1
     assert "THRESHOLD query: p99 is" in done.stdout
     assert "<li>query: p99 is" in (tmp_path / "report.html").read_text()
