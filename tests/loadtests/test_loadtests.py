@@ -5,11 +5,21 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
+
+KEY = ("--key", "right")
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Live]:
+    """A server that wants the key."""
+    with live(*STAND_IN, "--api-key", "right") as running:
+        yield running
 
 
 def run(scenario: str, host: str, report: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -20,8 +30,8 @@ def run(scenario: str, host: str, report: Path, *options: str) -> subprocess.Com
 
 
 @pytest.mark.parametrize("scenario", ["queries", "soak"])
-def test_a_scenario_and_its_report(server: Live, tmp_path: Path, scenario: str) -> None:
-    done = run(scenario, server.url, tmp_path, "--rate", "20", "--p99-ms", "20000")
+def test_a_scenario_and_its_report(guarded: Live, tmp_path: Path, scenario: str) -> None:
+    done = run(scenario, guarded.url, tmp_path, "--rate", "20", "--p99-ms", "20000", *KEY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all thresholds were kept" in done.stdout
     with (tmp_path / "report_server.csv").open() as file:
@@ -60,19 +70,17 @@ print(time.monotonic() - began)
     assert float(lasted.stdout) > 0.39
 
 
-def test_a_threshold_that_is_broken_sets_the_exit_status(server: Live, tmp_path: Path) -> None:
-    done = run("queries", server.url, tmp_path, "--rate", "20", "--p99-ms", "0.001")
+def test_a_threshold_that_is_broken_sets_the_exit_status(guarded: Live, tmp_path: Path) -> None:
+    done = run("queries", guarded.url, tmp_path, "--rate", "20", "--p99-ms", "0.001", *KEY)
     assert done.returncode == 1
     assert "THRESHOLD query: p99 is" in done.stdout
     assert "<li>query: p99 is" in (tmp_path / "report.html").read_text()
 
 
-def test_failures_set_the_exit_status(tmp_path: Path) -> None:
-    with live(*STAND_IN, "--api-key", "right") as server:
-        wrong = run("queries", server.url, tmp_path, "--rate", "20", "--key", "wrong")
-        assert wrong.returncode == 1
-        assert "THRESHOLD query: 100.00% failed, over 0.00%" in wrong.stdout
-        assert run("queries", server.url, tmp_path, "--rate", "20", "--key", "right").returncode == 0
+def test_failures_set_the_exit_status(guarded: Live, tmp_path: Path) -> None:
+    wrong = run("queries", guarded.url, tmp_path, "--rate", "20", "--key", "wrong")
+    assert wrong.returncode == 1
+    assert "THRESHOLD query: 100.00% failed, over 0.00%" in wrong.stdout
 
 
 def test_refusals_are_told_apart_and_a_spike_passes(tmp_path: Path) -> None:
