@@ -10,10 +10,10 @@ import pytest
 from benchmarks import bare_encoder, random_model
 from benchmarks.http_client import Answers, Plan, post
 from benchmarks.rounds import NO_LIMIT, Round, _figures
-from engine import load_model
+from engine import load_encoder, load_model, pack
 
 
-def test_a_random_model_and_the_encoder_by_itself(tmp_path: Path) -> None:
+def test_a_random_model(tmp_path: Path) -> None:
     folder = random_model.make(tmp_path, load_model().transformer_folder, layers=1)
     model = load_model(str(folder))
     assert (model.config.hidden_size, model.config.layers, model.pooling, model.max_input_length) == (
@@ -22,7 +22,13 @@ def test_a_random_model_and_the_encoder_by_itself(tmp_path: Path) -> None:
         "mean",
         512,
     )
-    bare = bare_encoder.measure(folder, "cpu", {"some": ["a text of words"] * 40}, ["one"], seconds=0.05)
+    encoder = load_encoder(model, device="cpu", max_batch_tokens=64)
+    assert np.isfinite(encoder.encode(pack([np.array([101, 2000, 102], np.int32)]))).all()
+    encoder.close()
+
+
+def test_the_encoder_by_itself() -> None:
+    bare = bare_encoder.measure(load_model().folder, "cpu", {"some": ["a text of words"] * 40}, ["one"], seconds=0.05)
     assert bare.texts_per_s["some"] > 0
     assert bare.tokens_per_s["some"] == pytest.approx(6 * bare.texts_per_s["some"])
     assert bare.one_text_ms > 0

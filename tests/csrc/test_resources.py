@@ -7,9 +7,13 @@ longer; a product too many in flight for the registers makes the compiler wait f
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +68,14 @@ def compiled() -> dict[str, Compiled]:
         "-o",
         "/dev/null",
     ]
+    kept = place_of_words(nvcc, options)
+    if not kept.is_file():
+        keep(kept, words(nvcc, options))
+    return {Path(source).stem: parsed(said) for source, said in json.loads(kept.read_text()).items()}
+
+
+def words(nvcc: str, options: Sequence[str]) -> dict[str, str]:
+    """What ptxas says of each source."""
     running = {
         source: subprocess.Popen(
             [nvcc, *options, "-cubin", CSRC / source], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -73,7 +85,26 @@ def compiled() -> dict[str, Compiled]:
     told = {source: process.communicate()[1] for source, process in running.items()}
     for source, process in running.items():
         assert process.returncode == 0, told[source]
-    return {Path(source).stem: parsed(said) for source, said in told.items()}
+    return told
+
+
+def place_of_words(nvcc: str, options: Sequence[str]) -> Path:
+    """Where they are kept from run to run, for these sources and this compiler: they cost a minute of a core."""
+    version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
+    key = hashlib.sha256(repr((version, options, SOURCES)).encode())
+    for path in sorted(path for path in CSRC.rglob("*") if path.is_file()):
+        key.update(bytes(path.relative_to(CSRC)) + hashlib.sha256(path.read_bytes()).digest())
+    return CSRC.parent / "build" / f"ptxas-{key.hexdigest()[:16]}.json"
+
+
+def keep(place: Path, told: dict[str, str]) -> None:
+    """Whole or not at all, instead of what older sources left."""
+    place.parent.mkdir(exist_ok=True)
+    for old in place.parent.glob("ptxas-*.json"):
+        old.unlink(missing_ok=True)
+    written = place.with_suffix(f".{os.getpid()}")
+    written.write_text(json.dumps(told))
+    written.rename(place)
 
 
 def parsed(said: str) -> Compiled:
