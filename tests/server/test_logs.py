@@ -102,7 +102,7 @@ def test_a_log_that_nobody_reads_holds_up_nobody_and_comes_when_somebody_does(ki
         os.close(theirs)
         assert process.stdout is not None
         assert process.stdout.readline() == b"done\n"  # though not a line has been read
-        found = [json.loads(line)["message"] for line in _read(ours, until=b"line %d of" % (count - 1))]
+        found = _read(ours, count)
         process.communicate()
     os.close(ours)
     lost = [int(message.split()[0]) for message in found if "are lost" in message]
@@ -112,11 +112,14 @@ def test_a_log_that_nobody_reads_holds_up_nobody_and_comes_when_somebody_does(ki
     assert bool(lost) is (count > 3000)
 
 
-def _read(fd: int, until: bytes) -> list[bytes]:
-    """Whole lines, until one that holds this or that tells of lines lost."""
+def _read(fd: int, count: int) -> list[str]:
+    """Messages, until there are `count` lines of them, those told as lost included."""
     read = b""
-    while not (read.endswith(b"\n") and (until in read[-1000:] or b"are lost" in read[-1000:])):
-        piece = os.read(fd, 1 << 16)
+    while True:
+        messages = [json.loads(line)["message"] for line in read[: read.rfind(b"\n") + 1].splitlines()]
+        lost = sum(int(message.split()[0]) - 1 for message in messages if "are lost" in message)
+        if len(messages) + lost >= count:
+            return messages
+        piece = os.read(fd, 1 << 20)
         assert piece, "the process has ended"
         read += piece
-    return read.splitlines()
