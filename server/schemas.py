@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
+import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from server.errors import BadRequest, Invalid
-from server.large_bodies import SplitIds
+from server.large_bodies import LARGE, SplitIds
 
 __all__ = [
     "DecodeRequest",
@@ -136,6 +137,12 @@ def parse(schema: type[RequestT], body: bytes, split: SplitIds | None = None) ->
             for field in ("input", "inputs", "ids"):
                 if getattr(request, field, None) == [stand_in]:
                     return request.model_copy(update={field: ids})
+    if len(body) > LARGE:
+        # orjson reads a large body in half of pydantic's time. It takes less: pydantic says what is wrong with the rest.
+        try:
+            return schema.model_validate(orjson.loads(body))
+        except (orjson.JSONDecodeError, ValidationError):
+            pass
     try:
         return schema.model_validate_json(body)
     except ValidationError as error:

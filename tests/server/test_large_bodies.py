@@ -73,13 +73,29 @@ def test_ids_read_beside_the_fields_are_what_fields_would_hold(
 ) -> None:
     document = {**others, "inputs": inputs} if last else {"inputs": inputs, **others}
     body = json.dumps(document, separators=(f",{spaces}", f"{spaces}:{spaces}")).encode()
+    assert len(set(readings(body))) == 1
+
+
+def readings(body: bytes) -> list[str]:
+    """What `parse` makes of a body as a whole, with its ids beside it, and as it reads large ones."""
     found = []
-    for split in (None, split_ids(body)):
-        try:
-            found.append(repr(parse(EmbedRequest, body, split)))
-        except (BadRequest, Invalid) as error:
-            found.append(error.message)
-    assert found[0] == found[1]
+    for split, large in ((None, 1 << 30), (split_ids(body), 1 << 30), (None, 0)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("server.schemas.LARGE", large)
+            try:
+                found.append(repr(parse(EmbedRequest, body, split)))
+            except (BadRequest, Invalid) as error:
+                found.append(error.message)
+    return found
+
+
+@pytest.mark.parametrize("schema", [EmbedRequest, EmbeddingsRequest])
+def test_a_large_body_is_read_by_orjson(schema: type[EmbedRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "model_validate_json", None)
+    body = b'{"input": ["%b"], "inputs": ["%b"], "truncate": true}' % ((b"\\u00e9" * 20_000,) * 2)
+    request = parse(schema, body)
+    assert getattr(request, "inputs" if schema is EmbedRequest else "input") == ["é" * 20_000]
+    assert request.truncate
 
 
 @pytest.mark.parametrize(
@@ -103,13 +119,7 @@ def test_ids_of_every_route(schema: type[schemas.EmbedRequest], field: str, give
     ],
 )  # fmt: skip
 def test_bodies_that_are_not_quite_right(body: bytes) -> None:
-    found = []
-    for split in (None, split_ids(body)):
-        try:
-            found.append(repr(parse(EmbedRequest, body, split)))
-        except (BadRequest, Invalid) as error:
-            found.append(error.message)
-    assert found[0] == found[1]
+    assert len(set(readings(body))) == 1
 
 
 def test_others_have_the_loop_between_the_steps_of_large_bodies() -> None:
