@@ -138,7 +138,7 @@ def parse(schema: type[RequestT], body: bytes, split: SplitIds | None = None) ->
                 if getattr(request, field, None) == [stand_in]:
                     return request.model_copy(update={field: ids})
     if len(body) > LARGE:
-        # orjson reads a large body in half of pydantic's time. It takes less: pydantic says what is wrong with the rest.
+        # orjson takes half of pydantic's time. It accepts less, and pydantic then says what is wrong.
         try:
             return schema.model_validate(orjson.loads(body))
         except (orjson.JSONDecodeError, ValidationError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable
+from random import Random
 from typing import Any
 
 import pytest
@@ -227,6 +228,48 @@ def test_many_small_requests_do_not_starve_a_large_one() -> None:
         assert scheduler.next_batch() is not None
         batches += 1
         assert batches <= 10 * 10
+
+
+@pytest.mark.parametrize("clients", [40, 128, 200])
+def test_requests_of_clients_that_come_again_and_again_take_about_equally_long(clients: int) -> None:
+    """Equal shares mean a time in proportion to the size, for those that came first as for those that came last."""
+    rng = Random(7)
+    scheduler = Scheduler(2048)
+    came: dict[int, int] = {}  # request → the batch before it
+    took: list[int] = []
+
+    def come(batch: int) -> None:
+        key = len(came)
+        came[key] = batch
+        scheduler.add(Request(key, [rng.randint(16, 130) for _ in range(8)]))
+
+    for _ in range(clients):
+        come(0)
+    for number in range(1, 2000):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        assert batch.tokens > 2048 - 130
+        for piece in batch.slices:
+            if piece.stop == 8:
+                took.append(number - came[piece.request.key])
+                come(number)
+    settled = sorted(took[2 * clients :])
+    mean = sum(settled) / len(settled)
+    assert settled[int(0.99 * len(settled))] < 1.7 * mean
+    assert settled[-1] < 2.2 * mean
+
+
+def test_one_text_beside_a_hundred_requests_waits_for_its_share() -> None:
+    """One that has just come is not behind anybody; but those that are behind their shares go first."""
+    rng = Random(7)
+    scheduler = Scheduler(2048)
+    for key in range(100):
+        scheduler.add(Request(key, [rng.randint(16, 130) for _ in range(400)]))
+    for number in range(200):
+        scheduler.next_batch()
+        scheduler.add(Request(f"single {number}", [64]))
+    waiting = [key for key in scheduler.waiting() if isinstance(key, str)]
+    assert len(waiting) <= 3, waiting  # a share of 2048 / 103 tokens a batch is a text in three batches
 
 
 def test_bulk_runs_in_what_others_leave() -> None:
