@@ -235,7 +235,7 @@ def test_requests_of_clients_that_come_again_and_again_take_about_equally_long(c
     """Equal shares mean a time in proportion to the size, for those that came first as for those that came last."""
     rng = Random(7)
     scheduler = Scheduler(2048)
-    came: dict[int, int] = {}  # request → the batch before it
+    came: dict[Hashable, int] = {}  # request → the batch before it
     took: list[int] = []
 
     def come(batch: int) -> None:
