@@ -32,6 +32,7 @@ COPY pyproject.toml constraints.txt ./
 FROM packages AS installed-cpu
 RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/environment cpu
 COPY CMakeLists.txt README.md LICENSE ./
+COPY embert embert
 COPY engine engine
 COPY server server
 RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/wheel OFF
@@ -46,6 +47,7 @@ RUN --mount=type=bind,source=docker/image,target=/image /image/tools compiler
 WORKDIR /source
 COPY pyproject.toml constraints.txt CMakeLists.txt README.md LICENSE ./
 COPY csrc csrc
+COPY embert embert
 COPY engine engine
 COPY server server
 # A CMake list such as 90a-real; empty means every architecture we tune for.
@@ -64,6 +66,7 @@ RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,targe
 # -- what puts load on it: compose.yaml's profile `load` -----------------------------------------------------------------
 FROM packages AS load
 RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/environment load
+COPY embert embert
 COPY engine engine
 COPY server server
 COPY benchmarks benchmarks

@@ -25,7 +25,7 @@ from benchmarks.http_load import Load
 from benchmarks.parts import parts_ms
 from benchmarks.serving import Serving, embert
 from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
-from engine import Engine, load_model, pack
+from embert.engine import Engine, load_model, pack
 
 STAND_IN = ("--encoder", "benchmarks.stand_in:StandInEncoder", "--workers", "1")
 STARTS = 3

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine import PackedBatch, load_encoder, load_model, pack
-from engine.tokenizer import Tokenizer
+from embert.engine import PackedBatch, load_encoder, load_model, pack
+from embert.engine.tokenizer import Tokenizer
 
 __all__ = ["Bare", "measure"]
 

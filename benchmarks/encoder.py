@@ -51,7 +51,7 @@ class Row:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     options = _parser().parse_args(argv)
-    import engine
+    from embert import engine
 
     model = engine.load_model(options.model)
     tokenizer = engine.Tokenizer(model)

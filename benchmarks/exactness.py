@@ -24,12 +24,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-import engine
 from benchmarks import record
 from benchmarks.gpu import SHAPES
 from benchmarks.texts import PASSAGE_TOKENS, texts
-from engine.encoders.base import PackedBatch
-from engine.encoders.cuda import CudaEncoder
+from embert import engine
+from embert.engine.encoders.base import PackedBatch
+from embert.engine.encoders.cuda import CudaEncoder
 
 MAX_TOKENS = 16384
 Vectors = npt.NDArray[np.float64]

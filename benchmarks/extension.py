@@ -9,10 +9,10 @@ __all__ = ["use_build"]
 
 
 def use_build(path: str) -> None:
-    """Let engine._cuda be the extension in this file, for all that this process does from now on."""
-    spec = importlib.util.spec_from_file_location("engine._cuda", path)
+    """Let embert.engine._cuda be the extension in this file, for all that this process does from now on."""
+    spec = importlib.util.spec_from_file_location("embert.engine._cuda", path)
     if spec is None or spec.loader is None:
         raise SystemExit(f"{path} is no extension module: its name must end in .so")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sys.modules["engine._cuda"] = module
+    sys.modules["embert.engine._cuda"] = module

@@ -33,12 +33,12 @@ import numpy.typing as npt
 import torch
 import transformers
 
-import engine
 from benchmarks import record
 from benchmarks.extension import use_build
 from benchmarks.rivals.packed_torch import PackedBert
-from engine.encoders.base import PackedBatch
-from engine.encoders.cuda import CudaEncoder
+from embert import engine
+from embert.engine.encoders.base import PackedBatch
+from embert.engine.encoders.cuda import CudaEncoder
 
 SHAPES: dict[str, dict[str, Any]] = {
     "base": {},

@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import record
-from engine import Model, PackedBatch, Task
-from server.board import open_board
-from server.channel import Channel
-from server.config import ServeConfig
-from server.control import StartEngine
-from server.engine_loop import EngineLoop
-from server.messages import EMBED, EncodeRequest, Submit, decode_results, encode
+from embert.engine import Model, PackedBatch, Task
+from embert.server.config import ServeConfig
+from embert.server.ipc.control import StartEngine
+from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import EMBED, EncodeRequest, Submit, decode_results, encode
+from embert.server.ipc.shared_counters import open_board
+from embert.server.worker.loop import EngineLoop
 
 REST_S, TOKENS_PER_S = 0.12e-3, 2.9e6  # of a batch; of BERT-base on one H100
 LAUNCH_S = 0.15e-3
@@ -41,7 +41,7 @@ MAX_BATCH_TOKENS = 16384
 
 
 class Clock:
-    """An encoder whose batches only take their time. See `engine.encoders.base.Encoder`."""
+    """An encoder whose batches only take their time. See `embert.engine.encoders.base.Encoder`."""
 
     name, device, device_name, dtype, choice = "clock", "cuda:0", "none", "float16", ""
     width = hidden_size = 8

@@ -47,7 +47,7 @@ class Kernel:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     options = _parser().parse_args(argv)
-    cuda = importlib.import_module("engine._cuda")
+    cuda = importlib.import_module("embert.engine._cuda")
     gpu, capability, _ = cuda.device_info(0)
     timing = Timing(options.rest, options.rounds, options.sustained)
     hidden, inner = options.hidden, options.inner

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.device_timer import LAUNCHES, Recorded, Timing, take_turns
 from benchmarks.rivals import cutlass
-from engine.encoders.cuda import _cublaslt_library
+from embert.engine.encoders.cuda import _cublaslt_library
 
 __all__ = ["BERT", "Measured", "Shape", "cutlass_kernels", "geometric_mean", "measure"]
 
@@ -235,7 +235,7 @@ def _cutlass(kernel: cutlass.Kernel, swizzle: int, operands: _Operands) -> Made:
 
 
 def _bench() -> Any:
-    return importlib.import_module("engine._cuda").testing.Bench()
+    return importlib.import_module("embert.engine._cuda").testing.Bench()
 
 
 def _random(*shape: int) -> torch.Tensor:

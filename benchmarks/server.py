@@ -27,7 +27,7 @@ from benchmarks.http_load import Load
 from benchmarks.rounds import Round, median, run_round
 from benchmarks.serving import Serving, embert, plain_fastapi
 from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
-from engine.hub import locate
+from embert.engine.hub import locate
 
 PASSAGES_A_REQUEST = 32
 LONGEST_WAIT_S = 10.0  # a closed loop whose requests would wait longer tells nothing that a shorter one does not

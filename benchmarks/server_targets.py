@@ -29,7 +29,7 @@ from benchmarks.rounds import Round, median, run_round
 from benchmarks.scrape import Samples, scrape
 from benchmarks.serving import Missing, Serving, embert, infinity, plain_fastapi
 from benchmarks.texts import PASSAGE_TOKENS, Lengths, Text, texts
-from engine import load_model
+from embert.engine import load_model
 
 # Bucket bounds of the server's histograms, 8 % apart: quantiles of batch times are read from them.
 BUCKETS = ",".join(f"{0.0001 * 1.08**step:.6f}" for step in range(120))

@@ -24,7 +24,7 @@ __all__ = ["Missing", "Serving", "embert", "infinity", "plain_fastapi"]
 
 ROOT = Path(__file__).parent.parent
 READY_WITHIN_S = 180.0
-KINDS = {"server.api_process": "api", "server.engine_process": "engine"}
+KINDS = {"embert.server.api.process": "api", "embert.server.worker.process": "engine"}
 
 
 class Missing(Exception):
@@ -73,7 +73,7 @@ class Serving:
 @contextmanager
 def embert(*options: str, model: str | None = None) -> Iterator[Serving]:
     """Start `embert serve` with `options`; without a model, the default one."""
-    command = [sys.executable, "-m", "server.cli", "serve", *([model] if model else []), *options]
+    command = [sys.executable, "-m", "embert.server.commands.cli", "serve", *([model] if model else []), *options]
     with _serving("embert", "supervisor", [*command, "--port", "{port}"], "/readyz", {}) as serving:
         yield serving
 

@@ -18,7 +18,7 @@ from benchmarks.checking_client import Client, right
 from benchmarks.promise import Line
 from benchmarks.serving import Serving, embert
 from benchmarks.texts import QUERY_TOKENS, texts
-from engine import load_model
+from embert.engine import load_model
 
 __all__ = ["kills", "mixed"]
 
@@ -84,7 +84,7 @@ async def _run_kills(serving: Serving, seconds: float) -> list[Line]:
     kills: list[float] = []
     began = time.monotonic()
     while time.monotonic() - began < seconds:
-        for process in _children(serving, "server.engine_process"):
+        for process in _children(serving, "embert.server.worker.process"):
             process.send_signal(signal.SIGKILL)
             kills.append(time.monotonic())
         await asyncio.sleep(began + KILL_EVERY_S * len(kills) - time.monotonic())
@@ -132,7 +132,7 @@ async def _run_mixed(serving: Serving, seconds: float) -> list[Line]:
     jobs.append(asyncio.create_task(_leave(crowd)))
     jobs.append(asyncio.create_task(_send_nonsense(crowd)))
     processes = {"supervisor": psutil.Process(serving.process.pid)}
-    for module in ("server.api_process", "server.engine_process"):
+    for module in ("embert.server.api.process", "embert.server.worker.process"):
         for number, process in enumerate(_children(serving, module)):
             processes[f"{module.split('.')[1]} {number}"] = process
     samples: dict[str, list[tuple[float, int, int]]] = {name: [] for name in processes}

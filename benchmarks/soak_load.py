@@ -17,7 +17,7 @@ from benchmarks.http_load import Load
 from benchmarks.promise import Line
 from benchmarks.serving import embert
 from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
-from engine import load_model
+from embert.engine import load_model
 
 __all__ = ["idle", "overload"]
 

@@ -7,14 +7,14 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from engine.encoders.base import PackedBatch, Task
-from engine.model import Model
+from embert.engine.encoders.base import PackedBatch, Task
+from embert.engine.model import Model
 
 __all__ = ["PacedEncoder", "StandInEncoder"]
 
 
 class StandInEncoder:
-    """Answers with the first rows of one table of random unit vectors, at once. See `engine.encoders.base.Encoder`."""
+    """Answers with the first rows of one table of random unit vectors, at once. An `Encoder`."""
 
     name = "stand-in"
     device = "cpu"

@@ -1,4 +1,4 @@
-// engine._cuda: the encoder for Python. numpy in, numpy out; the GIL is free while the device or a copy works.
+// embert.engine._cuda: the encoder for Python. numpy in, numpy out; the GIL is free while the device or a copy works.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -139,7 +139,7 @@ Vectors wait(Encoder& encoder, int64_t ticket) {
 
 NB_MODULE(_cuda, m) {
   using namespace embert;
-  m.doc() = "The CUDA encoder. Used through engine.encoders.cuda.";
+  m.doc() = "The CUDA encoder. Used through embert.engine.encoders.cuda.";
   nb::exception<Refused>(m, "Refused", PyExc_RuntimeError);
   nb::exception<Lost>(m, "Lost", PyExc_RuntimeError);
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from engine import errors
+from embert.engine import errors
 
 if TYPE_CHECKING:
-    from engine.encoders import Encoder, PackedBatch, Task, load_encoder
-    from engine.engine import Engine
-    from engine.model import Model, load_model
-    from engine.packing import pack
-    from engine.tokenizer import Encoded, Tokenizer
+    from embert.engine.encoders import Encoder, PackedBatch, Task, load_encoder
+    from embert.engine.engine import Engine
+    from embert.engine.model import Model, load_model
+    from embert.engine.packing import pack
+    from embert.engine.tokenizer import Encoded, Tokenizer
 
 __all__ = [
     "Encoded",
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "engine.encoders": ("Encoder", "PackedBatch", "Task", "load_encoder"),
-    "engine.engine": ("Engine",),
-    "engine.model": ("Model", "load_model"),
-    "engine.packing": ("pack",),
-    "engine.tokenizer": ("Encoded", "Tokenizer"),
+    "embert.engine.encoders": ("Encoder", "PackedBatch", "Task", "load_encoder"),
+    "embert.engine.engine": ("Engine",),
+    "embert.engine.model": ("Model", "load_model"),
+    "embert.engine.packing": ("pack",),
+    "embert.engine.tokenizer": ("Encoded", "Tokenizer"),
 }
 
 

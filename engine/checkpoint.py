@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine.config import UNTYPED, EncoderConfig
-from engine.errors import BrokenModel
-from engine.json_files import read_object
-from engine.model import Model
-from engine.safetensors_file import FLOATS, SafetensorsFile, Tensor
+from embert.engine.config import UNTYPED, EncoderConfig
+from embert.engine.errors import BrokenModel
+from embert.engine.json_files import read_object
+from embert.engine.model import Model
+from embert.engine.safetensors_file import FLOATS, SafetensorsFile, Tensor
 
 __all__ = ["PADDING_POSITION", "Checkpoint", "encoder_tensors"]
 

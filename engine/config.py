@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.errors import BrokenModel, UnsupportedModel
-from engine.json_files import read_object
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.json_files import read_object
 
 __all__ = ["EncoderConfig"]
 

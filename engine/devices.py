@@ -9,7 +9,7 @@ import sys
 __all__ = ["devices"]
 
 _ASK = """
-from engine.encoders import cuda
+from embert.engine.encoders import cuda
 print(0 if cuda.unavailable_reason() else cuda._extension().device_count())
 """
 
@@ -33,7 +33,7 @@ def devices(device: str, encoder: str = "auto") -> list[str]:
 
 def _visible_gpus() -> int:
     """Asked in a process of its own: a driver, once loaded, stays in a process until its end."""
-    if importlib.util.find_spec("engine._cuda") is None:
+    if importlib.util.find_spec("embert.engine._cuda") is None:
         return 0
     command = [sys.executable, "-P", "-c", _ASK]  # -P: the working folder is not for code
     try:

@@ -8,12 +8,12 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from engine.encoders import Encoder, load_encoder
-from engine.encoders.base import PackedBatch
-from engine.errors import InputError
-from engine.model import Model, load_model
-from engine.packing import cumulative
-from engine.tokenizer import Encoded, Tokenizer
+from embert.engine.encoders import Encoder, load_encoder
+from embert.engine.encoders.base import PackedBatch
+from embert.engine.errors import InputError
+from embert.engine.model import Model, load_model
+from embert.engine.packing import cumulative
+from embert.engine.tokenizer import Encoded, Tokenizer
 
 __all__ = ["Engine"]
 

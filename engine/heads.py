@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import BrokenModel
-from engine.model import Model
-from engine.safetensors_file import FLOATS, SafetensorsFile
+from embert.engine.errors import BrokenModel
+from embert.engine.model import Model
+from embert.engine.safetensors_file import FLOATS, SafetensorsFile
 
 __all__ = ["DenseLayer", "Heads", "load_dense"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelNotFound
+from embert.engine.errors import ModelNotFound
 
 __all__ = ["DEFAULT_MODEL_ID", "Location", "locate"]
 

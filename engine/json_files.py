@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.errors import BrokenModel
+from embert.engine.errors import BrokenModel
 
 __all__ = ["read_json", "read_object"]
 

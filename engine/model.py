@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import EncoderConfig
-from engine.errors import BrokenModel, UnsupportedModel
-from engine.hub import locate
-from engine.json_files import read_object
-from engine.modules import Dense, Modules, read_modules, read_prompts
+from embert.engine.config import EncoderConfig
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.hub import locate
+from embert.engine.json_files import read_object
+from embert.engine.modules import Dense, Modules, read_modules, read_prompts
 
 __all__ = ["POOLINGS", "Model", "load_model"]
 

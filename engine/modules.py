@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import BrokenModel, UnsupportedModel
-from engine.json_files import read_json, read_object
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.json_files import read_json, read_object
 
 __all__ = ["Dense", "Modules", "read_modules", "read_prompts"]
 

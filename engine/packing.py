@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.encoders.base import PackedBatch
+from embert.engine.encoders.base import PackedBatch
 
 __all__ = ["cumulative", "pack"]
 

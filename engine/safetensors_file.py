@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import BrokenModel
+from embert.engine.errors import BrokenModel
 
 __all__ = ["SafetensorsFile", "Tensor"]
 

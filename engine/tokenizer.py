@@ -17,11 +17,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 
-from engine.cuts import Cuts, Unbroken, cuts_of
-from engine.errors import BrokenModel, InputError, InputTooLarge
-from engine.json_files import read_object
-from engine.model import Model
-from engine.word_cache import WordCache
+from embert.engine.cuts import Cuts, Unbroken, cuts_of
+from embert.engine.errors import BrokenModel, InputError, InputTooLarge
+from embert.engine.json_files import read_object
+from embert.engine.model import Model
+from embert.engine.word_cache import WordCache
 
 __all__ = ["NO_LIMIT", "Direction", "Encoded", "TokenInfo", "Tokenizer", "Turns", "finish"]
 

@@ -16,7 +16,7 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 
 from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
-from engine import load_model
+from embert.engine import load_model
 
 __all__ = ["Client", "OpenLoop", "late_s", "options_of", "passages", "queries"]
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from docs.images.figures import SCHEMES, svg
-from server.config import ServeConfig, environment_name, option_name
+from embert.server.config import ServeConfig, environment_name, option_name
 from tests.docker.dockerfile import stages
 from tests.server.live import ROOT, Live
 
@@ -27,13 +27,6 @@ PAGES = [
 ]
 API = ROOT / "docs" / "api.md"  # its examples are run by test_documentation
 PYTHON = ROOT / "docs" / "python.md"  # its examples build on one another
-# The page writes the names that are installed; where the folders are imported by their own names, they are the same.
-UNTIL_EMBERT_IS_A_PACKAGE = """
-import importlib.util, sys
-if importlib.util.find_spec("embert") is None:
-    import engine, engine.devices
-    sys.modules.update({"embert": engine, "embert.engine": engine, "embert.engine.devices": engine.devices})
-"""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMAGES = {"embert:gpu", "embert:cpu", "embert:hopper", "embert:bge"}
 
@@ -183,7 +176,7 @@ def test_python_runs(page: Path, server: Live) -> None:
 
 
 def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    program = "\n".join([UNTIL_EMBERT_IS_A_PACKAGE, *blocks(PYTHON, "python")])
+    program = "\n".join(blocks(PYTHON, "python"))
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     printed = ran.stdout

@@ -1,4 +1,4 @@
-"""The installed distribution: its command, its version, its typing marker, its two import names, and the scripts."""
+"""The installed distribution: its command, its version, its typing marker, its one import name, and the scripts."""
 
 from __future__ import annotations
 
@@ -11,29 +11,16 @@ from pathlib import Path
 
 import pytest
 
+import embert
+
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted([*(ROOT / "scripts").iterdir(), ROOT / ".ci" / "run"])
-IMPORT_NAMES = {"engine", "server"}
 
 
 def project() -> dict[str, object]:
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert isinstance(table, dict)
     return table
-
-
-def top_level_names(distribution: metadata.Distribution) -> set[str]:
-    return {Path(file.parts[0]).name.removesuffix(".py") for file in distribution.files or [] if file.parts[0] != ".."}
-
-
-def test_no_dependency_ships_our_import_names() -> None:
-    thieves = [
-        f"{distribution.name} ships {name}"
-        for distribution in metadata.distributions()
-        for name in IMPORT_NAMES & top_level_names(distribution)
-        if distribution.name != "embert"
-    ]
-    assert thieves == []
 
 
 def test_version_is_the_same_everywhere() -> None:
@@ -53,9 +40,18 @@ def test_command_lies_beside_the_interpreter() -> None:
     assert callable(entry.load())
 
 
-@pytest.mark.parametrize("package", sorted(IMPORT_NAMES))
-def test_packages_carry_their_typing_marker(package: str) -> None:
-    assert resources.files(package).joinpath("py.typed").is_file()
+def test_the_package_carries_its_typing_marker() -> None:
+    assert resources.files("embert").joinpath("py.typed").is_file()
+
+
+def test_the_version_is_the_packages_own() -> None:
+    assert embert.__version__ == project()["version"]
+
+
+def test_the_package_imports_nothing_heavy() -> None:
+    """`embert --help` and the supervisor need neither numpy nor tokenizers."""
+    code = "import embert, sys; print(sorted({'numpy', 'tokenizers', 'torch', 'pydantic'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

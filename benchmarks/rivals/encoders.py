@@ -44,7 +44,7 @@ class Embert(Rival):
 
     def load(self, folder: Path, dtype: str) -> None:
         """See Rival."""
-        import engine
+        from embert import engine
 
         model = dataclasses.replace(engine.load_model(str(folder)), max_input_length=MAX_LENGTH)
         self.engine = engine.Engine.load(model, dtype=dtype)
@@ -63,14 +63,14 @@ class EmbertEncoder(Embert):
 
     def load(self, folder: Path, dtype: str) -> None:
         """See Rival."""
-        import engine
+        from embert import engine
 
         model = dataclasses.replace(engine.load_model(str(folder)), max_input_length=MAX_LENGTH)
         self.engine = engine.Engine.load(model, dtype=dtype, max_batch_tokens=1 << 20)
 
     def prepare(self, texts: Sequence[str]) -> Any:
         """See Rival."""
-        import engine
+        from embert import engine
 
         encoded = self.engine.tokenizer.encode(texts, truncate=True)
         return engine.pack(np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1]))

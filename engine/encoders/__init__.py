@@ -7,9 +7,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from engine.encoders.base import Encoder, PackedBatch, Task
-from engine.errors import UnsupportedModel
-from engine.model import Model
+from embert.engine.encoders.base import Encoder, PackedBatch, Task
+from embert.engine.errors import UnsupportedModel
+from embert.engine.model import Model
 
 __all__ = ["Encoder", "PackedBatch", "Task", "load_encoder"]
 
@@ -44,12 +44,12 @@ def load_encoder(
     free = encoder == device == "auto"  # nobody asked for CUDA, so a model it cannot run may go elsewhere
     factory: Callable[..., Encoder]
     if kind == "torch":
-        from engine.encoders.torch import TorchEncoder
+        from embert.engine.encoders.torch import TorchEncoder
 
         factory = TorchEncoder
         device = "cpu"
     elif kind in ("cuda", "cuda-portable"):
-        factory = importlib.import_module("engine.encoders.cuda").CudaEncoder
+        factory = importlib.import_module("embert.engine.encoders.cuda").CudaEncoder
         if kind == "cuda-portable":
             factory = functools.partial(factory, gemm="cublaslt")
         device = "cuda:0" if device in ("auto", "cuda") else device
@@ -60,7 +60,7 @@ def load_encoder(
     except UnsupportedModel as error:
         if kind != "cuda" or not free:
             raise
-        from engine.encoders.torch import TorchEncoder
+        from embert.engine.encoders.torch import TorchEncoder
 
         built = TorchEncoder(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
         choice = f"the GPU is not used: {error}"
@@ -96,9 +96,9 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
 def _cuda_unavailable() -> str | None:
     """Why the CUDA encoder cannot run here; None when it can."""
     try:
-        cuda = importlib.import_module("engine.encoders.cuda")
+        cuda = importlib.import_module("embert.engine.encoders.cuda")
     except ModuleNotFoundError as error:
-        if error.name != "engine.encoders.cuda":
+        if error.name != "embert.engine.encoders.cuda":
             raise
         return "built without CUDA"
     return cast("str | None", cuda.unavailable_reason())

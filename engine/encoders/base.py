@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import EncoderError
+from embert.engine.errors import EncoderError
 
 __all__ = ["Encoder", "PackedBatch", "Task", "check_dimensions"]
 

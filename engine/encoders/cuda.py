@@ -1,4 +1,4 @@
-"""The CUDA encoder: numpy in, numpy out; the work is done by the extension `engine._cuda` (csrc/). Needs no torch."""
+"""The CUDA encoder: numpy in, numpy out; the extension `embert.engine._cuda` (csrc/) does the work. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.checkpoint import PADDING_POSITION, RELATIVE, Checkpoint, encoder_tensors
-from engine.config import EncoderConfig
-from engine.encoders.base import PackedBatch, Task, check_dimensions
-from engine.encoders.known_text import disagreement, known_text, vector_of
-from engine.encoders.number_ranges import unfit_for_float16
-from engine.encoders.padding_positions import padding_positions
-from engine.encoders.relative_positions import scores_by_distance
-from engine.errors import EncoderError, EncoderLost, UnsupportedModel
-from engine.heads import Heads
-from engine.model import Model
-from engine.packing import cumulative
+from embert.engine.checkpoint import PADDING_POSITION, RELATIVE, Checkpoint, encoder_tensors
+from embert.engine.config import EncoderConfig
+from embert.engine.encoders.base import PackedBatch, Task, check_dimensions
+from embert.engine.encoders.known_text import disagreement, known_text, vector_of
+from embert.engine.encoders.number_ranges import unfit_for_float16
+from embert.engine.encoders.padding_positions import padding_positions
+from embert.engine.encoders.relative_positions import scores_by_distance
+from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
+from embert.engine.heads import Heads
+from embert.engine.model import Model
+from embert.engine.packing import cumulative
 
 __all__ = ["CudaEncoder", "unavailable_reason"]
 
@@ -61,7 +61,7 @@ def unavailable_reason() -> str | None:
     try:
         cuda = _extension()
     except ImportError as error:
-        if getattr(error, "name", None) == "engine._cuda":
+        if getattr(error, "name", None) == "embert.engine._cuda":
             return "built without CUDA"
         return f"the CUDA extension cannot be loaded: {error}"
     try:
@@ -93,7 +93,7 @@ class Ticket:
 
 
 class CudaEncoder:
-    """BERT on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `engine.encoders.base.Encoder`.
+    """BERT on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `encoders.base.Encoder`.
 
     `dtype` is "auto" (float16, or bfloat16 where float16 does not hold the weights), "float16", "bfloat16" or "float32"
     (no TF32). `gemm` is "auto", "hopper" (our own
@@ -338,7 +338,7 @@ def _padding_positions(batch: PackedBatch, config: EncoderConfig) -> npt.NDArray
 
 
 def _extension() -> Any:
-    return importlib.import_module("engine._cuda")
+    return importlib.import_module("embert.engine._cuda")
 
 
 def _device_index(device: str, count: int) -> int:

@@ -12,9 +12,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from engine.checkpoint import RELATIVE, Checkpoint
-from engine.config import EncoderConfig
-from engine.encoders.relative_positions import scores_by_distance
+from embert.engine.checkpoint import RELATIVE, Checkpoint
+from embert.engine.config import EncoderConfig
+from embert.engine.encoders.relative_positions import scores_by_distance
 
 __all__ = ["disagreement", "known_text", "vector_of"]
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from engine.checkpoint import Checkpoint
-from engine.errors import BrokenModel
-from engine.safetensors_file import Tensor
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.errors import BrokenModel
+from embert.engine.safetensors_file import Tensor
 
 __all__ = ["unfit_for_float16"]
 

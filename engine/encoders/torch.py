@@ -27,15 +27,15 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 import torch
 
-from engine.checkpoint import Checkpoint
-from engine.encoders.base import PackedBatch, Task, check_dimensions
-from engine.encoders.padding_positions import padding_positions
-from engine.encoders.torch_bert import Bert, Group
-from engine.encoders.torch_linear import kernel_rows, limit_kernel_caches, row_counts
-from engine.errors import EncoderError, UnsupportedModel
-from engine.heads import Heads
-from engine.model import Model
-from engine.packing import cumulative
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.base import PackedBatch, Task, check_dimensions
+from embert.engine.encoders.padding_positions import padding_positions
+from embert.engine.encoders.torch_bert import Bert, Group
+from embert.engine.encoders.torch_linear import kernel_rows, limit_kernel_caches, row_counts
+from embert.engine.errors import EncoderError, UnsupportedModel
+from embert.engine.heads import Heads
+from embert.engine.model import Model
+from embert.engine.packing import cumulative
 
 __all__ = ["TorchEncoder"]
 
@@ -78,7 +78,7 @@ class _Ticket:
 
 
 class TorchEncoder:
-    """See engine.encoders.base.Encoder. `submit` only sorts and copies; the work is done by `wait`."""
+    """See embert.engine.encoders.base.Encoder. `submit` only sorts and copies; the work is done by `wait`."""
 
     name = "torch"
     device = "cpu"

@@ -16,10 +16,10 @@ from typing import cast
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from engine.checkpoint import PADDING_POSITION, RELATIVE, Checkpoint
-from engine.config import EncoderConfig
-from engine.encoders.torch_linear import Activation, Linear, kernel_rows, make_linear, packed_works
-from engine.encoders.torch_positions import RelativePositions
+from embert.engine.checkpoint import PADDING_POSITION, RELATIVE, Checkpoint
+from embert.engine.config import EncoderConfig
+from embert.engine.encoders.torch_linear import Activation, Linear, kernel_rows, make_linear, packed_works
+from embert.engine.encoders.torch_positions import RelativePositions
 
 __all__ = ["Bert", "Group"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.encoders.relative_positions import scores_by_distance
+from embert.engine.encoders.relative_positions import scores_by_distance
 
 __all__ = ["RelativePositions"]
 

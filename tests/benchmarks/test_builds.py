@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import builds, gpu, record
-from engine.encoders import cuda
+from embert.engine.encoders import cuda
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.fixture
 def extension() -> str:
     try:
-        return str(importlib.import_module("engine._cuda").__file__)
+        return str(importlib.import_module("embert.engine._cuda").__file__)
     except ImportError:
         pytest.skip("built without CUDA")
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -
 def test_a_build_from_a_file(tmp_path: Path, extension: str) -> None:
     copy = shutil.copy(extension, tmp_path / "another.so")
     program = "import importlib, sys; from benchmarks.extension import use_build; use_build(sys.argv[1]); "
-    program += "print(importlib.import_module('engine._cuda').__file__)"
+    program += "print(importlib.import_module('embert.engine._cuda').__file__)"
     told = subprocess.run([sys.executable, "-c", program, copy], capture_output=True, text=True, check=True).stdout
     assert told.strip() == str(copy)
 

@@ -14,7 +14,7 @@ from benchmarks import kernels, products, record
 from benchmarks.device_timer import LAUNCHES, Recorded, Timing, take_turns
 from benchmarks.products import Measured, Shape
 from benchmarks.rivals import cutlass
-from engine.encoders import cuda
+from embert.engine.encoders import cuda
 
 
 class Bench:
@@ -60,7 +60,7 @@ def test_every_kernel_and_product_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(figures["kernels"]) == 6
     assert all(kernel["us"] > 0 for kernel in figures["kernels"])
     assert len(figures["products"]) == 4 + len(products.BERT)
-    _, capability, _ = importlib.import_module("engine._cuda").device_info(0)
+    _, capability, _ = importlib.import_module("embert.engine._cuda").device_info(0)
     wanted = {"embert", "cuBLASLt"} if capability == 90 else {"cuBLASLt"}
     assert all(wanted <= product["us"].keys() for product in figures["products"])
 

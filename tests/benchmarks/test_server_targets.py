@@ -10,7 +10,7 @@ import pytest
 from benchmarks import bare_encoder, random_model
 from benchmarks.http_client import Answers, Plan, post
 from benchmarks.rounds import NO_LIMIT, Round, _figures
-from engine import load_encoder, load_model, pack
+from embert.engine import load_encoder, load_model, pack
 
 
 def test_a_random_model(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def run_attention(
     queries: int = 0,
     relative: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.generic]:
-    if hopper and importlib.import_module("engine._cuda").device_info(0)[1] != 90:
+    if hopper and importlib.import_module("embert.engine._cuda").device_info(0)[1] != 90:
         pytest.skip("needs compute capability 9.0")
     long, short = ref.tiles(lengths)
     hidden = qkv.shape[1] // 3

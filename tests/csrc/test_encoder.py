@@ -15,10 +15,10 @@ import safetensors.torch
 import torch
 import transformers
 
-import engine
-from engine.encoders.base import PackedBatch, Task
-from engine.encoders.cuda import CudaEncoder
-from engine.errors import EncoderError, UnsupportedModel
+from embert import engine
+from embert.engine.encoders.base import PackedBatch, Task
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.errors import EncoderError, UnsupportedModel
 from tests.engine import architectures
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from server.config import ServeConfig
+from embert.server.config import ServeConfig
 from tests.docker.dockerfile import stages
 from tests.server.live import ROOT
 

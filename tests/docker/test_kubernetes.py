@@ -13,8 +13,8 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from server.app import METRIC_ROUTES
-from server.config import ServeConfig, environment_name
+from embert.server.api.app import METRIC_ROUTES
+from embert.server.config import ServeConfig, environment_name
 from tests.docker.dockerfile import stages
 from tests.server.live import ROOT
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import ServeConfig
+from embert.server.config import ServeConfig
 from tests.server.live import ROOT
 from tests.test_packaging import command_path
 

@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-import engine
-from engine.encoders import Encoder
-from engine.model import Model
+from embert import engine
+from embert.engine.encoders import Encoder
+from embert.engine.model import Model
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

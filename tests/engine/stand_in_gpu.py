@@ -1,4 +1,4 @@
-"""Stands in for `engine._cuda` where there is no GPU: it takes what the extension takes, and the CPU computes."""
+"""Stands in for `embert.engine._cuda` where there is no GPU: takes what the extension takes; the CPU computes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.encoders.base import PackedBatch, Task
-from engine.encoders.torch import TorchEncoder
-from engine.model import Model
+from embert.engine.encoders.base import PackedBatch, Task
+from embert.engine.encoders.torch import TorchEncoder
+from embert.engine.model import Model
 from tests.engine.conftest import Floats
 
 __all__ = ["StandInEncoder", "StandInGpu"]

@@ -14,10 +14,10 @@ import transformers
 from tokenizers import Tokenizer as Backend
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-import engine
-from engine.encoders import Task, cuda
-from engine.encoders.relative_positions import buckets
-from engine.errors import BrokenModel, UnsupportedModel
+from embert import engine
+from embert.engine.encoders import Task, cuda
+from embert.engine.encoders.relative_positions import buckets
+from embert.engine.errors import BrokenModel, UnsupportedModel
 from tests.engine.architectures import ARCHITECTURES, build, byte_level, unigram
 from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit
 from tests.engine.stand_in_gpu import StandInGpu

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine
-from engine.errors import BrokenModel
+from embert import engine
+from embert.engine.errors import BrokenModel
 from tests.engine.conftest import BuildBert
 
 

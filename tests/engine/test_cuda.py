@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine
-from engine.checkpoint import Checkpoint
-from engine.encoders import PackedBatch, cuda
-from engine.encoders.cuda import CudaEncoder
-from engine.encoders.known_text import disagreement, known_text, vector_of
-from engine.errors import BrokenModel, EncoderError, UnsupportedModel
-from engine.model import Model
+from embert import engine
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders import PackedBatch, cuda
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.known_text import disagreement, known_text, vector_of
+from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
+from embert.engine.model import Model
 from tests.engine.architectures import ARCHITECTURES, build, byte_level
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, write_modules
 from tests.engine.stand_in_gpu import StandInGpu

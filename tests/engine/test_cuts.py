@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-import engine
-from engine.cuts import cuts_of
-from engine.errors import InputError, InputTooLarge
-from engine.model import Model
-from engine.tokenizer import Direction, TokenInfo, finish
+from embert import engine
+from embert.engine.cuts import cuts_of
+from embert.engine.errors import InputError, InputTooLarge
+from embert.engine.model import Model
+from embert.engine.tokenizer import Direction, TokenInfo, finish
 from tests.engine.architectures import byte_level, unigram
 from tests.engine.conftest import small_tokenizer
 
@@ -143,7 +143,7 @@ def test_the_places_are_those_of_the_whole(
 ) -> None:
     tokenizer = divided[kind]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.tokenizer.TURN_PLACES", PART)
+        patch.setattr("embert.engine.tokenizer.TURN_PLACES", PART)
         found = tokenizer.tokenize(texts, add_special_tokens=special)
     for text, tokens in zip(texts, found, strict=True):
         encoding = tokenizer._backend.encode(text, add_special_tokens=special)

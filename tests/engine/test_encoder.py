@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine
-from engine.encoders import Encoder, PackedBatch, Task, torch_bert
-from engine.model import Model
+from embert import engine
+from embert.engine.encoders import Encoder, PackedBatch, Task, torch_bert
+from embert.engine.model import Model
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, random_sequences, unit, write_modules
 
 LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 5, 5, 5, 64, 127, 128]
@@ -81,7 +81,7 @@ def test_hidden_states_equal_hugging_face(
     build_bert: BuildBert, config: dict[str, Any], packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packed:
-        monkeypatch.setattr("engine.encoders.torch_bert.packed_works", lambda *_: False)
+        monkeypatch.setattr("embert.engine.encoders.torch_bert.packed_works", lambda *_: False)
     folder = build_bert(**config)
     model = engine.load_model(str(folder))
     reference = HuggingFace(folder)
@@ -113,7 +113,7 @@ def test_the_last_layer_on_pooled_rows_only(
     build_bert: BuildBert, pooling: str, dtype: str, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packed:
-        monkeypatch.setattr("engine.encoders.torch_bert.packed_works", lambda *_: False)
+        monkeypatch.setattr("embert.engine.encoders.torch_bert.packed_works", lambda *_: False)
     model = engine.load_model(str(build_bert()), pooling=pooling)
     encoder = engine.load_encoder(model, device="cpu", dtype=dtype)
     for lengths in (LENGTHS * 4, [1], [128], [3, 3]):
@@ -125,7 +125,7 @@ def test_the_last_layer_on_pooled_rows_only(
 
 @pytest.mark.parametrize("chunk", [1, 1 << 14, 1 << 30])
 def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.encoders.torch_bert.MAX_SCORE_BYTES", chunk)
+    monkeypatch.setattr("embert.engine.encoders.torch_bert.MAX_SCORE_BYTES", chunk)
     folder = build_bert()
     model = engine.load_model(str(folder))
     sequences = random_sequences([40, 40, 40, 33], model.config.vocab_size)
@@ -135,8 +135,8 @@ def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pyte
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 50), (200, 300), (100_000, 100_000)])
 def test_runs_change_nothing(build_bert: BuildBert, low: int, high: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.encoders.torch.MIN_RUN_TOKENS", low)
-    monkeypatch.setattr("engine.encoders.torch.MAX_RUN_TOKENS", high)
+    monkeypatch.setattr("embert.engine.encoders.torch.MIN_RUN_TOKENS", low)
+    monkeypatch.setattr("embert.engine.encoders.torch.MAX_RUN_TOKENS", high)
     folder = build_bert()
     model = engine.load_model(str(folder))
     sequences = random_sequences(LENGTHS, model.config.vocab_size)

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-import engine
-from engine.encoders import Encoder, PackedBatch, Task
-from engine.errors import EncoderError, InputError, UnsupportedModel
-from engine.heads import Heads
-from engine.model import Model
-from engine.packing import cumulative
+from embert import engine
+from embert.engine.encoders import Encoder, PackedBatch, Task
+from embert.engine.errors import EncoderError, InputError, UnsupportedModel
+from embert.engine.heads import Heads
+from embert.engine.model import Model
+from embert.engine.packing import cumulative
 from tests.engine.conftest import unit
 
 
@@ -172,7 +172,7 @@ def test_heads_of_zero_rows_and_all_defaults(default_model: Model) -> None:
 
 
 def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.encoders._cuda_unavailable", lambda: "built without CUDA")
+    monkeypatch.setattr("embert.engine.encoders._cuda_unavailable", lambda: "built without CUDA")
     chosen = engine.load_encoder(default_model)
     assert (chosen.name, chosen.choice) == ("torch", "no CUDA device: built without CUDA")
     assert chosen.max_batch_tokens == 2048
@@ -183,10 +183,10 @@ def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_cuda_device_is_preferred(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = types.ModuleType("engine.encoders.cuda")
+    stand_in = types.ModuleType("embert.engine.encoders.cuda")
     stand_in.unavailable_reason = lambda: None  # type: ignore[attr-defined]
     stand_in.CudaEncoder = Lengths  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "engine.encoders.cuda", stand_in)
+    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda", stand_in)
     chosen: Any = engine.load_encoder(default_model)
     assert (chosen.asked, chosen.choice) == (("cuda:0", "auto"), "a CUDA device was found")
     chosen = engine.load_encoder(default_model, device="cuda:1")
@@ -202,9 +202,9 @@ def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monke
             super().__init__(model, **options)
             self.gemm, self.choice = gemm, f"{gemm} matrix products"
 
-    stand_in = types.ModuleType("engine.encoders.cuda")
+    stand_in = types.ModuleType("embert.engine.encoders.cuda")
     stand_in.__dict__.update(unavailable_reason=lambda: None, CudaEncoder=Cuda)
-    monkeypatch.setitem(sys.modules, "engine.encoders.cuda", stand_in)
+    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda", stand_in)
     chosen: Any = engine.load_encoder(default_model, encoder="cuda-portable", device="cuda:1", dtype="bfloat16")
     assert (chosen.gemm, chosen.asked) == ("cublaslt", ("cuda:1", "bfloat16"))
     assert chosen.choice == "the portable CUDA kernels were asked for; cublaslt matrix products"
@@ -239,14 +239,14 @@ def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monke
 def test_encoders_that_cannot_be_had(
     default_model: Model, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.encoders._cuda_unavailable", lambda: "built without CUDA")
+    monkeypatch.setattr("embert.engine.encoders._cuda_unavailable", lambda: "built without CUDA")
     with pytest.raises(UnsupportedModel) as caught:
         engine.load_encoder(default_model, **options)
     assert str(caught.value) == message
 
 
 def test_the_torch_encoder_runs_on_a_cpu_only(default_model: Model) -> None:
-    from engine.encoders.torch import TorchEncoder
+    from embert.engine.encoders.torch import TorchEncoder
 
     with pytest.raises(UnsupportedModel, match="the torch encoder runs on device cpu, not cuda"):
         TorchEncoder(default_model, device="cuda")
@@ -272,9 +272,9 @@ def test_a_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
     def refuse(*_: object, **__: object) -> engine.Encoder:
         raise UnsupportedModel("head size 24 is not supported on CUDA")
 
-    stand_in = types.ModuleType("engine.encoders.cuda")
+    stand_in = types.ModuleType("embert.engine.encoders.cuda")
     stand_in.__dict__.update(unavailable_reason=lambda: None, CudaEncoder=refuse)
-    monkeypatch.setitem(sys.modules, "engine.encoders.cuda", stand_in)
+    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda", stand_in)
     encoder = engine.load_encoder(default_model)
     assert encoder.name == "torch"
     assert encoder.choice == "the GPU is not used: head size 24 is not supported on CUDA"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import engine
-from engine.errors import ModelNotFound
+from embert import engine
+from embert.engine.errors import ModelNotFound
 from tests.engine.conftest import BuildBert
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

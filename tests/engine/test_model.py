@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import engine
-from engine.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
-from engine.model import Model
+from embert import engine
+from embert.engine.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
+from embert.engine.model import Model
 from tests.engine.conftest import BuildBert, write_modules
 
 DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
@@ -49,7 +49,7 @@ def test_the_default_model(default_model: Model) -> None:
 
 
 def test_the_default_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.hub.DEFAULT_MODEL_PACKAGE", "no_such_package")
+    monkeypatch.setattr("embert.engine.hub.DEFAULT_MODEL_PACKAGE", "no_such_package")
     with pytest.raises(ModelNotFound, match=r"pip install 'embert\[default-model\]'$"):
         engine.load_model()
 

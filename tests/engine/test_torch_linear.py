@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine import Model, pack
-from engine.encoders.torch import TorchEncoder
-from engine.encoders.torch_linear import kernel_rows, row_counts
+from embert.engine import Model, pack
+from embert.engine.encoders.torch import TorchEncoder
+from embert.engine.encoders.torch_linear import kernel_rows, row_counts
 
 ENCODE = """
 import dataclasses, os, sys
 import numpy as np
 import torch
-import engine
-from engine.encoders.torch import TorchEncoder
+from embert import engine
+from embert.engine.encoders.torch import TorchEncoder
 dtype, pooling, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.sched_getaffinity = lambda pid: set(range(threads))
 torch.set_num_threads(threads)

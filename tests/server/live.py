@@ -24,7 +24,12 @@ __all__ = ["EMBERT", "ROOT", "STAND_IN", "TRUST", "Live", "environment", "live",
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")
-EMBERT = (sys.executable, "-P", "-m", "server.cli")  # as the installed command: the working folder is not importable
+EMBERT = (
+    sys.executable,
+    "-P",
+    "-m",
+    "embert.server.commands.cli",
+)  # as the installed command: the working folder is not importable
 START_TIMEOUT_S = 120.0
 # httpx reads every certificate of the machine for each client, 20 ms, unless it is handed a context.
 TRUST = ssl.create_default_context()
@@ -77,11 +82,11 @@ class Live:
 
     @property
     def api_pids(self) -> list[int]:
-        return self._pids("server.api_process")
+        return self._pids("embert.server.api.process")
 
     @property
     def engine_pids(self) -> list[int]:
-        return self._pids("server.engine_process")
+        return self._pids("embert.server.worker.process")
 
     @property
     def pids(self) -> list[int]:

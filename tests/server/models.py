@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import engine
+from embert import engine
 
 __all__ = ["copy_model", "edit_json"]
 

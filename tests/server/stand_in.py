@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.encoders import Encoder, PackedBatch, Task
-from engine.errors import BrokenModel, EncoderError, EncoderLost
-from engine.model import Model
+from embert.engine.encoders import Encoder, PackedBatch, Task
+from embert.engine.errors import BrokenModel, EncoderError, EncoderLost
+from embert.engine.model import Model
 
 __all__ = ["CRASH", "FAIL", "HANG", "HUNGRY", "LOSE", "NAN", "SLEEP", "create", "expected"]
 
@@ -43,7 +43,7 @@ WIDTH = 384
 
 
 class StandIn:
-    """See `engine.encoders.base.Encoder`."""
+    """See `embert.engine.encoders.base.Encoder`."""
 
     name = "stand-in"
     device_name = "nothing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.accept import prefers
+from embert.server.http.accept import prefers
 
 OCTETS, JSON = b"application/octet-stream", b"application/json"
 

@@ -14,12 +14,12 @@ import httpx
 import psutil
 import pytest
 
-from engine.errors import InputError, InputTooLarge
-from engine.tokenizer import Turns
-from server.config import ServeConfig
-from server.errors import Invalid, Overloaded, PayloadTooLarge, Unavailable
-from server.service import Service, _least_tokens
-from server.terms import Terms
+from embert.engine.errors import InputError, InputTooLarge
+from embert.engine.tokenizer import Turns
+from embert.server.api.request_options import Terms
+from embert.server.api.service import Service, _least_tokens
+from embert.server.config import ServeConfig
+from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, Unavailable
 from tests.server.live import STAND_IN, Live, live, until
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.background import keep_running, or_leave
+from embert.server.api.background import keep_running, or_leave
 from tests.server.connections import one_to_each
 from tests.server.live import ROOT, STAND_IN, live, until
 
@@ -74,8 +74,8 @@ SPOIL = """
 import signal
 
 def spoil(number, frame):
-    from server.engine_client import EngineClient
-    from server.keys import Keys
+    from embert.server.api.engine_client import EngineClient
+    from embert.server.http.auth import Keys
     def boom(*arguments):
         raise RuntimeError("spoilt")
     if number == signal.SIGUSR1:

@@ -16,9 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server import __version__
-from server.cli import main, parse_serve
-from server.config import LATENCY_BUCKETS_S, ConfigError, ServeConfig, environment_name, option_name, read_api_keys
+from embert import __version__
+from embert.server.commands.cli import main, parse_serve
+from embert.server.config import (
+    LATENCY_BUCKETS_S,
+    ConfigError,
+    ServeConfig,
+    environment_name,
+    option_name,
+    read_api_keys,
+)
 from tests.server.live import ROOT, STAND_IN, environment, run_cli, until
 from tests.server.models import copy_model, edit_json
 from tests.server.stand_in import expected
@@ -150,7 +157,7 @@ def test_embed_a_file_that_is_not_text(capsys: pytest.CaptureFixture[str], tmp_p
 def test_embed_reads_standard_input_as_utf8_whatever_the_locale() -> None:
     for written, status in (("Ünïcode 👩‍🚀\n".encode(), 0), (b"fine\n\xff\n", 1)):
         ended = subprocess.run(
-            [sys.executable, "-m", "server.cli", "embed", "-f", "-", "--dimensions", "4", *STAND_IN],
+            [sys.executable, "-m", "embert.server.commands.cli", "embed", "-f", "-", "--dimensions", "4", *STAND_IN],
             input=written,
             cwd=ROOT,
             env=environment({"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0", "LC_ALL": "C"}),
@@ -184,7 +191,7 @@ def into(texts: Path, target: Path, *options: str) -> list[str]:
 def stopped_run(texts: Path, target: Path) -> None:
     """A run that was killed at some moment after its first texts were complete."""
     progress = target.with_name(f"{target.name}.partial.json")
-    command = [sys.executable, "-m", "server.cli", *into(texts, target)]
+    command = [sys.executable, "-m", "embert.server.commands.cli", *into(texts, target)]
     slow = environment({"STAND_IN_TOKENS_PER_S": "60000"})  # a few tenths of a second a block
     with subprocess.Popen(command, cwd=ROOT, env=slow, stderr=subprocess.PIPE) as process:
         try:
@@ -335,7 +342,7 @@ def test_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     lines = "".join(f"text {i}\n" for i in range(3000))
-    command = f"{sys.executable} -m server.cli embed -q -f - {' '.join(STAND_IN)} | head -n 1"
+    command = f"{sys.executable} -m embert.server.commands.cli embed -q -f - {' '.join(STAND_IN)} | head -n 1"
     ended = subprocess.run(
         ["bash", "-c", command], input=lines, text=True, cwd=ROOT, env=environment(), capture_output=True, check=False
     )

@@ -15,7 +15,7 @@ import torch
 import transformers
 from huggingface_hub import InferenceClient
 
-import engine
+from embert import engine
 from tests.server.live import Live
 
 Floats = npt.NDArray[np.float32]

@@ -8,11 +8,11 @@ import sys
 
 _PROGRAM = """
 import gc, json
-from server import collector
+from embert.server.observability import gc_tuning as collector
 while_importing = []
 gc.callbacks.append(lambda phase, about: while_importing.append(about["generation"]) if phase == "start" else None)
 collector.begin()
-import server.app  # seventy thousand objects, some of them cycles that nobody holds
+import embert.server.api.app  # seventy thousand objects, some of them cycles that nobody holds
 oldest = while_importing.count(2)
 made = len(gc.get_objects())
 collector.settle()

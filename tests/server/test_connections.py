@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from server.connections import LOG_INTERVAL_S, MOST_SURPLUS, ConnectionLimit, Connections, Place
+from embert.server.http.connections import LOG_INTERVAL_S, MOST_SURPLUS, ConnectionLimit, Connections, Place
 from tests.server.live import ROOT
 
 
@@ -78,7 +78,10 @@ def test_the_limit_leaves_files_for_others(files: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < files:
         pytest.skip(f"this process may open {hard} files")
-    code = "from server.connections import connection_limit as f; limit = f(16384); print(limit.served, limit.surplus)"
+    code = (
+        "from embert.server.http.connections import connection_limit; "
+        "limit = connection_limit(16384); print(limit.served, limit.surplus)"
+    )
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
     told = subprocess.run([sys.executable, "-c", f"{limit}; {code}"], cwd=ROOT, capture_output=True, check=True)
     served, surplus = map(int, told.stdout.split())

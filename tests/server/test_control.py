@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.config import ServeConfig
-from server.control import (
+from embert.server.config import ServeConfig
+from embert.server.ipc.control import (
     Drain,
     EngineInfo,
     EngineState,
@@ -20,7 +20,16 @@ from server.control import (
     StartApi,
     StartEngine,
 )
-from server.messages import EncodeRequest, Part, Results, Status, Submit, decode_results, decode_submit, encode
+from embert.server.ipc.messages import (
+    EncodeRequest,
+    Part,
+    Results,
+    Status,
+    Submit,
+    decode_results,
+    decode_submit,
+    encode,
+)
 
 INFO = EngineInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2)
 CONFIG = ServeConfig(model="/models/ünïcode", api_key=("a", "b"), latency_buckets=(0.1, 1.0), request_timeout=0.5)

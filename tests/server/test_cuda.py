@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from engine import Engine, load_model
-from engine.devices import devices
-from engine.encoders import cuda
-from engine.errors import UnsupportedModel
+from embert.engine import Engine, load_model
+from embert.engine.devices import devices
+from embert.engine.encoders import cuda
+from embert.engine.errors import UnsupportedModel
 from tests.server.live import Live, live, until
 
 pytestmark = [

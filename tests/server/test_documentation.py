@@ -14,10 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
-from server import errors
-from server.app import METRIC_ROUTES
-from server.cli import _parser
-from server.config import ServeConfig, environment_name, option_name
+from embert.server.api.app import METRIC_ROUTES
+from embert.server.commands.cli import _parser
+from embert.server.config import ServeConfig, environment_name, option_name
+from embert.server.http import errors
 from tests.server.live import ROOT, run_cli
 
 API = (ROOT / "docs" / "api.md").read_text()

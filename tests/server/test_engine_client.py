@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import Encoded
-from server.board import open_board
-from server.channel import Channel
-from server.config import ServeConfig
-from server.control import EngineInfo, EngineState
-from server.engine_client import EngineClient
-from server.errors import InferenceFailed, Unavailable
-from server.messages import EncodeRequest, Part, Results, Status, decode_submit, encode
-from server.terms import Terms
+from embert.engine import Encoded
+from embert.server.api.engine_client import EngineClient
+from embert.server.api.request_options import Terms
+from embert.server.config import ServeConfig
+from embert.server.http.errors import InferenceFailed, Unavailable
+from embert.server.ipc.control import EngineInfo, EngineState
+from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import EncodeRequest, Part, Results, Status, decode_submit, encode
+from embert.server.ipc.shared_counters import open_board
 
 INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1)
 

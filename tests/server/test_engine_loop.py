@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine import Model, PackedBatch, Task
-from engine.errors import EncoderError, EncoderLost
-from server.board import open_board
-from server.config import ServeConfig
-from server.control import StartEngine
-from server.engine_loop import EngineLoop
-from server.messages import EMBED, TOKENS, EncodeRequest, Part, Submit, decode_results, encode
+from embert.engine import Model, PackedBatch, Task
+from embert.engine.errors import EncoderError, EncoderLost
+from embert.server.config import ServeConfig
+from embert.server.ipc.control import StartEngine
+from embert.server.ipc.messages import EMBED, TOKENS, EncodeRequest, Part, Submit, decode_results, encode
+from embert.server.ipc.shared_counters import open_board
+from embert.server.worker.loop import EngineLoop
 from tests.server.wire import Wire
 
 WIDTH = 4
@@ -255,7 +255,7 @@ def test_the_encoder_works_on_while_answers_are_made(engine: Harness, monkeypatc
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The loop's clock."""
     made = Clock()
-    monkeypatch.setattr("server.engine_loop.time", made)
+    monkeypatch.setattr("embert.server.worker.loop.time", made)
     return made
 
 

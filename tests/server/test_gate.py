@@ -18,10 +18,10 @@ import openai
 import psutil
 import pytest
 
-from server.config import ServeConfig
-from server.errors import Unauthorized
-from server.keys import Keys
-from server.service import Timing
+from embert.server.api.service import Timing
+from embert.server.config import ServeConfig
+from embert.server.http.auth import Keys
+from embert.server.http.errors import Unauthorized
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import expected
 

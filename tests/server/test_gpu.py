@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.gpu import Gpu, GpuUnknown
-from server.metrics import GpuMetrics
+from embert.server.observability.metrics import GpuMetrics
+from embert.server.worker.nvml import Gpu, GpuUnknown
 from tests.server.driver import build_driver
 from tests.server.live import STAND_IN, Live, live, until
 
@@ -52,7 +52,7 @@ def test_a_cpu_has_none(server: Live) -> None:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.gpu._DRIVER", "libembert-no-such-driver.so.1")
+    monkeypatch.setattr("embert.server.worker.nvml._DRIVER", "libembert-no-such-driver.so.1")
     with pytest.raises(GpuUnknown, match=r"libembert-no-such-driver\.so\.1 cannot be loaded"):
         Gpu("cuda:0")
 

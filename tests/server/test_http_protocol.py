@@ -22,10 +22,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from server import http_protocol
-from server.connections import ConnectionLimit, Connections
-from server.errors import ServerError, error_body
-from server.http_protocol import bounded_protocol
+from embert.server.http import protocol as http_protocol
+from embert.server.http.connections import ConnectionLimit, Connections
+from embert.server.http.errors import ServerError, error_body
+from embert.server.http.protocol import bounded_protocol
 from tests.server.live import STAND_IN, TRUST, live, until
 from tests.server.stand_in import SLEEP
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server import schemas
-from server.errors import BadRequest, Invalid, Overloaded, PayloadTooLarge
-from server.large_bodies import LongSteps, check_values, split_ids
-from server.schemas import DecodeRequest, EmbeddingsRequest, EmbedRequest, parse
+from embert.server.api import schemas
+from embert.server.api.large_bodies import LongSteps, check_values, split_ids
+from embert.server.api.schemas import DecodeRequest, EmbeddingsRequest, EmbedRequest, parse
+from embert.server.http.errors import BadRequest, Invalid, Overloaded, PayloadTooLarge
 
 texts = st.text(st.sampled_from('a,"\\[]{}:é\n'), max_size=12)
 values = st.recursive(
@@ -44,8 +44,8 @@ def counts(value: Any) -> tuple[int, int]:
 @given(value=values, ascii_only=st.booleans())
 def test_what_the_limits_allow_is_never_refused(value: Any, ascii_only: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server.large_bodies._OTHER_STRINGS", 0)
-        patch.setattr("server.large_bodies._OTHER_VALUES", 0)
+        patch.setattr("embert.server.api.large_bodies._OTHER_STRINGS", 0)
+        patch.setattr("embert.server.api.large_bodies._OTHER_VALUES", 0)
         strings, number = counts(value)
         check_values(json.dumps(value, ensure_ascii=ascii_only).encode(), strings, number)
 
@@ -81,7 +81,7 @@ def readings(body: bytes) -> list[str]:
     found = []
     for split, large in ((None, 1 << 30), (split_ids(body), 1 << 30), (None, 0)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("server.schemas.LARGE", large)
+            patch.setattr("embert.server.api.schemas.LARGE", large)
             try:
                 found.append(repr(parse(EmbedRequest, body, split)))
             except (BadRequest, Invalid) as error:

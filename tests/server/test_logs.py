@@ -15,7 +15,7 @@ from tests.server.live import ROOT, environment
 
 PROGRAM = """
 import logging, sys
-from server.logs import configure_logging
+from embert.server.observability.logs import configure_logging
 configure_logging("api-0", sys.argv[1], sys.argv[2])
 log = logging.getLogger("server.x")
 log.debug("a %s", "debug")
@@ -33,7 +33,7 @@ print("still running")
 
 MANY = """
 import logging, sys
-from server.logs import configure_logging
+from embert.server.observability.logs import configure_logging
 configure_logging("api-0", "json", "info")
 for number in range(int(sys.argv[1])):
     logging.info("line %d of many: %s", number, "x" * (number % 300))

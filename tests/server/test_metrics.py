@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.app import METRIC_ROUTES
-from server.config import LATENCY_BUCKETS_S
-from server.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
-from server.scrapes import Scrapes
+from embert.server.api.app import METRIC_ROUTES
+from embert.server.config import LATENCY_BUCKETS_S
+from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
+from embert.server.observability.scrapes import Scrapes
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -91,7 +91,11 @@ def test_documented_is_what_is_exported(families: dict[str, tuple[str, set[str]]
 
 def test_the_document_is_current() -> None:
     made = subprocess.run(
-        [sys.executable, "-m", "server.metrics_document"], cwd=ROOT, env=environment(), capture_output=True, check=True
+        [sys.executable, "-m", "embert.server.commands.metrics_document"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        check=True,
     )
     assert DOCUMENT.read_text() == made.stdout.decode(), "run scripts/document"
 
@@ -207,7 +211,7 @@ def test_many_lengths_are_observed_as_one_by_one(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from server.metrics import ApiMetrics, use_folder
+from embert.server.observability.metrics import ApiMetrics, use_folder
 use_folder(Path(sys.argv[1]), "test")
 metrics = ApiMetrics(["/"], [1.0])
 lengths = [1, 4, 5, 8, 9, 16, 17, 100, 8192, 8193, 20000, 3, 3, 3]
@@ -261,7 +265,7 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
         assert made == [1, 3]
         scrapes.close()
 
-    monkeypatch.setattr("server.scrapes.exposition", slow_exposition)
+    monkeypatch.setattr("embert.server.observability.scrapes.exposition", slow_exposition)
     asyncio.run(asyncio.wait_for(run(), 60))
 
 

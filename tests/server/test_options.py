@@ -13,8 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-import engine
-from server import __version__
+from embert import __version__, engine
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import copy_model, edit_json
 from tests.server.stand_in import expected

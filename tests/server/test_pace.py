@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pace import Pace
+from embert.server.worker.throughput import Pace
 
 
 def test_nothing_is_expected_of_the_unknown() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from server import peers
-from server.channel import Channel
-from server.messages import Part, Results, Status, Submit, decode_results, encode
-from server.peers import Peers
+from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import Part, Results, Status, Submit, decode_results, encode
+from embert.server.worker import socket_server as peers
+from embert.server.worker.socket_server import Peers
 from tests.server.wire import Wire
 
 THREADS, EACH, CONNECTED = 4, 400, 3

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.board import open_board
-from server.config import ServeConfig
-from server.control import EngineInfo, EngineState
-from server.engine_client import EngineClient
-from server.messages import Status
+from embert.server.api.engine_client import EngineClient
+from embert.server.config import ServeConfig
+from embert.server.ipc.control import EngineInfo, EngineState
+from embert.server.ipc.messages import Status
+from embert.server.ipc.shared_counters import open_board
 
 INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1000, 2, 2, 0.0, 0.1)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.responses import floats_json, nested_floats_json, openai_json, raw_rows
+from embert.server.api.serialization import floats_json, nested_floats_json, openai_json, raw_rows
 
 Floats = npt.NDArray[np.float32]
 

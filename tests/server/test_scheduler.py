@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server import scheduler as scheduler_module
-from server.scheduler import BULK_TURN, EXACT_REQUESTS, SMALLEST_TURN, Batch, Request, Scheduler
+from embert.server.worker import scheduler as scheduler_module
+from embert.server.worker.scheduler import BULK_TURN, EXACT_REQUESTS, SMALLEST_TURN, Batch, Request, Scheduler
 
 BUDGET, TEXT_BUDGET, LONGEST = 100, 12, 40
 

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from server.errors import BadRequest, Invalid, ServerError
-from server.schemas import (
+from embert.server.api.schemas import (
     DecodeRequest,
     EmbedAllRequest,
     EmbeddingsRequest,
@@ -23,6 +22,7 @@ from server.schemas import (
     describe_name,
     parse,
 )
+from embert.server.http.errors import BadRequest, Invalid, ServerError
 
 SCHEMAS: list[type[BaseModel]] = [
     EmbeddingsRequest, EmbedRequest, EmbedAllRequest, SimilarityRequest, TokenizeRequest, DecodeRequest,

@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.encoders import Encoder, PackedBatch, Task
-from engine.errors import EncoderError
-from engine.model import Model
-from server.config import ServeConfig, read_api_keys
-from server.errors import Unauthorized
-from server.gate import Gate
-from server.keys import Keys
-from server.metrics import ApiMetrics
+from embert.engine.encoders import Encoder, PackedBatch, Task
+from embert.engine.errors import EncoderError
+from embert.engine.model import Model
+from embert.server.config import ServeConfig, read_api_keys
+from embert.server.http.auth import Keys
+from embert.server.http.errors import Unauthorized
+from embert.server.http.middleware import Gate
+from embert.server.observability.metrics import ApiMetrics
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import StandIn
 

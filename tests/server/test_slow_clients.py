@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from server.slow_clients import BodyReader
+from embert.server.http.timeouts import BodyReader
 from tests.server.connections import connect, head, read_all
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import SLEEP

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import load_encoder, load_model
-from engine.errors import BrokenModel
+from embert.engine import load_encoder, load_model
+from embert.engine.errors import BrokenModel
 from tests.server.live import EMBERT, ROOT, STAND_IN, environment, live, run_cli
 from tests.server.models import copy_model, edit_json
 
@@ -236,7 +236,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_children_refuse_to_be_started_by_hand() -> None:
-    for module in ("server.api_process", "server.engine_process"):
+    for module in ("embert.server.api.process", "embert.server.worker.process"):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.sendall(b'{"type":"Drain"}\n')
@@ -253,6 +253,6 @@ def test_children_refuse_to_be_started_by_hand() -> None:
 
 def test_the_supervisor_has_little_to_import() -> None:
     """It is what says that a start cannot succeed, and it stays: neither should take what only its children need."""
-    code = "import sys, server.serve_command; print([m for m in ('numpy', 'asyncio') if m in sys.modules])"
+    code = "import sys, embert.server.commands.serve; print([m for m in ('numpy', 'asyncio') if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"

@@ -6,7 +6,7 @@ import select
 import time
 from collections import deque
 
-from server.channel import Channel
+from embert.server.ipc.framing import Channel
 
 
 class Wire:

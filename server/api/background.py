@@ -1,0 +1,56 @@
+"""Tasks that run as long as an API process does: one that ends by a mistake ends the process, which is started again.
+
+Without its sweeps, a process would look alive and miss deadlines, keys or the supervisor's word for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, ParamSpec
+
+from embert.server.observability.logs import leave
+
+__all__ = ["keep_running", "or_leave"]
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+
+
+def keep_running(
+    coroutine: Coroutine[Any, Any, None], *, may_end: bool = False, end: Callable[[int], Any] = leave
+) -> asyncio.Task[None]:
+    """A task that only `cancel` may end, or with `may_end` success. Else the reason is logged and `end(70)` called."""
+    task = asyncio.create_task(coroutine)
+    task.add_done_callback(partial(_look_at, may_end=may_end, end=end))
+    return task
+
+
+def _look_at(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], Any]) -> None:
+    if task.cancelled():
+        return
+    name = getattr(task.get_coro(), "__qualname__", "a task")
+    mistake = task.exception()
+    if mistake is not None:
+        log.critical("a mistake of ours in %s, this process ends", name, exc_info=mistake)
+        end(70)
+    elif not may_end:
+        log.critical("a mistake of ours: %s has ended, and so does this process", name)
+        end(70)
+
+
+def or_leave(callback: Callable[P, None], end: Callable[[int], Any] = leave) -> Callable[P, None]:
+    """The same for what the event loop calls, which would log an exception and go on."""
+
+    def watched(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            callback(*args, **kwargs)
+        except Exception:
+            name = getattr(callback, "__qualname__", "a callback")
+            log.critical("a mistake of ours in %s, this process ends", name, exc_info=True)
+            end(70)
+
+    return watched

@@ -1,0 +1,225 @@
+"""The API process: HTTP in, engines behind. Never imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from embert.server.api.background import keep_running
+from embert.server.ipc.control import Drain, EngineState, Failed, Line, Message, Progress, Ready, StartApi
+from embert.server.ipc.shared_counters import Board
+from embert.server.observability import gc_tuning as collector
+from embert.server.observability.logs import configure_logging, leave
+from embert.server.observability.metrics import use_folder
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from embert.server.api.engine_client import EngineClient
+    from embert.server.api.service import Service
+    from embert.server.config import ServeConfig
+    from embert.server.observability.scrapes import Scrapes
+
+__all__ = ["main"]
+
+log = logging.getLogger(__name__)
+
+CLOSING_S = 2  # for clients to take their answers, once there will be no more
+DRAIN_NOTICE_S = 0.25  # at least this long `/readyz` says that we are draining, before the port closes
+
+
+def main() -> None:
+    """`python -m embert.server.api.process FD`: one HTTP process, told what to do over the inherited socket FD."""
+    line = Line.from_fd(int(sys.argv[1]))
+    start = line.receive()
+    if not isinstance(start, StartApi):
+        raise SystemExit("embert.server.api.process is started by `embert serve`")
+    name = f"api-{start.worker}"
+    configure_logging(name, start.config.log_format, start.config.log_level)
+    use_folder(Path(start.runtime_folder, "metrics"), name)
+    sys.setswitchinterval(0.001)  # tokenising threads must not hold up the loop for long
+    collector.begin()
+    try:
+        uvloop.run(_serve(start, line))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+async def _serve(start: StartApi, line: Line) -> None:
+    # Not at the top: prometheus_client must find its folder when it is imported.
+    from embert.engine import Tokenizer, load_model
+    from embert.engine.errors import EngineError
+    from embert.server.api.app import METRIC_ROUTES, create_app
+    from embert.server.api.engine_client import EngineClient
+    from embert.server.api.service import Service
+    from embert.server.config import ConfigError
+    from embert.server.http.auth import Keys
+    from embert.server.http.connections import Connections, connection_limit
+    from embert.server.http.protocol import bounded_protocol
+    from embert.server.http.timeouts import end_slow_readers
+    from embert.server.observability.metrics import ApiMetrics
+
+    config = start.config
+    board = Board(start.board_fd, config.http_processes, len(start.engines))
+    line.send(Progress("reading the tokenizer"))
+    try:
+        model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
+        service = Service(
+            config,
+            model,
+            Tokenizer(model),
+            EngineClient(config, board, start.worker),
+            ApiMetrics(METRIC_ROUTES, config.latency_buckets),
+        )
+        keys = Keys(config)
+        app = create_app(service, keys)
+    except (EngineError, ConfigError) as error:
+        line.send(Failed(str(error)))
+        raise SystemExit(1) from None
+    for state in start.engines:
+        service.client.engine_changed(state)
+    limit = connection_limit(config.max_connections)
+    if limit.served < config.max_connections:
+        log.warning(
+            "open files are limited: %d connections instead of --max-connections %d",
+            limit.served,
+            config.max_connections,
+        )
+    connections = Connections(limit)
+    protocol = bounded_protocol(config.header_limit, connections, service.metrics.count)
+    servers = [_Server(_uvicorn_config(config, app, protocol))]
+    jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
+    if start.metrics_fd is not None:
+        servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.scrapes), protocol, tls=False)))
+        jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
+    running = [
+        keep_running(_write_metrics(service, board, start.worker)),
+        keep_running(_follow(line, service.client, servers, start)),
+        keep_running(keys.follow()),
+        keep_running(service.bodies.watch()),
+        keep_running(connections.watch_files()),
+        keep_running(end_slow_readers(connections, config.client_timeout, service.metrics.unread_answers.inc)),
+    ]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
+    collector.settle()
+    line.send(Ready())
+    await asyncio.gather(*jobs)
+    for task in running:
+        task.cancel()
+    service.metrics.write()
+    service.close()
+    await service.client.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with signals left to us: it would close its socket on SIGTERM before anybody saw us draining."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(
+    config: ServeConfig, app: ASGIApp, protocol: type[asyncio.Protocol], *, tls: bool = True
+) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        interface="asgi3",
+        proxy_headers=False,  # nobody asks who the client is
+        lifespan="off",
+        access_log=False,  # 40 µs a request; the metrics tell more
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=CLOSING_S,
+        ssl_certfile=config.ssl_certfile if tls else None,
+        ssl_keyfile=config.ssl_keyfile if tls else None,
+        ssl_keyfile_password=config.ssl_keyfile_password,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_ciphers=config.ssl_ciphers,
+    )
+
+
+async def _follow(line: Line, client: EngineClient, servers: list[_Server], start: StartApi) -> None:
+    """Obey the supervisor; end with it."""
+    loop = asyncio.get_running_loop()
+    line.socket.setblocking(False)
+    readable = asyncio.Event()
+    loop.add_reader(line.socket, readable.set)
+    messages: Iterable[Message | None] = line.buffered()
+    while True:
+        for message in messages:
+            if message is None:
+                shutil.rmtree(start.runtime_folder, ignore_errors=True)
+                leave(1)
+            if isinstance(message, EngineState):
+                client.engine_changed(message)
+            elif isinstance(message, Drain):
+                _drain_soon(client, servers, start.config)
+        await readable.wait()
+        readable.clear()
+        messages = line.drain()
+
+
+_draining: list[asyncio.Task[None]] = []
+
+
+def _drain_soon(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
+    if not client.draining:
+        client.draining = True
+        _draining.append(keep_running(_drain(client, servers, config), may_end=True))
+
+
+async def _drain(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
+    """Readiness has flipped; wait for what is in flight, then close the port."""
+    until = time.monotonic() + config.drain_timeout
+    await asyncio.sleep(DRAIN_NOTICE_S)
+    while time.monotonic() < until and (client.pending or servers[0].server_state.tasks):
+        if not client.ready:  # nor will it be: while draining no engine is started again
+            client.give_up()
+        await asyncio.sleep(0.02)
+    client.give_up()
+    for server in servers:
+        server.should_exit = True
+
+
+async def _write_metrics(service: Service, board: Board, worker: int) -> None:
+    while True:
+        board.api_alive[worker] = time.monotonic()
+        await asyncio.sleep(service.metrics.WRITE_INTERVAL_S)
+        service.write_metrics()
+
+
+class _MetricsApp:
+    """What answers on --metrics-port."""
+
+    def __init__(self, scrapes: Scrapes) -> None:
+        self._scrapes = scrapes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
+        if scope["type"] != "http":
+            return
+        found = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
+        nothing = b"only GET /metrics is here\n", "text/plain"
+        body, content_type = await self._scrapes.answer() if found else nothing
+        headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+if __name__ == "__main__":
+    main()

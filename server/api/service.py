@@ -1,0 +1,389 @@
+"""What the routes of one API process share: tokenizer, engines, limits, and the way from texts to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from embert.engine import Encoded, Model, Tokenizer
+from embert.engine.errors import InputError, InputTooLarge
+from embert.engine.tokenizer import Turns
+from embert.server.api.engine_client import Answer, EngineClient, Receive
+from embert.server.api.large_bodies import LongSteps
+from embert.server.api.request_options import Terms
+from embert.server.api.schemas import TextOrIds, describe_name
+from embert.server.config import ServeConfig
+from embert.server.http.errors import EmptyInput, Invalid, ModelUnknown, Overloaded, PayloadTooLarge
+from embert.server.http.timeouts import BodyReader
+from embert.server.ipc.control import EngineInfo
+from embert.server.observability.metrics import ApiMetrics
+from embert.server.observability.scrapes import Scrapes
+
+__all__ = ["Service", "Timing"]
+
+_INLINE_CHARACTERS = 4096  # tokenised on the loop, which costs less than the way to a thread and back
+_INLINE_KNOWN_CHARACTERS = 65536  # ... even if so many, where all words are known: half a millisecond
+_INLINE_IDS = 16384
+_WAITING_BODIES = 2  # what may wait for the tokenizer: the characters, or ids, of so many bodies of --payload-limit
+_CHARACTERS_PER_S = 1_000_000  # of one tokenising thread, at the least
+_WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the loop
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where a request's time went, for its answer's headers. Seconds of perf_counter."""
+
+    started: float = field(default_factory=time.perf_counter)
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+    characters: int = 0
+    tokens: int = 0
+    answered: float | None = None  # when the vectors were here
+
+    def note(self, answer: Answer) -> None:
+        """Take over the engine's times."""
+        self.queue_s, self.inference_s, self.answered = answer.queue_s, answer.inference_s, time.perf_counter()
+
+    def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
+        """TEI's headers in whole milliseconds, Server-Timing in fractions; both of the same whole microseconds."""
+        total_us = round((time.perf_counter() - self.started) * 1e6)
+        tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
+        inference_us = round(self.inference_s * 1e6)
+        return [
+            (b"x-compute-type", compute_type),
+            (b"x-compute-time", b"%d" % ((tokenize_us + inference_us) // 1000)),
+            (b"x-compute-characters", b"%d" % self.characters),
+            (b"x-compute-tokens", b"%d" % self.tokens),
+            (b"x-total-time", b"%d" % (total_us // 1000)),
+            (b"x-tokenization-time", b"%d" % (tokenize_us // 1000)),
+            (b"x-queue-time", b"%d" % (queue_us // 1000)),
+            (b"x-inference-time", b"%d" % (inference_us // 1000)),
+            (
+                b"server-timing",
+                b"tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d"
+                % (
+                    *divmod(tokenize_us, 1000),
+                    *divmod(queue_us, 1000),
+                    *divmod(inference_us, 1000),
+                    *divmod(total_us, 1000),
+                ),
+            ),
+        ]
+
+
+class Service:
+    """One per API process."""
+
+    def __init__(
+        self, config: ServeConfig, model: Model, tokenizer: Tokenizer, client: EngineClient, metrics: ApiMetrics
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.tokenizer = tokenizer
+        self.client = client
+        self.metrics = metrics
+        self.scrapes = Scrapes(self.write_metrics)
+        self.served_name = config.served_model_name or model.model_id
+        self.default_prompt = self._default_prompt()
+        self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
+        self.long_steps = LongSteps(config.body_budget)
+        self.most_ids = config.max_client_batch_size * model.max_input_length
+        self._threads = ThreadPoolExecutor(config.tokenization_threads, "tokenize")
+        self._waiting = 0  # characters, or ids, of requests that are with the tokenizer's threads
+
+    @property
+    def engine(self) -> EngineInfo | None:
+        """What the engines are, once one has started."""
+        return next((state.info for state in self.client.engines if state.info is not None), None)
+
+    @property
+    def max_queue_tokens(self) -> int:
+        """Admission budget of the whole server, in tokens."""
+        return self.client.max_queue_tokens
+
+    @property
+    def queue_limit(self) -> int:
+        """Tokens of the whole server that may be admitted now: the budget, or fewer where it would take too long."""
+        return self.client.queue_limit
+
+    @property
+    def compute_type(self) -> bytes:
+        """For the header: `cpu`, or `gpu+NVIDIA H100`."""
+        engine = self.engine
+        if engine is None or engine.device == "cpu":
+            return b"cpu"
+        return f"gpu+{engine.device_name}".encode("latin-1", "replace")
+
+    @property
+    def token_vector_limit(self) -> int:
+        """Most tokens of one `/embed_all` request: one batch, since a token's vector is as large as a text's."""
+        engine = self.engine
+        return engine.max_batch_tokens if engine is not None else self.model.max_input_length
+
+    def _default_prompt(self) -> str:
+        config, model = self.config, self.model
+        if config.default_prompt is not None:
+            return config.default_prompt
+        name = config.default_prompt_name or model.default_prompt_name
+        return model.prompts[name] if name is not None else ""
+
+    def prompt(self, name: str | None) -> str:
+        """The text of a prompt, or the default's. Raises Invalid for a name the model does not have."""
+        if name is None:
+            return self.default_prompt
+        if name not in self.model.prompts:
+            known = ", ".join(sorted(self.model.prompts)) or "none"
+            raise Invalid(
+                f"`prompt_name` must be one of the model's prompts ({known}); it is {describe_name(name)}",
+                "prompt_name",
+            )
+        return self.model.prompts[name]
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ModelUnknown when `name` is another model than the served one."""
+        if name is not None and name not in (self.served_name, self.model.model_id):
+            raise ModelUnknown(f"`model` must be {self.served_name}; it is {describe_name(name)}", "model")
+
+    def check_dimensions(self, dimensions: int | None) -> int:
+        """`dimensions` for the engine, 0 meaning all. Raises Invalid outside 1 … width."""
+        if dimensions is None:
+            return 0
+        if not 1 <= dimensions <= self.model.width:
+            raise Invalid(f"`dimensions` must be 1 to {self.model.width}; it is {dimensions}", "dimensions")
+        return 0 if dimensions == self.model.width else dimensions
+
+    def check_count(self, count: int, param: str) -> None:
+        """Raise PayloadTooLarge for more texts than one request may have."""
+        limit = self.config.max_client_batch_size
+        if count > limit:
+            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
+
+    def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
+        """Raise PayloadTooLarge for more tokens than one request may have; `more` where not all are counted."""
+        limit = self.config.max_client_batch_tokens
+        if limit is not None and tokens > limit:
+            has = f"at least {tokens}" if more else f"{tokens}"
+            raise PayloadTooLarge(
+                f"`{param}` has {has} tokens; the limit is {limit} (--max-client-batch-tokens)", param
+            )
+
+    def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
+        """Raise PayloadTooLarge for more tokens than one answer of /tokenize or /decode may be about."""
+        self.check_tokens(tokens, param, more=more)
+        limit = self.config.max_answer_tokens
+        if tokens > limit:
+            has = f"at least {tokens}" if more else f"{tokens}"
+            raise PayloadTooLarge(f"`{param}` has {has} tokens; the limit is {limit} (--max-answer-tokens)", param)
+
+    def check_foreign_ids(self, given: TextOrIds, model: str | None) -> None:
+        """Raise Invalid for token ids on OpenAI's routes that may be another tokenizer's.
+
+        Clients of OpenAI's models tokenize for those, and a vector of such ids is wrong without a sign of it.
+        """
+        if isinstance(given, str) or not given or isinstance(given[0], str) or given[0] == []:
+            return
+        if self.config.accept_token_ids and model is not None:  # check_model has seen that it is this one
+            return
+        needed = (
+            "or name the served model in `model`"
+            if self.config.accept_token_ids
+            else "or start the server with --accept-token-ids and name the served model in `model`"
+        )
+        raise Invalid(
+            "`input` holds token ids, which are those of another model's tokenizer in most clients; send text "
+            f"(in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)), {needed}",
+            "input",
+        )
+
+    def check_open(self) -> None:
+        """Raise Unavailable when the server is shutting down."""
+        if self.client.draining:
+            self.client.check_ready()
+
+    async def tokenize(
+        self,
+        given: TextOrIds,
+        receive: Receive,
+        timing: Timing,
+        terms: Terms,
+        *,
+        param: str,
+        truncate: bool | None,
+        direction: Any = "right",
+        prompt_name: str | None,
+    ) -> Encoded:
+        """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them.
+
+        Raises Overloaded where the queue has no room for as many tokens as there are words: a flood is not tokenised.
+        """
+        sequences, is_text = self.sequences(given, param)
+        self.check_count(len(sequences), param)
+        how: dict[str, Any] = {
+            "truncate": self.config.auto_truncate if truncate is None else truncate,
+            "direction": direction,
+            "param": param,
+        }
+        began = time.perf_counter()
+        size = sum(map(len, sequences))  # characters or ids
+        tokenizer = self.tokenizer
+        at_once: Callable[..., Encoded | None] | None
+        if is_text:
+            how["prompt"] = self.prompt(prompt_name)
+            timing.characters = size
+            most = size + 2 * len(sequences)
+            at_once = tokenizer.encode
+            if size > _INLINE_CHARACTERS:
+                at_once = tokenizer.encode_known if size <= _INLINE_KNOWN_CHARACTERS else None
+        else:
+            if prompt_name is not None:
+                raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
+            most = size
+            at_once = tokenizer.from_ids if size <= _INLINE_IDS else None
+        self.client.check_room(partial(_least_tokens, sequences, self.model.max_input_length), most, terms)
+        with _input_errors():
+            encoded = at_once(sequences, **how) if at_once is not None else None
+            if encoded is None:
+                if is_text:
+                    limit = self.config.max_unbroken_characters
+                    turns = tokenizer.encode_turns(sequences, **how, most_unbroken=limit)
+                else:
+                    turns = tokenizer.from_ids_turns(sequences, **how)
+                check = partial(self.check_tokens, param=param, more=True)
+                encoded = await self.in_turns(turns, size, receive, terms, check)
+        timing.tokenize_s = time.perf_counter() - began
+        timing.tokens = encoded.tokens
+        self.check_tokens(encoded.tokens, param)
+        self._observe(encoded, timing)
+        return encoded
+
+    async def in_turns(
+        self,
+        turns: Turns[ResultT],
+        size: int,
+        receive: Receive,
+        terms: Terms,
+        check: Callable[[int], None],
+    ) -> ResultT:
+        """Do the tokenizer's work beside the loop; others get their turns between these. `size` is its characters.
+
+        `check` is given the tokens so far after each turn. Raises Overloaded where too much waits already, Unavailable
+        once the deadline has passed, CancelledError when the client has left, and what `turns` raises, as ServerErrors.
+        """
+        self._check_waiting(size)
+        loop = asyncio.get_running_loop()
+        left: asyncio.Task[None] | None = None
+        self._waiting += size
+        try:
+            with _input_errors():
+                while True:
+                    tokens, last = await loop.run_in_executor(self._threads, _take_turn, turns)
+                    if last is not None:
+                        return last.value  # type: ignore[no-any-return]
+                    check(tokens)
+                    self.client.check_time(terms)
+                    if left is None:
+                        left = loop.create_task(_until_left(receive))
+                    elif left.done():
+                        raise asyncio.CancelledError
+        finally:
+            self._waiting -= size
+            if left is not None:
+                left.cancel()
+
+    def _check_waiting(self, size: int) -> None:
+        limit = _WAITING_BODIES * self.config.payload_limit
+        if self._waiting and self._waiting + size > limit:
+            rate = _CHARACTERS_PER_S * self.config.tokenization_threads
+            raise Overloaded(
+                f"the tokenizer has {self._waiting} characters to do and this request has {size}; the limit is {limit} "
+                f"({_WAITING_BODIES} times --payload-limit)",
+                retry_after_s=math.ceil(self._waiting / rate),
+            )
+
+    async def encode(self, encoded: Encoded, receive: Receive, terms: Terms, timing: Timing, **how: Any) -> Answer:
+        """Through an engine; see EngineClient.encode."""
+        answer = await self.client.encode(encoded, receive, terms, **how)
+        timing.note(answer)
+        return answer
+
+    def sequences(self, given: TextOrIds, param: str) -> tuple[Sequence[Any], bool]:
+        """A list of texts or of id lists, and which of the two. Raises EmptyInput when there is nothing to encode."""
+        if isinstance(given, str):
+            given = [given]
+        if not given:
+            raise EmptyInput(f"`{param}` must not be an empty list", param)
+        if isinstance(given[0], int):
+            return [given], False
+        for index, sequence in enumerate(given):
+            if not sequence:
+                name = f"{param}[{index}]" if len(given) > 1 else param
+                raise EmptyInput(f"`{name}` must not be empty", param)
+        return given, isinstance(given[0], str)
+
+    def _observe(self, encoded: Encoded, timing: Timing) -> None:
+        metrics = self.metrics
+        metrics.tokenize_duration.observe(timing.tokenize_s)
+        metrics.texts += encoded.sequences
+        metrics.tokens += encoded.tokens
+        metrics.truncated_texts += encoded.truncated
+        metrics.request_texts.observe(encoded.sequences)
+        metrics.text_tokens.observe_many(encoded.lengths.tolist())
+
+    def write_metrics(self) -> None:
+        """Make what happened until now visible to scrapes."""
+        self.metrics.admitted_tokens = self.client.admitted_tokens
+        self.metrics.queue_limit = self.client.queue_limit
+        self.metrics.write()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.scrapes.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _least_tokens(sequences: Sequence[Any], longest: int) -> int:
+    """Of texts or lists of ids, cut to `longest`: no tokenizer joins what a space divides. Not all is looked at."""
+    tokens = 0
+    characters = _WORDS_SOUGHT_IN
+    for each in sequences:
+        if isinstance(each, str):
+            words = len(each[:characters].split(maxsplit=longest))
+            characters -= len(each)
+            if characters <= 0:
+                return tokens + min(words, longest)
+            tokens += min(words, longest)
+        else:
+            tokens += min(len(each), longest)
+    return tokens
+
+
+def _take_turn(turns: Turns[Any]) -> tuple[int, StopIteration | None]:
+    try:
+        return next(turns), None
+    except StopIteration as last:
+        return 0, last
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextmanager
+def _input_errors() -> Iterator[None]:
+    try:
+        yield
+    except InputTooLarge as error:
+        raise PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param) from None
+    except InputError as error:
+        raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None

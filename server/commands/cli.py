@@ -1,0 +1,190 @@
+"""The command `embert`: serve, embed, info."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from embert import __version__
+from embert.server.config import ConfigError, ServeConfig, environment_name, option_name
+
+__all__ = ["main", "parse_serve"]
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; ends with SystemExit: 0, 1 for what went wrong, 2 for what was typed wrong."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "serve":
+            config = _serve_config(arguments, os.environ)  # first: what was typed wrong is said at once
+            from embert.server.commands.serve import serve
+
+            status = serve(config)
+        elif arguments.command == "embed":
+            from embert.server.commands.embed import embed
+
+            status = embed(arguments)
+        else:
+            from embert.server.commands.info import info
+
+            status = info(arguments)
+    except ConfigError as error:
+        _fail(error, 2)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # The reader of our output has left. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    raise SystemExit(status)
+
+
+def parse_serve(argv: Sequence[str], environment: Mapping[str, str]) -> ServeConfig:
+    """The configuration of `embert serve ARGV`. Raises ConfigError, or SystemExit with usage."""
+    return _serve_config(_parser().parse_args(["serve", *argv]), environment)
+
+
+def _fail(error: Exception, status: int) -> NoReturn:
+    sys.stderr.write(f"embert: error: {error}\n")
+    raise SystemExit(status) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="embert", description="Embeddings from BERT-family encoders.")
+    parser.add_argument("--version", action="version", version=f"embert {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{serve,embed,info}")
+
+    serve = commands.add_parser(
+        "serve",
+        help="answer HTTP requests",
+        description="Serve a model over HTTP. Every option is also an environment variable: --max-batch-tokens is "
+        "EMBERT_MAX_BATCH_TOKENS; repeatable ones take a comma-separated list there.",
+        argument_default=argparse.SUPPRESS,
+    )
+    for option in dataclasses.fields(ServeConfig):
+        _add_option(serve, option)
+
+    embed = commands.add_parser(
+        "embed",
+        help="embed texts without a server",
+        description="Embed texts: one JSON line a text, or a .npy file of float32 rows.",
+    )
+    embed.add_argument("texts", nargs="*", metavar="TEXT", help="texts to embed")
+    embed.add_argument("--file", "-f", metavar="PATH", help="a UTF-8 file with a text a line; - for standard input")
+    embed.add_argument(
+        "--output", "-o", metavar="PATH", help="where to write; .npy for float32 rows, else JSON lines; default: stdout"
+    )
+    embed.add_argument(
+        "--resume", action="store_true", help="go on where a run that was stopped ended; with --file and --output"
+    )
+    embed.add_argument("--dimensions", type=int, metavar="N", help="cut the vectors to N numbers")
+    embed.add_argument("--prompt-name", metavar="NAME", help="the prompt of the model put before each text")
+    embed.add_argument(
+        "--no-normalize", dest="normalize", action="store_false", help="do not scale vectors to length 1"
+    )
+    embed.add_argument("--no-truncate", dest="truncate", action="store_false", help="fail on a text that is too long")
+    embed.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
+    _add_model_options(embed)
+
+    info = commands.add_parser("info", help="say what a model is and how it would be served")
+    info.add_argument("--json", action="store_true", help="as JSON")
+    _add_model_options(info, positional=True)
+    return parser
+
+
+def _add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
+    if positional:
+        parser.add_argument("model", nargs="?", metavar="MODEL", help=_help("model"))
+    else:
+        parser.add_argument("--model", "-m", metavar="MODEL", help=_help("model"))
+    parser.add_argument("--revision", help=_help("revision"))
+    parser.add_argument("--device", default="auto", help=_help("device"))
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"), help=_help("dtype")
+    )
+    parser.add_argument("--encoder", default="auto", help=_help("encoder"))
+    parser.add_argument("--pooling", choices=("cls", "mean", "max", "last-token"), help=_help("pooling"))
+
+
+def _help(name: str) -> str:
+    option = next(option for option in dataclasses.fields(ServeConfig) if option.name == name)
+    return str(option.metadata["help"])
+
+
+def _kind(option: dataclasses.Field[Any]) -> tuple[type, bool]:
+    """The type of one value of an option, and whether it may be repeated."""
+    hint = typing.get_type_hints(ServeConfig)[option.name]
+    if isinstance(hint, types.UnionType):
+        hint = next(member for member in typing.get_args(hint) if member is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    return hint, False
+
+
+def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any]) -> None:
+    kind, repeatable = _kind(option)
+    text = option.metadata["help"].replace("%", "%%")
+    default = option.default
+    if default not in (None, ()) and "default" not in text:
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        text += f" (default: {shown})"
+    # No argparse defaults: those live in ServeConfig, so that the environment can step between.
+    common: dict[str, Any] = {"help": text}
+    if option.metadata.get("positional"):
+        parser.add_argument(option.name, nargs="?", metavar=option.name.upper(), **common)
+    elif kind is bool:
+        parser.add_argument(option_name(option.name), action=argparse.BooleanOptionalAction, **common)
+    elif repeatable and kind is float:
+        parser.add_argument(option_name(option.name), type=_floats, metavar="S,S,…", **common)
+    elif repeatable:
+        parser.add_argument(option_name(option.name), action="append", type=kind, metavar="VALUE", **common)
+    else:
+        choices = option.metadata.get("choices")
+        metavar = "{" + ",".join(choices) + "}" if choices else {int: "N", float: "SECONDS"}.get(kind, "VALUE")
+        parser.add_argument(option_name(option.name), type=kind, metavar=metavar, **common)
+
+
+def _floats(text: str) -> tuple[float, ...]:
+    return tuple(float(piece) for piece in text.split(","))
+
+
+def _serve_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServeConfig:
+    values: dict[str, Any] = {}
+    for option in dataclasses.fields(ServeConfig):
+        given = getattr(arguments, option.name, None)
+        if given is not None:
+            values[option.name] = tuple(given) if isinstance(given, list) else given
+        elif environment.get(environment_name(option.name)):
+            values[option.name] = _from_environment(option, environment[environment_name(option.name)])
+    return ServeConfig(**values)
+
+
+def _from_environment(option: dataclasses.Field[Any], text: str) -> Any:
+    kind, repeatable = _kind(option)
+    convert: Callable[[str], Any] = _boolean if kind is bool else kind
+    try:
+        if repeatable:
+            return tuple(convert(piece.strip()) for piece in text.split(",") if piece.strip())
+        return convert(text)
+    except ValueError:
+        shown = "its value" if option.metadata.get("secret") else repr(text)
+        raise ConfigError(f"{environment_name(option.name)}: {shown} is not a {kind.__name__}") from None
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in _TRUE | _FALSE:
+        raise ValueError(text)
+    return text.lower() in _TRUE
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""`embert embed`: the engine without HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from embert.engine import Engine
+from embert.engine.errors import EngineError
+from embert.server.commands.embed_output import FileOutput, OutputError, StreamOutput
+from embert.server.config import ConfigError
+
+__all__ = ["embed"]
+
+_BLOCK_TEXTS = 4096  # held in memory at once, and complete in the output together
+
+
+def embed(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    if bool(arguments.texts) == (arguments.file is not None):
+        raise ConfigError("give texts, or --file with a text a line (- for standard input), and not both")
+    if arguments.resume and (arguments.file is None or arguments.output is None):
+        raise ConfigError("--resume goes with --file and --output")
+    try:
+        with ExitStack() as stack:
+            # Files first: what is wrong with them is told before a model is loaded.
+            lines = _Lines(arguments, stack)
+            output = _output(arguments, stack)
+            engine = stack.enter_context(
+                Engine.load(
+                    arguments.model,
+                    device=arguments.device,
+                    dtype=arguments.dtype,
+                    revision=arguments.revision,
+                    pooling=arguments.pooling,
+                    encoder=arguments.encoder,
+                    progress=not arguments.quiet,
+                )
+            )
+            _run(engine, arguments, lines, output)
+    except (EngineError, OSError, OutputError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        sys.stderr.write(f"embert: error: {error}\n")
+        return 1
+    return 0
+
+
+def _output(arguments: argparse.Namespace, stack: ExitStack) -> FileOutput | StreamOutput:
+    if arguments.output is None:
+        return StreamOutput(sys.stdout.buffer)
+    path = Path(arguments.output)
+    if path.is_fifo() or path.is_char_device():
+        return StreamOutput(stack.enter_context(path.open("wb")))
+    return stack.enter_context(FileOutput(arguments.output))
+
+
+def _run(engine: Engine, arguments: argparse.Namespace, lines: _Lines, output: FileOutput | StreamOutput) -> None:
+    if isinstance(output, FileOutput):
+        output.begin(_facts(engine, arguments), arguments.dimensions or engine.model.width, resume=arguments.resume)
+        lines.skip(output.texts, output.digest)
+    done = output.texts if isinstance(output, FileOutput) else 0
+    with tqdm(unit=" texts", initial=done, disable=arguments.quiet or None, leave=False) as bar:
+
+        def advance(texts_done: int) -> None:
+            bar.update(texts_done)
+
+        try:
+            while block := list(itertools.islice(lines, _BLOCK_TEXTS)):
+                vectors = engine.embed(
+                    block,
+                    prompt_name=arguments.prompt_name,
+                    normalize=arguments.normalize,
+                    dimensions=arguments.dimensions,
+                    truncate=arguments.truncate,
+                    progress=advance,
+                )
+                if isinstance(output, FileOutput):
+                    output.write(block, vectors, lines.digest)
+                else:
+                    output.write(block, vectors)
+            output.finish()
+        except BaseException:
+            if isinstance(output, FileOutput) and output.texts and arguments.file is not None:
+                bar.write(f"embert: {output.texts} texts are complete; --resume goes on after them", sys.stderr)
+            raise
+
+
+def _facts(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What vectors depend on, but for the texts."""
+    model, encoder = engine.model, engine.encoder
+    files = sorted(path for path in model.folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    return {
+        "model": model.model_id,
+        "model's files": {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files},
+        "pooling": model.pooling,
+        "encoder": encoder.name,
+        "device": encoder.device,
+        "dtype": encoder.dtype,
+        "--prompt-name": arguments.prompt_name,
+        "--dimensions": arguments.dimensions,
+        "--no-normalize": not arguments.normalize,
+        "--no-truncate": not arguments.truncate,
+    }
+
+
+class _Lines:
+    """The texts, one by one, and a digest of those that were taken."""
+
+    def __init__(self, arguments: argparse.Namespace, stack: ExitStack) -> None:
+        """Raises OSError for a file that cannot be read."""
+        self._name = "standard input" if arguments.file == "-" else arguments.file
+        self._hash = hashlib.sha256()
+        self._taken = 0
+        self._lines: Iterator[bytes | str]
+        if arguments.texts:
+            self._lines = iter(arguments.texts)
+        elif arguments.file == "-":
+            self._lines = iter(sys.stdin.buffer)  # bytes: it is UTF-8 whatever the locale says
+        else:
+            self._lines = stack.enter_context(Path(arguments.file).open("rb"))  # noqa: SIM115 - the stack closes it
+
+    @property
+    def digest(self) -> str:
+        """Of the texts taken until now."""
+        return self._hash.hexdigest()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._taken += 1
+        if isinstance(line, str):
+            return line
+        line = line.rstrip(b"\r\n")
+        self._hash.update(line + b"\n")
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            raise OutputError(
+                f"{self._name} line {self._taken} is not UTF-8: byte {line[error.start]:#04x} at position "
+                f"{error.start + 1}"
+            ) from None
+
+    def skip(self, texts: int, digest: str) -> None:
+        """Pass over the texts that are complete. Raises OutputError where these are others."""
+        for _ in itertools.islice(self, texts):
+            pass
+        if texts and (self._taken != texts or self.digest != digest):
+            raise OutputError(
+                f"cannot resume: the first {texts} lines of {self._name} are not those that were embedded; "
+                "leave --resume out to begin anew"
+            )

@@ -1,0 +1,66 @@
+"""`embert info MODEL`: what a model is, and how this machine would run it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import orjson
+
+from embert.engine import Model, load_encoder, load_model
+from embert.engine.errors import EngineError
+
+__all__ = ["info"]
+
+
+def info(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    try:
+        model = load_model(arguments.model, revision=arguments.revision, pooling=arguments.pooling)
+        facts = _facts(model, arguments)
+    except EngineError as error:
+        sys.stderr.write(f"embert: error: {error}\n")
+        return 1
+    if arguments.json:
+        sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode() + "\n")
+    else:
+        for name, value in facts.items():
+            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            sys.stdout.write(f"{name.replace('_', ' '):20} {'-' if shown in (None, '') else shown}\n")
+    return 0
+
+
+def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
+    config = model.config
+    began = time.monotonic()
+    encoder = load_encoder(model, device=arguments.device, dtype=arguments.dtype, encoder=arguments.encoder)
+    load_s = time.monotonic() - began
+    try:
+        return {
+            "model": model.model_id,
+            "revision": model.revision,
+            "folder": str(model.folder),
+            "architecture": config.architecture,
+            "layers": config.layers,
+            "hidden_size": config.hidden_size,
+            "heads": config.heads,
+            "intermediate_size": config.intermediate_size,
+            "activation": config.activation,
+            "vocabulary": config.vocab_size,
+            "pooling": model.pooling,
+            "dimensions": model.width,
+            "max_input_length": model.max_input_length,
+            "prompts": sorted(model.prompts),
+            "encoder": encoder.name,
+            "device": encoder.device,
+            "device_name": encoder.device_name,
+            "dtype": encoder.dtype,
+            "choice": encoder.choice,
+            "max_batch_tokens": encoder.max_batch_tokens,
+            "load_seconds": round(load_s, 2),
+            "notices": list(model.notices),
+        }
+    finally:
+        encoder.close()

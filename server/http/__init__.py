@@ -1,0 +1,1 @@
+"""HTTP below the routes: the protocol and its bounds, slow clients, middleware, keys, errors."""

@@ -1,0 +1,193 @@
+"""Every answer that is not 200, in both dialects.
+
+TEI routes answer   {"error": message, "error_type": type}
+OpenAI routes       {"error": {"message", "type", "param", "code"}}
+
+Messages name the field, the limit and the value given, never the text itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+from starlette.types import Send
+
+__all__ = [
+    "BadRequest",
+    "EmptyInput",
+    "HeadTooLarge",
+    "InferenceFailed",
+    "Invalid",
+    "ModelUnknown",
+    "NotFound",
+    "Overloaded",
+    "PayloadTooLarge",
+    "RequestTimeout",
+    "ServerError",
+    "Unauthorized",
+    "Unavailable",
+    "UnsupportedEncoding",
+    "error_body",
+    "send_error",
+    "speaks_openai",
+]
+
+
+@dataclass(eq=False)
+class ServerError(Exception):
+    """An answer that is not 200."""
+
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+    status: int = field(default=500, init=False)
+    tei_type: str = field(default="Backend", init=False)
+    openai_type: str = field(default="server_error", init=False)
+    openai_code: str | None = field(default=None, init=False)
+    reject_reason: str | None = field(default=None, init=False)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(eq=False)
+class BadRequest(ServerError):
+    """400: the body is not JSON."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 400, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class EmptyInput(ServerError):
+    """400: nothing to encode."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 400, "Empty", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class Unauthorized(ServerError):
+    """401: a key is wanted, and none or a wrong one was sent."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type = 401, "Unauthorized"
+        self.openai_type, self.openai_code = "authentication_error", "invalid_api_key"
+
+
+@dataclass(eq=False)
+class NotFound(ServerError):
+    """404: no such route."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 404, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class ModelUnknown(ServerError):
+    """404: the request names another model."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type = 404, "Validation"
+        self.openai_type, self.openai_code = "invalid_request_error", "model_not_found"
+
+
+@dataclass(eq=False)
+class PayloadTooLarge(ServerError):
+    """413: too many bytes or too many inputs."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 413, "Validation", "invalid_request_error"
+        self.reject_reason = "too_large"
+
+
+@dataclass(eq=False)
+class RequestTimeout(ServerError):
+    """408: a request whose head or body does not end."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 408, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class UnsupportedEncoding(ServerError):
+    """415: a body that is compressed."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 415, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class HeadTooLarge(ServerError):
+    """431: too many bytes before the body."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 431, "Validation", "invalid_request_error"
+
+
+@dataclass(eq=False)
+class Invalid(ServerError):
+    """422: a field's type or value."""
+
+    kind: str = "Validation"  # or "Tokenizer"
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 422, self.kind, "invalid_request_error"
+
+
+@dataclass(eq=False)
+class InferenceFailed(ServerError):
+    """424: the encoder failed on this request."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 424, "Backend", "server_error"
+
+
+@dataclass(eq=False)
+class Overloaded(ServerError):
+    """429: over the queue's token budget."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 429, "Overloaded", "rate_limit_error"
+        self.reject_reason = "queue_full"
+
+
+@dataclass(eq=False)
+class Unavailable(ServerError):
+    """503: loading, draining, the engine restarting, or a deadline that passed."""
+
+    reason: str = "loading"  # "loading", "draining", "deadline", "connections" or "bodies"
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 503, "Unhealthy", "server_error"
+        self.reject_reason = self.reason
+
+
+def speaks_openai(path: str) -> bool:
+    """Whether errors on this path are OpenAI's."""
+    return path.startswith("/v1/") or path == "/embeddings"
+
+
+def error_body(error: ServerError, *, openai: bool) -> bytes:
+    """The error in its dialect, as JSON."""
+    if openai:
+        facts = {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.openai_code}
+        return orjson.dumps({"error": facts})
+    return orjson.dumps({"error": error.message, "error_type": error.tei_type})
+
+
+async def send_error(send: Send, error: ServerError, *, openai: bool) -> None:
+    """Answer with an error."""
+    body = error_body(error, openai=openai)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if error.status == 408:
+        headers.append((b"connection", b"close"))  # the rest may still come
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.status == 415:
+        headers.append((b"accept-encoding", b"identity"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,123 @@
+"""Clients that leave us waiting: for the rest of a body, or with an answer that they do not take.
+
+Neither costs a usual request anything: no timer is set, but a few times a second somebody looks who waits for too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NoReturn
+
+from embert.server.http.connections import Connection
+from embert.server.http.errors import PayloadTooLarge, RequestTimeout, Unavailable
+
+__all__ = ["BodyReader", "end_slow_readers"]
+
+SMALL_BODY = 16_384  # bytes of a body that are read whatever others hold
+LEAST_TAKEN = 16_384  # bytes of an answer in --client-timeout: half a kilobyte a second by default
+Receive = Callable[[], Awaitable[Any]]  # ASGI's
+
+
+class BodyReader:
+    """Reads the bodies of one API process's requests, all of them within one budget."""
+
+    def __init__(self, limit: int, budget: int, patience_s: float) -> None:
+        """`limit` of a body and `budget` of all are in bytes; `patience_s` is for every piece that the network brings.
+
+        The first SMALL_BODY bytes of every body are read in any case: large bodies keep no small ones out.
+        """
+        self._limit, self._budget, self._patience_s = limit, budget, patience_s
+        self._due: dict[asyncio.Task[Any], float] = {}  # who waits for a client, and until when
+        self._late: set[asyncio.Task[Any]] = set()
+        self.held_bytes = 0  # of bodies that are not complete
+
+    async def read(self, headers: list[tuple[bytes, bytes]], receive: Receive, deadline: float) -> bytes:
+        """The whole body.
+
+        Raises PayloadTooLarge as soon as it is known to be too large, Unavailable when it and the other bodies are,
+        RequestTimeout when nothing of it comes for too long or not all of it before `deadline` (CLOCK_MONOTONIC),
+        CancelledError when the client left.
+        """
+        for name, value in headers:
+            if name == b"content-length" and value.isdigit():
+                self._check(int(value), 0)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is a coroutine
+        try:
+            return await self._pieces(task, receive, deadline)
+        except asyncio.CancelledError:
+            if task not in self._late:
+                raise
+            self._late.remove(task)
+            task.uncancel()
+            raise RequestTimeout("the request's body did not arrive in time (--client-timeout)") from None
+        finally:
+            self._due.pop(task, None)
+
+    async def _pieces(self, task: asyncio.Task[Any], receive: Receive, deadline: float) -> bytes:
+        body = bytearray()  # pieces of their own would cost more than they hold where they are small
+        try:
+            while True:
+                self._due[task] = min(deadline, time.monotonic() + self._patience_s)
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                piece: bytes = message.get("body", b"")
+                self._check(len(body) + len(piece), len(body))
+                more = message.get("more_body", False)
+                if not more and not body:
+                    return piece
+                body += piece
+                self.held_bytes += len(piece)
+                if not more:
+                    return bytes(body)
+        finally:
+            self.held_bytes -= len(body)
+
+    def _check(self, size: int, held: int) -> None:
+        """Raise where a body cannot grow to `size` bytes; `held` of them are in `held_bytes` already."""
+        if size > self._limit:
+            raise PayloadTooLarge(
+                f"the request body has {size} bytes or more; the limit is {self._limit} (--payload-limit)"
+            )
+        if size > SMALL_BODY and self.held_bytes - held + size > self._budget:
+            raise Unavailable(
+                f"the bodies being read would have more than {self._budget} bytes, the limit (--max-body-bytes)",
+                retry_after_s=1,
+                reason="bodies",
+            )
+
+    async def watch(self) -> NoReturn:
+        """End what waits for too long; for ever."""
+        while True:
+            await asyncio.sleep(min(0.25, self._patience_s / 4))
+            now = time.monotonic()
+            for task in [task for task, due in self._due.items() if due < now]:
+                del self._due[task]
+                self._late.add(task)
+                task.cancel()
+
+
+async def end_slow_readers(connections: Iterable[Connection], patience_s: float, note: Callable[[], None]) -> NoReturn:
+    """Cut off connections whose client has taken hardly anything of its answer for `patience_s`; `note` each; for ever.
+
+    Hardly anything is less than LEAST_TAKEN bytes of what waits. uvicorn's closing would wait until everything is sent,
+    that is for ever too.
+    """
+    unread: dict[Connection, tuple[int, float]] = {}  # bytes that waited, and since when hardly any were taken
+    while True:
+        await asyncio.sleep(min(1.0, patience_s / 4))
+        now = time.monotonic()
+        before, unread = unread, {}
+        for connection in list(connections):
+            size = connection.transport.get_write_buffer_size()
+            if not size:
+                continue
+            known = before.get(connection)
+            stuck = known is not None and known[0] - LEAST_TAKEN < size <= known[0]
+            unread[connection] = known if known is not None and stuck else (size, now)
+            if now - unread[connection][1] > patience_s:
+                connection.transport.abort()
+                note()

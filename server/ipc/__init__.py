@@ -1,0 +1,1 @@
+"""What processes of one server say to each other, and how."""

@@ -1,0 +1,1 @@
+"""Metrics, logs, and the garbage collector's pauses."""

@@ -1,0 +1,1 @@
+"""The `embert serve` process: opens the port, starts and watches the others."""

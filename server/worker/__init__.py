@@ -1,0 +1,1 @@
+"""The engine process: schedules requests, packs batches, runs the encoder."""

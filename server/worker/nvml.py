@@ -1,0 +1,119 @@
+"""What the driver says of the GPU an engine runs on: NVML, through ctypes, since four numbers need no package.
+
+CUDA and NVML number devices each in their own way (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER), so a device is looked up
+by its PCI address: https://docs.nvidia.com/deploy/nvml-api/
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from dataclasses import dataclass
+
+from embert.server.observability.metrics import GpuMetrics
+
+__all__ = ["Gpu", "GpuUnknown", "Reading", "report_gpu"]
+
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 1.0
+_NVML, _DRIVER = "libnvidia-ml.so.1", "libcuda.so.1"
+_PCI_ADDRESS_BYTES = 32
+
+
+class GpuUnknown(Exception):
+    """The device cannot be asked; the message names the library or the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look at a GPU. None is what this GPU does not tell."""
+
+    memory_bytes: int | None  # used, by every process on it
+    memory_limit_bytes: int | None
+    utilization_ratio: float | None  # share of the driver's last sample in which a kernel ran
+    power_watts: float | None
+
+
+class _Memory(ctypes.Structure):  # nvmlMemory_v2_t; the first version counts what the driver reserves as used
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
+    ]
+
+
+_MEMORY_VERSION = ctypes.sizeof(_Memory) | 2 << 24  # NVML_STRUCT_VERSION(Memory, 2)
+
+
+class _Utilization(ctypes.Structure):  # nvmlUtilization_t
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class Gpu:
+    """One device, by CUDA's name for it: `cuda:0`."""
+
+    def __init__(self, device: str) -> None:
+        """Raises GpuUnknown when the driver's libraries are not there or do not know the device."""
+        address = _pci_address(int(device.partition(":")[2] or 0))
+        self._nvml = _library(_NVML)
+        _check(self._nvml.nvmlInit_v2(), "nvmlInit")
+        self._handle = ctypes.c_void_p()
+        found = self._nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(self._handle))
+        _check(found, "nvmlDeviceGetHandleByPciBusId")
+
+    def read(self) -> Reading:
+        """Ask now."""
+        memory, utilization, milliwatts = _Memory(_MEMORY_VERSION), _Utilization(), ctypes.c_uint()
+        has_memory = self._ask("nvmlDeviceGetMemoryInfo_v2", memory)
+        return Reading(
+            memory_bytes=memory.used if has_memory else None,
+            memory_limit_bytes=memory.total if has_memory else None,
+            utilization_ratio=utilization.gpu / 100
+            if self._ask("nvmlDeviceGetUtilizationRates", utilization)
+            else None,
+            power_watts=milliwatts.value / 1e3 if self._ask("nvmlDeviceGetPowerUsage", milliwatts) else None,
+        )
+
+    def _ask(self, function: str, answer: ctypes.Structure | ctypes.c_uint) -> bool:
+        return bool(getattr(self._nvml, function)(self._handle, ctypes.byref(answer)) == 0)
+
+
+def report_gpu(device: str) -> None:
+    """Keep the gauges of `device` up to date, for ever (a daemon thread's body); return where NVML cannot be asked."""
+    try:
+        gpu = Gpu(device)
+    except GpuUnknown as error:
+        log.info("no metrics of %s: %s", device, error)
+        return
+    reading = gpu.read()
+    metrics = GpuMetrics(device, [name for name in GpuMetrics.NAMES if getattr(reading, name) is not None])
+    while True:
+        for name, gauge in metrics.gauges.items():
+            value = getattr(reading, name)
+            if value is not None:
+                gauge.set(value)
+        time.sleep(REPORT_INTERVAL_S)
+        reading = gpu.read()
+
+
+def _pci_address(index: int) -> ctypes.Array[ctypes.c_char]:
+    driver = _library(_DRIVER)
+    _check(driver.cuInit(0), "cuInit")
+    device = ctypes.c_int()
+    _check(driver.cuDeviceGet(ctypes.byref(device), index), f"cuDeviceGet({index})")
+    address = ctypes.create_string_buffer(_PCI_ADDRESS_BYTES)
+    _check(driver.cuDeviceGetPCIBusId(address, _PCI_ADDRESS_BYTES, device), "cuDeviceGetPCIBusId")
+    return address
+
+
+def _library(name: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise GpuUnknown(f"{name} cannot be loaded: {error}") from None
+
+
+def _check(status: int, function: str) -> None:
+    if status != 0:
+        raise GpuUnknown(f"{function} failed with status {status}")

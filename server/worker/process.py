@@ -1,0 +1,96 @@
+"""`python -m embert.server.worker.process`: loads the model, tells the supervisor, runs the engine loop."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+
+from embert.engine import load_encoder, load_model
+from embert.engine.errors import EngineError
+from embert.server.ipc.control import EngineInfo, Failed, Line, Progress, Ready, StartEngine
+from embert.server.observability import gc_tuning as collector
+from embert.server.observability.logs import configure_logging, leave
+from embert.server.observability.metrics import use_folder
+from embert.server.worker.loop import EngineLoop
+from embert.server.worker.nvml import report_gpu
+
+__all__ = ["main"]
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """`python -m embert.server.worker.process FD`: one engine, told what to do over the inherited socket FD."""
+    sys.setswitchinterval(0.001)  # receiving must not hold up the batches for long, nor they it
+    collector.begin()
+    began = time.monotonic()
+    line = Line.from_fd(int(sys.argv[1]))
+    start = line.receive()
+    if not isinstance(start, StartEngine):
+        raise SystemExit("embert.server.worker.process is started by `embert serve`")
+    config = start.config
+    name = f"engine-{start.index}"
+    configure_logging(name, config.log_format, config.log_level)
+    use_folder(Path(start.runtime_folder, "metrics"), name)
+    try:
+        model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
+        line.send(Progress("loading the weights"))
+        encoder = load_encoder(
+            model,
+            device=start.device,
+            dtype=config.dtype,
+            max_batch_tokens=config.max_batch_tokens,
+            encoder=config.encoder,
+        )
+        loop = EngineLoop(start, model, encoder)
+        line.send(Progress("running its first batches"))
+        full_batch_s = loop.warm_up()
+    except EngineError as error:
+        line.send(Failed(str(error)))
+        raise SystemExit(1) from None
+    except MemoryError:
+        line.send(Failed(f"not enough memory to load {start.model_id}"))
+        raise SystemExit(1) from None
+    except Exception as error:  # whatever it is, a user must not be left with a traceback and no sentence
+        log.debug("loading failed", exc_info=True)
+        line.send(Failed(f"{start.model_id} cannot be loaded: {type(error).__name__}: {error}"))
+        raise SystemExit(1) from None
+    threading.excepthook = _end_process
+    loop.listen()
+    threading.Thread(target=loop.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()
+    if encoder.device.startswith("cuda"):
+        threading.Thread(target=report_gpu, args=(encoder.device,), name="gpu", daemon=True).start()
+    info = EngineInfo(
+        encoder=encoder.name,
+        device=encoder.device,
+        device_name=encoder.device_name,
+        dtype=encoder.dtype,
+        choice=getattr(encoder, "choice", ""),
+        max_batch_tokens=encoder.max_batch_tokens,
+        width=encoder.width,
+        hidden_size=encoder.hidden_size,
+        load_s=time.monotonic() - began,
+        full_batch_s=full_batch_s,
+    )
+    collector.settle()
+    line.send(Ready(info))
+    try:
+        loop.run()
+    except Exception:
+        log.critical("a mistake of ours, this process ends", exc_info=True)
+        leave(70)
+    loop.close()
+
+
+def _end_process(mistake: threading.ExceptHookArgs) -> None:
+    """An engine without one of its threads would look alive and answer nobody."""
+    what = mistake.exc_type, mistake.exc_value, mistake.exc_traceback
+    log.critical("a mistake of ours in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
+    leave(70)
+
+
+if __name__ == "__main__":
+    main()
