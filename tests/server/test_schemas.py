@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from server.errors import BadRequest, Invalid, ServerError
 from server.schemas import (
@@ -84,14 +82,14 @@ def test_the_place_that_is_named_is_the_wrong_one(value: Any, index: int) -> Non
 
 
 @pytest.mark.parametrize("item", [b"null", b"[]", b"[null]", b"[[]]", b'["a", 1]'])
-def test_many_wrong_items_cost_no_more_than_one(item: bytes) -> None:
-    """Each would be a complaint of pydantic's, and ten megabytes of nulls a minute of the event loop."""
-    body = b'{"inputs": [' + b",".join([item] * 300_000) + b"]}"
-    for schema in (EmbedRequest, TokenizeRequest):
-        began = time.process_time()
-        with contextlib.suppress(BadRequest, Invalid):
-            parse(schema, body)
-        assert time.process_time() - began < 2
+@pytest.mark.parametrize("schema", [EmbedRequest, TokenizeRequest])
+def test_many_wrong_items_are_few_complaints(schema: type[EmbedRequest], item: bytes) -> None:
+    """Each costs microseconds: with one for every item, ten megabytes of nulls took a minute of the event loop."""
+    body = b'{"inputs": [' + b",".join([item] * 10_000) + b"]}"
+    for validate in (schema.model_validate_json, lambda body: schema.model_validate(json.loads(body))):
+        with pytest.raises(ValidationError) as error:
+            validate(body)
+        assert error.value.error_count() <= 10
 
 
 def test_the_four_forms() -> None:
