@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,10 +87,16 @@ def test_the_place_that_is_named_is_the_wrong_one(value: Any, index: int) -> Non
 def test_many_wrong_items_are_few_complaints(schema: type[EmbedRequest], item: bytes) -> None:
     """Each costs microseconds: with one for every item, ten megabytes of nulls took a minute of the event loop."""
     body = b'{"inputs": [' + b",".join([item] * 10_000) + b"]}"
-    for validate in (schema.model_validate_json, lambda body: schema.model_validate(json.loads(body))):
-        with pytest.raises(ValidationError) as error:
-            validate(body)
-        assert error.value.error_count() <= 10
+    assert complaints(schema.model_validate_json, body) <= 10
+    assert complaints(lambda body: schema.model_validate(json.loads(body)), body) <= 10
+
+
+def complaints(validate: Callable[[bytes], BaseModel], body: bytes) -> int:
+    try:
+        validate(body)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
 
 
 def test_the_four_forms() -> None:
