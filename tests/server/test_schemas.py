@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from embert.server.api.schemas import (
     DecodeRequest,
@@ -84,14 +83,20 @@ def test_the_place_that_is_named_is_the_wrong_one(value: Any, index: int) -> Non
 
 
 @pytest.mark.parametrize("item", [b"null", b"[]", b"[null]", b"[[]]", b'["a", 1]'])
-def test_many_wrong_items_cost_no_more_than_one(item: bytes) -> None:
-    """Each would be a complaint of pydantic's, and ten megabytes of nulls a minute of the event loop."""
-    body = b'{"inputs": [' + b",".join([item] * 300_000) + b"]}"
-    for schema in (EmbedRequest, TokenizeRequest):
-        began = time.process_time()
-        with contextlib.suppress(BadRequest, Invalid):
-            parse(schema, body)
-        assert time.process_time() - began < 2
+@pytest.mark.parametrize("schema", [EmbedRequest, TokenizeRequest])
+def test_many_wrong_items_are_few_complaints(schema: type[EmbedRequest], item: bytes) -> None:
+    """Each costs microseconds: with one for every item, ten megabytes of nulls took a minute of the event loop."""
+    body = b'{"inputs": [' + b",".join([item] * 10_000) + b"]}"
+    assert complaints(schema.model_validate_json, body) <= 10
+    assert complaints(lambda body: schema.model_validate(json.loads(body)), body) <= 10
+
+
+def complaints(validate: Callable[[bytes], BaseModel], body: bytes) -> int:
+    try:
+        validate(body)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
 
 
 def test_the_four_forms() -> None:

@@ -59,23 +59,22 @@ def test_a_body_that_does_not_come_is_408(impatient: Live, path: str, sent: int)
 def test_a_body_in_pieces_is_read(impatient: Live) -> None:
     with connect(impatient) as sock:
         sock.sendall(head(len(GOOD)))
-        for start in range(0, len(GOOD), 9):
-            time.sleep(PATIENCE_S / 3)
-            sock.sendall(GOOD[start : start + 9])
+        for start in range(0, len(GOOD), 2):
+            time.sleep(PATIENCE_S / 10)
+            sock.sendall(GOOD[start : start + 2])
         assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_body_that_trickles_for_ever_ends_with_the_requests_time(impatient: Live) -> None:
     with connect(impatient) as sock:
-        began = time.monotonic()
         sock.sendall(head(1_000_000))
-        with contextlib.suppress(OSError):
-            while time.monotonic() - began < 10:
-                sock.sendall(b" ")
-                time.sleep(PATIENCE_S / 4)
-                if time.monotonic() - began > 6:
-                    break
-        assert read_all(sock).startswith(b"HTTP/1.1 408 ")
+        sock.settimeout(PATIENCE_S / 4)
+        answer = b""
+        while not answer:
+            sock.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                answer = sock.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 408 ")
 
 
 def test_an_answer_that_is_not_taken_is_cut_off(impatient: Live) -> None:
