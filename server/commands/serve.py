@@ -13,7 +13,7 @@ from embert.engine import Model, load_model
 from embert.engine.devices import devices
 from embert.engine.errors import ModelError
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
-from embert.server.observability.logs import configure_logging, leave
+from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.supervisor.supervisor import Supervisor, listen, listen_for_each
 
 __all__ = ["serve"]
@@ -60,7 +60,7 @@ def _leave(number: int, frame: object) -> None:
     """End at once: nothing has been started yet."""
     del frame
     log.info("%s before the model was there: leaving", signal.Signals(number).name)
-    leave(128 + number)  # threads of a download would be waited for
+    exit_now(128 + number)  # threads of a download would be waited for
 
 
 def _check_tls(config: ServeConfig) -> None:

@@ -1,4 +1,4 @@
-"""Histograms that are written for many observations at once."""
+"""Histograms that write many observations at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Distribution"]
 
 
 class Distribution:
-    """A histogram whose observations wait in a list until they are written together.
+    """A histogram that collects observations in a list and writes them together.
 
-    One observation costs prometheus_client 1.5 µs, and a request makes eight of them: a tenth of its whole cost.
+    One `Histogram.observe` costs 1.5 µs, and a request makes eight observations: a tenth of the whole cost of a request.
     """
 
     def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
@@ -26,7 +26,7 @@ class Distribution:
         self.observe_many = self._values.extend
 
     def write(self) -> None:
-        """Do for many values what `Histogram.observe` does for one: add to a bucket and to the sum."""
+        """Do for all collected values what `Histogram.observe` does for one: add to a bucket and to the sum."""
         if not self._values:
             return
         counts = np.bincount(np.searchsorted(self._bounds, self._values), minlength=len(self._bounds) + 1)

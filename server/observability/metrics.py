@@ -1,9 +1,10 @@
-"""Every metric, once.
+"""The definition of every metric.
 
 All processes write into memory-mapped files of one folder, and any of them can answer `/metrics` for all.
-`prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` comes first.
-Files are named by what a process is, not by its pid. Who is started in place of one that died goes on with its counters
-and histograms, so nothing is lost from the totals and files do not pile up. Its gauges go with `forget_process`.
+`prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` must run first.
+
+Files are named by a process's role (`api-0`), not by its pid. A process that replaces a dead one continues its counters
+and histograms, so totals lose nothing and files do not accumulate. `forget_process` removes the gauges of a dead one.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 def use_folder(folder: Path, process: str) -> None:
-    """Make this process write its metrics there, and go on with those of the last `process`, which must be dead.
+    """Make this process write its metrics to `folder`, and continue those of the last `process`, which must be dead.
 
-    Must run before anything imports prometheus_client. No underscore may be in `process`.
+    Must run before anything imports prometheus_client. `process` must not contain an underscore.
     """
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     from prometheus_client import values
@@ -49,7 +50,7 @@ def use_folder(folder: Path, process: str) -> None:
 
 
 def exposition() -> tuple[bytes, str]:
-    """What all processes measured, as (text, content type)."""
+    """The metrics of all processes: (text, content type)."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -59,7 +60,7 @@ def exposition() -> tuple[bytes, str]:
 
 
 def forget_process(process: str) -> None:
-    """Drop the gauges of a process that is no more."""
+    """Remove the gauges of a process that has died."""
     from prometheus_client.multiprocess import mark_process_dead
 
     mark_process_dead(process)  # type: ignore[no-untyped-call]
@@ -86,8 +87,8 @@ def _histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence
 class ApiMetrics:
     """Written by API processes, all on the event loop.
 
-    Requests only append to lists and add to numbers; `write` makes them visible, ten times a second and before every
-    scrape that this process answers.
+    Requests only append to lists and add to numbers. `write` publishes them ten times a second, and before every scrape
+    that this process answers.
     """
 
     WRITE_INTERVAL_S = 0.1
@@ -129,7 +130,7 @@ class ApiMetrics:
         self._in_flight = _gauge("requests_in_flight", "HTTP requests being answered, the scrape that asks included.")
         self._admitted = _gauge("admitted_tokens", "Tokens admitted and not yet answered.")
         limit_help = "Tokens that may be admitted and not yet answered, which the measured rate lowers; above it, 429."
-        self._queue_limit = _gauge("queue_limit_tokens", limit_help, mode="livemax")  # all processes have the same
+        self._queue_limit = _gauge("queue_limit_tokens", limit_help, mode="livemax")  # the same in all processes
         rejected = _counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
         self.unread_answers = _counter(
@@ -148,7 +149,7 @@ class ApiMetrics:
         self._answers[key] = self._answers.get(key, 0) + 1
 
     def write(self) -> None:
-        """Make everything that happened since the last time visible to scrapes."""
+        """Publish everything that has been observed since the last call."""
         for distribution in self._distributions:
             distribution.write()
         for name, counter in self._counters:
@@ -201,7 +202,7 @@ class EngineMetrics:
 
 
 class GpuMetrics:
-    """Written by engine processes on a GPU; a gauge that this GPU has no value for is left out."""
+    """Written by engine processes on a GPU. A gauge for which this GPU reports no value is left out."""
 
     NAMES: ClassVar[dict[str, str]] = {
         "memory_bytes": "Memory of the GPU in use, by whatever process.",

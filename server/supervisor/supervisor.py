@@ -26,17 +26,17 @@ from embert import __version__
 from embert.engine import Model
 from embert.server.config import ConfigError, ServeConfig
 from embert.server.ipc.control import (
+    ControlConnection,
     Drain,
     EngineState,
     Failed,
-    Line,
     Message,
     Progress,
     Ready,
     StartApi,
     StartEngine,
 )
-from embert.server.ipc.shared_counters import Board, open_board
+from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.metrics import forget_process, use_folder
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class _Child:
     reported: float = 0.0  # when the log last told of its start
     patience_s: float = API_HANG_S  # without a sign of life, or with one forward
     process: subprocess.Popen[bytes] | None = None
-    line: Line | None = None
+    control: ControlConnection | None = None
     ready: bool = False
     killed: bool = False  # by us, and not yet dead
     endpoint: str = ""  # of this start
@@ -141,7 +141,7 @@ class Supervisor:
     _engines: list[_Child] = field(init=False)
     _states: list[EngineState] = field(init=False)
     _metrics: SupervisorMetrics = field(init=False)
-    _board: Board = field(init=False)
+    _counters: SharedCounters = field(init=False)
     _down_since: dict[str, float] = field(default_factory=dict, init=False)  # by kind: none of it could work since then
     _watched: float = field(default_factory=time.monotonic, init=False)  # when we last looked at the children
     _stopping: bool = field(default=False, init=False)
@@ -163,7 +163,7 @@ class Supervisor:
 
         self._metrics = SupervisorMetrics.create(range(len(self.devices)), __version__)
         self._engines = [_Child(f"engine-{i}", "embert.server.worker.process", i) for i in range(len(self.devices))]
-        self._board = open_board(self.config.http_processes, len(self.devices))
+        self._counters = SharedCounters.create(self.config.http_processes, len(self.devices))
         self._apis = [_Child(f"api-{i}", "embert.server.api.process", i) for i in range(self.config.http_processes)]
         self._states = [EngineState(i, "loading", "starting") for i in range(len(self.devices))]
         self._selector = selectors.DefaultSelector()
@@ -205,20 +205,20 @@ class Supervisor:
             self._note_down(child)
             return
         assert child.process is not None  # noqa: S101 - just spawned
-        assert child.line is not None  # noqa: S101
+        assert child.control is not None  # noqa: S101
         child.starts += 1
         child.endpoint = f"{self._folder}/{child.name}.{child.starts}"
         child.ready, child.killed, child.ready_since, child.start_at = False, False, float("inf"), None
         child.started = child.reported = time.monotonic()
         child.doing = "importing modules"
-        child.line.send(self._instructions(child))
+        child.control.send(self._instructions(child))
         log.debug("%s started, pid %d", child.name, child.process.pid)
 
     def _spawn(self, child: _Child) -> None:
         """Make the process and our end of its line. Raises OSError, and leaves nothing open then."""
         mine, theirs = socket.socketpair()
         with theirs:
-            inherited = [theirs.fileno(), self._board.fd]
+            inherited = [theirs.fileno(), self._counters.fd]
             if child in self._apis:
                 inherited += [sock.fileno() for sock in self.sockets[child.index]]
                 inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
@@ -236,7 +236,7 @@ class Supervisor:
                     self._selector.unregister(mine)
                 mine.close()
                 raise
-        child.line = Line(mine)
+        child.control = ControlConnection(mine)
 
     def _start_later(self, child: _Child) -> None:
         child.start_at = time.monotonic() + child.backoff_s
@@ -252,7 +252,7 @@ class Supervisor:
                 index=child.index,
                 device=self.devices[child.index],
                 endpoint=child.endpoint,
-                board_fd=self._board.fd,
+                counters_fd=self._counters.fd,
                 engines=len(self._engines),
             )
         return StartApi(
@@ -264,7 +264,7 @@ class Supervisor:
             socket_fds=[sock.fileno() for sock in self.sockets[child.index]],
             metrics_fd=self.metrics_socket.fileno() if self.metrics_socket and child.index == 0 else None,
             worker=child.index,
-            board_fd=self._board.fd,
+            counters_fd=self._counters.fd,
             engines=self._states,
         )
 
@@ -284,11 +284,11 @@ class Supervisor:
     # --- listening ---
 
     def _listen_to(self, child: _Child) -> None:
-        assert child.line is not None  # noqa: S101 - registered with its line
-        for message in child.line.drain():
+        assert child.control is not None  # noqa: S101 - registered with its line
+        for message in child.control.drain():
             if message is None:
-                self._selector.unregister(child.line.socket)
-                child.line.socket.close()
+                self._selector.unregister(child.control.socket)
+                child.control.socket.close()
                 return
             if isinstance(message, Progress):
                 child.doing = message.doing
@@ -362,8 +362,8 @@ class Supervisor:
     def _tell_state(self, state: EngineState) -> None:
         self._states[state.index] = state
         for api in self._apis:
-            if api.line is not None:
-                api.line.send(state)
+            if api.control is not None:
+                api.control.send(state)
 
     # --- watching ---
 
@@ -421,18 +421,18 @@ class Supervisor:
 
     def _hung(self, child: _Child, now: float) -> str | None:
         """Why a child counts as hung, or None."""
-        board, i = self._board, child.index
+        counters, i = self._counters, child.index
         if not child.ready:
             limit_s = self.config.start_timeout
             late = now - child.started > limit_s
             return f"not ready {limit_s:g} s after its start (--start-timeout), {child.doing}" if late else None
         if child in self._engines:
-            since = board.forward_since[i]
+            since = counters.forward_since[i]
             if since and now - since > child.patience_s:
                 return f"a forward runs for more than {child.patience_s:.1f} s"
-            alive = board.engine_alive[i]
+            alive = counters.engine_alive[i]
         else:
-            alive = board.api_alive[i]
+            alive = counters.api_alive[i]
         silence_s = child.patience_s + SIGN_INTERVALS_S
         return f"no sign of life for more than {silence_s:.1f} s" if now - alive > silence_s else None
 
@@ -441,10 +441,10 @@ class Supervisor:
         if not child.ready:
             child.started = child.reported = time.monotonic()
             return
-        alive = self._board.engine_alive if child in self._engines else self._board.api_alive
+        alive = self._counters.engine_alive if child in self._engines else self._counters.api_alive
         alive[child.index] = time.monotonic()
-        if child in self._engines and self._board.forward_since[child.index]:
-            self._board.forward_since[child.index] = time.monotonic()
+        if child in self._engines and self._counters.forward_since[child.index]:
+            self._counters.forward_since[child.index] = time.monotonic()
 
     # --- losing and stopping ---
 
@@ -460,13 +460,13 @@ class Supervisor:
         for child in (*self._engines, *self._apis):
             if child.process is None or child.process.poll() is None:
                 continue
-            if child.line is not None and child.line.socket.fileno() >= 0:
+            if child.control is not None and child.control.socket.fileno() >= 0:
                 self._listen_to(child)  # its last words
-            if child.line is not None and child.line.socket.fileno() >= 0:
-                self._selector.unregister(child.line.socket)
-                child.line.socket.close()
+            if child.control is not None and child.control.socket.fileno() >= 0:
+                self._selector.unregister(child.control.socket)
+                child.control.socket.close()
             status = child.process.returncode
-            child.process, child.line, child.ready = None, None, False
+            child.process, child.control, child.ready = None, None, False
             with contextlib.suppress(OSError):
                 forget_process(child.name)
             self._lost(child, status)
@@ -476,10 +476,10 @@ class Supervisor:
         self._note_down(child)
         if child in self._engines:
             self._metrics.engine_up[child.index].set(0)
-            self._board.forward_since[child.index] = 0.0
+            self._counters.forward_since[child.index] = 0.0
             self._tell_state(EngineState(child.index, "down", f"the engine process {how} and is being restarted"))
         else:
-            self._board.admitted_tokens[child.index] = 0.0  # its clients are gone with it
+            self._counters.admitted_tokens[child.index] = 0.0  # its clients are gone with it
         if self._stopping:
             return
         if not self._announced and not child.slowest_start_s and child.starts >= FIRST_STARTS:
@@ -516,8 +516,8 @@ class Supervisor:
         self._stopping = True
         self._kill_at = time.monotonic() + self.config.drain_timeout + 5.0
         for api in self._apis:
-            if api.line is not None:
-                api.line.send(Drain())
+            if api.control is not None:
+                api.control.send(Drain())
 
     def _stop_in_order(self) -> None:
         """The API processes leave when their requests are answered; only then the engines, who answer them."""
@@ -525,8 +525,8 @@ class Supervisor:
             return
         if all(api.process is None for api in self._apis):
             for engine in self._engines:
-                if engine.line is not None and engine.ready:
-                    engine.line.send(Drain())
+                if engine.control is not None and engine.ready:
+                    engine.control.send(Drain())
                     engine.ready = False
                 elif engine.process is not None and self._states[engine.index].state != "ready":
                     self._kill(engine)  # still loading

@@ -22,16 +22,16 @@ import numpy.typing as npt
 
 from embert.engine import Encoder, Model, PackedBatch, Task
 from embert.engine.errors import EncoderError, EncoderLost
-from embert.server.ipc.control import Drain, Line, StartEngine
+from embert.server.ipc.control import ControlConnection, Drain, StartEngine
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import TOKENS, EncodeRequest, Part, Status, Submit
-from embert.server.ipc.shared_counters import FLIGHTS, Board
-from embert.server.observability.logs import leave
+from embert.server.ipc.messages import TOKENS, EncodeRequest, EngineStatus, Part, Submit
+from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
+from embert.server.observability.logs import exit_now
 from embert.server.observability.metrics import EngineMetrics
 from embert.server.worker.batching import Payload, pack
 from embert.server.worker.scheduler import Batch, Request, Scheduler, Slice
-from embert.server.worker.socket_server import Peers
-from embert.server.worker.throughput import Pace
+from embert.server.worker.socket_server import SocketServer
+from embert.server.worker.throughput import ThroughputEstimate
 
 __all__ = ["EngineLoop"]
 
@@ -68,11 +68,11 @@ class EngineLoop:
     """The threads and what they share. `run` is the main thread's."""
 
     def __init__(
-        self, start: StartEngine, model: Model, encoder: Encoder, exit_process: Callable[[int], Any] = leave
+        self, start: StartEngine, model: Model, encoder: Encoder, exit_process: Callable[[int], Any] = exit_now
     ) -> None:
         config = start.config
         self._index = start.index
-        self._board = Board(start.board_fd, config.http_processes, start.engines)
+        self._counters = SharedCounters(start.counters_fd, config.http_processes, start.engines)
         self._encoder = encoder
         # Where a forward runs while it is waited for, a batch handed over ahead would only be bound earlier.
         self._takes_ahead = encoder.device != "cpu"
@@ -84,17 +84,17 @@ class EngineLoop:
         self._turn_apart = False
         self._gone: set[Key] = set()  # running requests whose client has left
         self._draining = False
-        self._places = list(range(FLIGHTS))  # on the board, that no batch has
+        self._places = list(range(MAX_BATCHES_IN_FLIGHT))  # on the board, that no batch has
         for place in self._places:
-            self._board.note_running(self._index, place, ())
-        self._pace = Pace()
+            self._counters.set_running(self._index, place, ())
+        self._throughput = ThroughputEstimate()
         self._last_success = 0.0
         self._busy_due = 0.0  # when engine_busy_ratio is worked out again
         self._probe = PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32))
         self._endpoint = start.endpoint
         facts = {"model": model.model_id, "dtype": encoder.dtype, "backend": encoder.name, "device": encoder.device}
         self._metrics = EngineMetrics(start.index, config.latency_buckets, facts)
-        self._peers = Peers(self._status, self._take, self._forget)
+        self._server = SocketServer(self._status, self._take, self._forget)
 
     # --- main thread ---
 
@@ -108,9 +108,9 @@ class EngineLoop:
         for batch in (full, self._probe):
             self._encoder.encode(batch)
         probe_s, full_s = self._shortest_s(self._probe), self._shortest_s(full)
-        self._pace.learn(probe_s, max(0.0, full_s - probe_s) / full.tokens)
+        self._throughput.learn(probe_s, max(0.0, full_s - probe_s) / full.tokens)
         ended = time.monotonic()
-        self._pace.add(ended - full_s, ended, full.tokens, queued=True)
+        self._throughput.add(ended - full_s, ended, full.tokens, queued=True)
         self._succeeded()
         return full_s
 
@@ -125,7 +125,7 @@ class EngineLoop:
 
     def listen(self) -> None:
         """Take requests from now on, in the receiving thread."""
-        self._peers.listen(self._endpoint)
+        self._server.listen(self._endpoint)
 
     def run(self) -> None:
         """Run batches until drained. A free encoder takes what waits.
@@ -168,7 +168,7 @@ class EngineLoop:
         """
         if not self._takes_ahead or _is_apart(flying.batch):
             return None
-        end = self._pace.expected_end(flying.started, flying.batch.tokens)
+        end = self._throughput.expected_end(flying.started, flying.batch.tokens)
         lasts_s = end - time.monotonic()
         if not 2 * IN_TIME_S < lasts_s < IN_TIME_MOST_S:
             return None
@@ -248,19 +248,19 @@ class EngineLoop:
 
     def _waited_for(self, work: Callable[[], ResultT]) -> ResultT:
         """Do what the supervisor ends this process for if it takes too long. Raises EncoderError for want of memory."""
-        self._board.forward_since[self._index] = time.monotonic()
+        self._counters.forward_since[self._index] = time.monotonic()
         try:
             return work()
         except MemoryError as error:
             raise EncoderError("not enough memory for this batch") from error
         finally:
-            self._board.forward_since[self._index] = 0.0
+            self._counters.forward_since[self._index] = 0.0
 
     def _submit(self, batch: Batch) -> _Flight:
         started = time.monotonic()
         queued = self._scheduler.queue_texts > 0
         place = self._places.pop()
-        self._board.note_running(self._index, place, [piece.request.payload.id for piece in batch.slices])
+        self._counters.set_running(self._index, place, [piece.request.payload.id for piece in batch.slices])
         try:
             ticket: Any = self._waited_for(lambda: self._encoder.submit(pack(batch.slices), batch.task))  # type: ignore[arg-type]
         except EncoderError as error:
@@ -281,11 +281,11 @@ class EngineLoop:
             return
         except EncoderError as error:
             flight.vectors = error
-        self._board.note_running(self._index, flight.place, ())
+        self._counters.set_running(self._index, flight.place, ())
         self._places.append(flight.place)
         flight.ended = time.monotonic()
         if flight.margin_s:
-            self._pace.looked_for(was_over=flight.ended - asked < flight.margin_s / 5)
+            self._throughput.looked_for(was_over=flight.ended - asked < flight.margin_s / 5)
 
     def _finish(self, flight: _Flight) -> None:
         self._settle(flight)
@@ -300,7 +300,7 @@ class EngineLoop:
             self._isolate(batch, vectors)
         else:
             self._succeeded()
-            self._pace.add(started, ended, batch.tokens, queued=flight.queued)
+            self._throughput.add(started, ended, batch.tokens, queued=flight.queued)
             self._answer(batch.slices, batch.task, vectors, started, ended)
             self._observe(batch, started, ended)
 
@@ -344,7 +344,7 @@ class EngineLoop:
             )
             outgoing.setdefault(payload.reply_to, []).append(part)
         for channel, parts in outgoing.items():
-            self._peers.send(channel, parts)
+            self._server.send(channel, parts)
 
     def _fail(self, slices: list[Slice], error: Exception) -> None:
         log.error("%d request(s) failed: %s", len(slices), error)
@@ -353,12 +353,12 @@ class EngineLoop:
             with self._lock:
                 self._scheduler.cancel(piece.request.key)  # its other texts need not run
             part = Part(payload.id, piece.start, piece.stop - piece.start, b"", 0.0, 0.0, "backend", str(error))
-            self._peers.send(payload.reply_to, [part])
+            self._server.send(payload.reply_to, [part])
 
     def _answer_late(self, late: list[Request]) -> None:
         for request in late:
             payload: Payload = request.payload
-            self._peers.send(payload.reply_to, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")])
+            self._server.send(payload.reply_to, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")])
 
     def _observe(self, batch: Batch, started: float, ended: float) -> None:
         metrics = self._metrics
@@ -381,17 +381,19 @@ class EngineLoop:
     def _give_up(self, error: Exception) -> None:
         """The encoder is lost: say so, let the answers out, and end; the supervisor starts another process."""
         log.critical("the encoder is lost, this process ends: %s", error)
-        self._peers.close()
+        self._server.close()
         self._exit(70)
 
-    def _status(self) -> Status:
+    def _status(self) -> EngineStatus:
         """How this engine is; asked with every message that is sent, and every second."""
         now = time.monotonic()
-        self._board.engine_alive[self._index] = now
+        self._counters.engine_alive[self._index] = now
         if now >= self._busy_due:
             self._busy_due = now + BUSY_INTERVAL_S
-            self._metrics.busy_ratio.set(self._pace.busy_ratio(now))
-        return Status(self._index, self._last_success, self._scheduler.queue_tokens, self._pace.tokens_per_s)
+            self._metrics.busy_ratio.set(self._throughput.busy_ratio(now))
+        return EngineStatus(
+            self._index, self._last_success, self._scheduler.queue_tokens, self._throughput.tokens_per_s
+        )
 
     # --- receiving thread ---
 
@@ -427,17 +429,17 @@ class EngineLoop:
         wait_s = self._least_wait_s(len(payload.ids), request)
         if wait_s and time.monotonic() + wait_s > request.deadline:
             said = f"the work queued before it takes {wait_s:.2g} s"
-            self._peers.send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "hopeless", said)])
+            self._server.send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "cannot_meet_deadline", said)])
             return
         key = channel, request.id
         try:
             self._scheduler.add(Request(key, lengths, task, request.deadline, request.bulk, payload))
         except ValueError as error:
-            self._peers.send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))])
+            self._server.send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))])
 
     def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
         """How long a new request of so many tokens takes at least, at the rate the queue is worked off with."""
-        rate, queued = self._pace.tokens_per_s, self._scheduler.queue_tokens
+        rate, queued = self._throughput.tokens_per_s, self._scheduler.queue_tokens
         if not queued or not rate or (queued + tokens) / rate <= request.deadline - request.admitted:
             return 0.0
         return (self._scheduler.ahead(tokens, bulk=request.bulk) + tokens) / rate
@@ -451,10 +453,10 @@ class EngineLoop:
 
     # --- the supervisor's line ---
 
-    def follow(self, line: Line, runtime_folder: str) -> None:
+    def follow(self, control: ControlConnection, runtime_folder: str) -> None:
         """Obey the supervisor; end with it. Runs in a thread of its own."""
         while True:
-            message = line.receive()
+            message = control.receive()
             if message is None:
                 shutil.rmtree(runtime_folder, ignore_errors=True)
                 self._exit(1)
@@ -466,7 +468,7 @@ class EngineLoop:
 
     def close(self) -> None:
         """Send what is left and give everything back."""
-        self._peers.close()
+        self._server.close()
         self._encoder.close()
 
 

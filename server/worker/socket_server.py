@@ -18,9 +18,9 @@ from collections.abc import Callable
 import msgspec
 
 from embert.server.ipc.framing import Channel, short_path
-from embert.server.ipc.messages import Part, Results, Status, Submit, decode_submit, encode
+from embert.server.ipc.messages import EngineStatus, Part, Results, Submit, decode_submit, encode
 
-__all__ = ["Peers"]
+__all__ = ["SocketServer"]
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ STATUS_INTERVAL_S = 1.0
 LINGER_S = 2.0  # how long unsent answers may hold up the end of the process
 
 
-class Peers:
+class SocketServer:
     """The API processes that are connected, each a Channel. `send` may be called by any thread."""
 
     def __init__(
         self,
-        status: Callable[[], Status],
+        status: Callable[[], EngineStatus],
         received: Callable[[Channel, Submit], None],
         gone: Callable[[Channel], None],
     ) -> None:

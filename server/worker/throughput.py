@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["Pace"]
+__all__ = ["ThroughputEstimate"]
 
 
 @dataclass(slots=True)
-class Pace:
+class ThroughputEstimate:
     """What the batches of the encoder say about the next ones."""
 
     _tokens: float = 0.0  # of the last ten batches or so that left others waiting

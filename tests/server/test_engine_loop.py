@@ -18,7 +18,7 @@ from embert.engine.errors import EncoderError, EncoderLost
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import StartEngine
 from embert.server.ipc.messages import EMBED, TOKENS, EncodeRequest, Part, Submit, decode_results, encode
-from embert.server.ipc.shared_counters import open_board
+from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.worker.loop import EngineLoop
 from tests.server.wire import Wire
 
@@ -100,8 +100,8 @@ class Harness:
     def __init__(self, folder: Path) -> None:
         self.encoder = Recorder()
         self.exits: list[int] = []
-        self.board = open_board(1, 1)
-        start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.board.fd, 1)
+        self.counters = SharedCounters.create(1, 1)
+        start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
         model = cast("Model", SimpleNamespace(model_id="m"))
         self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
         self.loop.listen()
@@ -260,7 +260,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engine: Harness, clock: Clock) -> None:
-    engine.loop._pace.learn(0.09, 0.0)
+    engine.loop._throughput.learn(0.09, 0.0)
     engine.hold()
     clock.wake.clear()
     engine.send([[1, 2]])
@@ -279,17 +279,17 @@ def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engin
 
 def test_an_expectation_that_is_too_long_is_given_up(engine: Harness, clock: Clock) -> None:
     # Of a machine that was busy while the encoder warmed up, say: here a batch takes no time at all.
-    engine.loop._pace.learn(0.09, 0.0)
+    engine.loop._throughput.learn(0.09, 0.0)
     for number in range(20):
         engine.send([[number, 2]])
         engine.receive(1)
     assert len(clock.slept_s) == 13  # then it is too short to wait for
-    assert engine.loop._pace.expected_end(clock.now, 2) - clock.now < 0.002
+    assert engine.loop._throughput.expected_end(clock.now, 2) - clock.now < 0.002
 
 
 @pytest.mark.parametrize("batch_s", [0.0008, 0.11])
 def test_batches_too_short_or_too_long_for_it_are_waited_for(engine: Harness, clock: Clock, batch_s: float) -> None:
-    engine.loop._pace.learn(batch_s, 0.0)
+    engine.loop._throughput.learn(batch_s, 0.0)
     engine.hold()
     engine.send([[1] * (BUDGET - 1)], [[3, 3]])  # not both in one batch, and neither fills one
     engine.wait_until_running()
@@ -416,17 +416,17 @@ def test_a_text_longer_than_the_budget_is_refused_and_not_queued(engine: Harness
     assert engine.queued() == 0
 
 
-def test_the_board_tells_what_runs_until_it_has_run(engine: Harness) -> None:
+def test_the_shared_counters_tell_what_runs_until_it_has_run(engine: Harness) -> None:
     engine.hold()
     first, second, _ = engine.send([[1] * BUDGET], [[2] * BUDGET], [[3, 3]])
     engine.wait_until_running()
-    assert engine.board.running(0) == {first, second}  # one runs, one is handed over
+    assert engine.counters.running(0) == {first, second}  # one runs, one is handed over
     engine.release()
     engine.receive(1)
-    engine.wait_until(lambda: engine.board.running(0) == {second})
+    engine.wait_until(lambda: engine.counters.running(0) == {second})
     engine.release(2)
     engine.receive(2)
-    assert engine.board.running(0) == set()
+    assert engine.counters.running(0) == set()
 
 
 def test_who_may_have_lost_an_engine_is_alone_on_the_encoder(engine: Harness) -> None:
@@ -451,7 +451,7 @@ def test_nothing_is_handed_over_beside_who_may_have_lost_an_engine(engine: Harne
     engine.wait_until_running()
     engine.send([[6] * BUDGET], [[7] * BUDGET])
     engine.wait_until(lambda: engine.queued() == 2)
-    assert engine.board.running(0) == {suspect}
+    assert engine.counters.running(0) == {suspect}
     engine.release(3)
     engine.receive(3)
     assert [batch.tokens for batch in engine.encoder.batches] == [1, BUDGET, BUDGET]
@@ -481,7 +481,7 @@ def test_what_was_with_others_on_a_lost_encoder_is_left_to_be_sent_again(engine:
     engine.wait_until(lambda: engine.queued() == 2)
     engine.release(2)
     engine.wait_until(lambda: engine.exits == [70])
-    assert engine.board.running(0) == set(together)
+    assert engine.counters.running(0) == set(together)
 
 
 @pytest.mark.parametrize("token", [1, FAILS, NOT_FINITE])
