@@ -106,9 +106,7 @@ class Run:
             first = time.monotonic() + 0.2
             self._send(channel, first)
             receiver.join()
-            with loop._lock:
-                loop._draining = True
-                loop._lock.notify()
+            loop._queue.drain()
             thread.join()
             loop.close()
             channel.close()

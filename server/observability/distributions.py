@@ -16,7 +16,7 @@ __all__ = ["Distribution"]
 class Distribution:
     """A histogram that collects observations in a list and writes them together.
 
-    One `Histogram.observe` costs 1.5 µs, and a request makes eight observations: a tenth of the whole cost of a request.
+    One `Histogram.observe` costs 1.5 µs and a request makes eight observations: a tenth of its whole cost.
     """
 
     def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:

@@ -62,7 +62,7 @@ class _Stderr(logging.Handler):
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._lost = 0
-        self._changed = threading.Condition()  # guards the four fields above
+        self._changed = threading.Condition()  # guards the fields above
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

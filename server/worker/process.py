@@ -1,4 +1,4 @@
-"""`python -m embert.server.worker.process`: loads the model, tells the supervisor, runs the engine loop."""
+"""`python -m embert.server.worker.process`: loads the model, reports to the supervisor, runs the device loop."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """`python -m embert.server.worker.process FD`: one engine, told what to do over the inherited socket FD."""
-    sys.setswitchinterval(0.001)  # receiving must not hold up the batches for long, nor they it
+    """`python -m embert.server.worker.process FD`: one engine; its instructions come over the inherited socket FD."""
+    sys.setswitchinterval(0.001)  # the receiving thread and the device loop must not wait long for each other
     gc_tuning.before_imports()
     began = time.monotonic()
     control = ControlConnection.from_fd(int(sys.argv[1]))
@@ -54,7 +54,7 @@ def main() -> None:
     except MemoryError:
         control.send(Failed(f"not enough memory to load {start.model_id}"))
         raise SystemExit(1) from None
-    except Exception as error:  # whatever it is, a user must not be left with a traceback and no sentence
+    except Exception as error:  # the user gets one sentence, whatever the error is
         log.debug("loading failed", exc_info=True)
         control.send(Failed(f"{start.model_id} cannot be loaded: {type(error).__name__}: {error}"))
         raise SystemExit(1) from None
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def _end_process(mistake: threading.ExceptHookArgs) -> None:
-    """An engine without one of its threads would look alive and answer nobody."""
+    """End the process: an engine without one of its threads would look alive and answer nobody."""
     what = mistake.exc_type, mistake.exc_value, mistake.exc_traceback
     log.critical("a mistake of ours in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
     exit_now(70)

@@ -173,14 +173,12 @@ class Harness:
             self.encoder.let_go.release()
 
     def queued(self) -> int:
-        return self.loop._scheduler.queue_texts
+        return self.loop._queue.texts()
 
     def close(self) -> None:
         self.encoder.free = True
         self.release(100)
-        with self.loop._lock:
-            self.loop._draining = True
-            self.loop._lock.notify()
+        self.loop._queue.drain()
         self.thread.join(timeout=60)
         assert not self.thread.is_alive()
         if not self.exits:
@@ -234,13 +232,13 @@ def test_a_full_batch_is_handed_over_while_another_runs(engine: Harness) -> None
 
 def test_the_encoder_works_on_while_answers_are_made(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     handed_over = []  # batches, each time one is answered
-    answer = engine.loop._answer
+    answer = engine.loop._responder.answer
 
     def counted(*arguments: Any) -> None:
         handed_over.append(len(engine.encoder.batches))
         answer(*arguments)
 
-    monkeypatch.setattr(engine.loop, "_answer", counted)
+    monkeypatch.setattr(engine.loop._responder, "answer", counted)
     engine.hold()
     engine.send([[1, 2]])
     engine.wait_until_running()
@@ -260,7 +258,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engine: Harness, clock: Clock) -> None:
-    engine.loop._throughput.learn(0.09, 0.0)
+    engine.loop._throughput.calibrate(0.09, 0.0)
     engine.hold()
     clock.wake.clear()
     engine.send([[1, 2]])
@@ -279,7 +277,7 @@ def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engin
 
 def test_an_expectation_that_is_too_long_is_given_up(engine: Harness, clock: Clock) -> None:
     # Of a machine that was busy while the encoder warmed up, say: here a batch takes no time at all.
-    engine.loop._throughput.learn(0.09, 0.0)
+    engine.loop._throughput.calibrate(0.09, 0.0)
     for number in range(20):
         engine.send([[number, 2]])
         engine.receive(1)
@@ -289,7 +287,7 @@ def test_an_expectation_that_is_too_long_is_given_up(engine: Harness, clock: Clo
 
 @pytest.mark.parametrize("batch_s", [0.0008, 0.11])
 def test_batches_too_short_or_too_long_for_it_are_waited_for(engine: Harness, clock: Clock, batch_s: float) -> None:
-    engine.loop._throughput.learn(batch_s, 0.0)
+    engine.loop._throughput.calibrate(batch_s, 0.0)
     engine.hold()
     engine.send([[1] * (BUDGET - 1)], [[3, 3]])  # not both in one batch, and neither fills one
     engine.wait_until_running()
@@ -442,7 +440,7 @@ def test_who_may_have_lost_an_engine_is_alone_on_the_encoder(engine: Harness) ->
     assert set(parts) >= {*suspects, *others}
     for batch in engine.encoder.batches[1:]:
         assert set(batch.ids.tolist()) in ({2}, {3}) or not {2, 3} & set(batch.ids.tolist())
-    engine.wait_until(lambda: not engine.loop._running)
+    engine.wait_until(lambda: not engine.loop._queue._running)
 
 
 def test_nothing_is_handed_over_beside_who_may_have_lost_an_engine(engine: Harness) -> None:
@@ -466,11 +464,11 @@ def test_a_suspect_whose_client_leaves_is_not_run(engine: Harness) -> None:
     engine.release()
     engine.wait_until_running()  # the first of them
     engine.send(cancelled=suspects[1:2])
-    engine.wait_until(lambda: len(engine.loop._gone) == 1)
+    engine.wait_until(lambda: len(engine.loop._queue._disconnected) == 1)
     engine.release(2)
     assert set(engine.receive(3)) == {1, suspects[0], suspects[2]}
     assert not any(3 in batch.ids for batch in engine.encoder.batches)
-    engine.wait_until(lambda: not engine.loop._running and not engine.loop._gone)
+    engine.wait_until(lambda: not engine.loop._queue._running and not engine.loop._queue._disconnected)
 
 
 def test_what_was_with_others_on_a_lost_encoder_is_left_to_be_sent_again(engine: Harness) -> None:
@@ -492,7 +490,7 @@ def test_clients_that_leave_running_requests_leave_nothing_behind(engine: Harnes
         left = engine.send([[token]])
         engine.wait_until_running()
         engine.send(cancelled=left)
-        engine.wait_until(lambda: len(engine.loop._gone) == 1)
+        engine.wait_until(lambda: len(engine.loop._queue._disconnected) == 1)
         engine.release()
         engine.receive(1)
-        engine.wait_until(lambda: not engine.loop._running and not engine.loop._gone)
+        engine.wait_until(lambda: not engine.loop._queue._running and not engine.loop._queue._disconnected)
