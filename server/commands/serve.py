@@ -14,7 +14,8 @@ from embert.engine.devices import devices
 from embert.engine.errors import ModelError
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
 from embert.server.observability.logs import configure_logging, exit_now
-from embert.server.supervisor.supervisor import Supervisor, listen, listen_for_each
+from embert.server.supervisor.sockets import listen, listen_for_each
+from embert.server.supervisor.supervisor import Supervisor
 
 __all__ = ["serve"]
 
