@@ -119,7 +119,7 @@ class Child:
             self.control.socket.close()
 
     def exit_status(self) -> int | None:
-        """The status of a process that has ended; negative: killed by that signal. None while it runs or has not begun."""
+        """The status of a process that has ended; negative: killed by that signal. None while none has ended."""
         return None if self.process is None else self.process.poll()
 
     def mark_dead(self) -> None:
