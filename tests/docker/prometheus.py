@@ -74,7 +74,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
                     return client.get("/-/ready").status_code == 200
                 return False
 
-            until(is_ready, 30, what="Prometheus")
+            until(is_ready, what="Prometheus")
             yield Prometheus(client)
     finally:
         process.terminate()

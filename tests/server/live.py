@@ -31,6 +31,7 @@ EMBERT = (
     "embert.server.commands.cli",
 )  # as the installed command: the working folder is not importable
 START_TIMEOUT_S = 120.0
+HELD_FILE, LOAD_FILE = "held", "loading"
 # httpx reads every certificate of the machine for each client, 20 ms, unless it is handed a context.
 TRUST = ssl.create_default_context()
 
@@ -75,6 +76,20 @@ class Live:
     @property
     def metrics_url(self) -> str:
         return f"http://127.0.0.1:{self.ports[1]}"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While it lasts, a stand-in's forward with the order HELD does not end."""
+        file = self.log_path.with_name(HELD_FILE)
+        file.touch()
+        try:
+            yield
+        finally:
+            file.unlink()
+
+    def end_loading(self) -> None:
+        """Let a stand-in that was started with `loading=True` end its loading."""
+        self.log_path.with_name(LOAD_FILE).unlink()
 
     @property
     def log(self) -> str:
@@ -161,6 +176,7 @@ def live(
     *options: str,
     env: Mapping[str, str] | None = None,
     ready: bool = True,
+    loading: bool = False,
     status: int | None = 0,
     clean_log: bool = True,
     stderr: int | None = None,
@@ -169,18 +185,25 @@ def live(
 ) -> Iterator[Live]:
     """`embert serve *options` on a free port, and the end of it.
 
-    Entered when /readyz is 200, or with `ready=False` as soon as the port is open. Left with SIGTERM (unless the test
+    Entered when /readyz is 200, or with `ready=False` as soon as the port is open. With `loading=True`, which is not
+    waited for either, a stand-in loads until it is told to end that. Left with SIGTERM (unless the test
     has ended the server itself); the exit status must be `status` (None: any) and, with `clean_log`, the log must hold
     no traceback. `stderr` is a descriptor that takes the log instead; `files` is how many its processes may
     open. Whatever happens, no process stays.
     """
     with tempfile.TemporaryDirectory(prefix="embert-test-") as folder:
         log_path = Path(folder, "log")
+        files_of_stand_in = {
+            "STAND_IN_HELD_FILE": str(log_path.with_name(HELD_FILE)),
+            "STAND_IN_LOAD_FILE": str(log_path.with_name(LOAD_FILE)),
+        }
+        if loading:
+            log_path.with_name(LOAD_FILE).touch()
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [*EMBERT, "serve", "--host", "127.0.0.1", "--port", "0", *options],
                 cwd=cwd,
-                env=environment(env),
+                env=environment(files_of_stand_in | dict(env or {})),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log if stderr is None else stderr,
@@ -197,7 +220,7 @@ def live(
                 START_TIMEOUT_S,
                 what="an open port",
             )
-            if ready:
+            if ready and not loading:
                 server.wait_ready()
             yield server
             family |= _family(process.pid)

@@ -4,6 +4,7 @@ Vectors are cheap, but a text's own: they depend on its ids and on nothing else.
 a batch is an order (token ids are sent as they are, so tests write them), and the environment has standing ones:
 
     STAND_IN_LOAD_S        seconds that loading takes
+    STAND_IN_LOAD_FILE     while this file exists, loading does not end
     STAND_IN_LOAD          error | missing (a file) | memory | exit | hang: how loading fails
     STAND_IN_EXIT_FILE     while this file exists, loading ends the process
     STAND_IN_DEVICE        the device it says it runs on; default: cpu. `cuda` is cuda:N where it is told to run on x:N
@@ -11,6 +12,7 @@ a batch is an order (token ids are sent as they are, so tests write them), and t
     STAND_IN_TOKENS_PER_S  tokens a second, while loading too
     STAND_IN_ORDERS        no: ids are nothing but ids, for requests that nobody has written
     STAND_IN_HOLD_FILE     while this file exists, no forward ends
+    STAND_IN_HELD_FILE     while this file exists, no forward with the order HELD ends
     STAND_IN_CRASH_FILE    while this file exists, every forward ends the process
 """
 
@@ -28,7 +30,7 @@ from embert.engine.encoders import Encoder, PackedBatch, Task
 from embert.engine.errors import BrokenModel, EncoderError, EncoderLost
 from embert.engine.model import Model
 
-__all__ = ["CRASH", "FAIL", "HANG", "HUNGRY", "LOSE", "NAN", "SLEEP", "create", "expected"]
+__all__ = ["CRASH", "FAIL", "HANG", "HELD", "HUNGRY", "LOSE", "NAN", "SLEEP", "create", "expected"]
 
 # Ids that are orders. All are [unused…] in BERT's vocabulary: no text has them.
 FAIL = 10  # EncoderError
@@ -37,6 +39,7 @@ LOSE = 12  # EncoderLost
 CRASH = 13  # the process ends at once, as after a segmentation fault
 HANG = 14  # never comes back
 HUNGRY = 15  # wants more memory than there is
+HELD = 16  # waits while STAND_IN_HELD_FILE exists
 SLEEP = 20  # SLEEP + n: n tenths of a second, n up to 60
 
 WIDTH = 384
@@ -52,6 +55,7 @@ class StandIn:
 
     def __init__(self, model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> None:
         time.sleep(float(os.environ.get("STAND_IN_LOAD_S", "0")))
+        _wait_while_there_is(_file("STAND_IN_LOAD_FILE"))
         match os.environ.get("STAND_IN_LOAD"):
             case "error":
                 raise BrokenModel("the stand-in was told not to load")
@@ -63,7 +67,7 @@ class StandIn:
                 os._exit(3)
             case "hang":
                 time.sleep(3600)
-        if Path(os.environ.get("STAND_IN_EXIT_FILE", "/nonexistent")).exists():
+        if _file("STAND_IN_EXIT_FILE").exists():
             os._exit(3)
         self.device = os.environ.get("STAND_IN_DEVICE", "cpu")
         if self.device == "cuda":
@@ -74,8 +78,9 @@ class StandIn:
         self._tokens_per_s = float(os.environ.get("STAND_IN_TOKENS_PER_S", "inf"))
         self._delay_s = float(os.environ.get("STAND_IN_S", "0"))
         self._obeys = os.environ.get("STAND_IN_ORDERS") != "no"
-        self._hold_file = Path(os.environ.get("STAND_IN_HOLD_FILE", "/nonexistent"))
-        self._crash_file = Path(os.environ.get("STAND_IN_CRASH_FILE", "/nonexistent"))
+        self._hold_file = _file("STAND_IN_HOLD_FILE")
+        self._held_file = _file("STAND_IN_HELD_FILE")
+        self._crash_file = _file("STAND_IN_CRASH_FILE")
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Any:
         return batch, task
@@ -91,8 +96,9 @@ class StandIn:
         warming = batch.sequences and not batch.ids.any()
         if not warming:
             time.sleep(self._delay_s + sum((order - SLEEP) / 10 for order in orders if SLEEP < order <= SLEEP + 60))
-        while self._hold_file.exists():
-            time.sleep(0.01)
+        _wait_while_there_is(self._hold_file)
+        if HELD in orders:
+            _wait_while_there_is(self._held_file)
         if CRASH in orders or self._crash_file.exists():
             os._exit(139)
         if HANG in orders:
@@ -120,6 +126,15 @@ class StandIn:
 
     def close(self) -> None:
         pass
+
+
+def _file(variable: str) -> Path:
+    return Path(os.environ.get(variable, "/nonexistent"))
+
+
+def _wait_while_there_is(file: Path) -> None:
+    while file.exists():
+        time.sleep(0.01)
 
 
 def _vector(ids: npt.NDArray[Any], width: int) -> npt.NDArray[np.float32]:

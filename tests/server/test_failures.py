@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.server.live import STAND_IN, Live, live, until
-from tests.server.stand_in import FAIL, NAN, SLEEP, expected
+from tests.server.stand_in import FAIL, HELD, NAN, expected
 
 GOOD = [101, 7592, 102]
-OPTIONS = ("--max-batch-tokens", "256", "--max-queue-tokens", "600", "--request-timeout", "2", "--accept-token-ids")
+OPTIONS = ("--max-batch-tokens", "256", "--max-queue-tokens", "600", "--request-timeout", "8", "--accept-token-ids")
 NAMED = {"model": "sentence-transformers/all-MiniLM-L6-v2"}  # which token ids want on OpenAI's routes
 
 
@@ -62,10 +62,12 @@ def test_a_failure_is_its_own_requests_only(client: httpx.Client, failing: Live,
     """Requests that were batched with a failing one are answered."""
     others = [[101, 5000 + i, 102] for i in range(12)]
     with ThreadPoolExecutor(14) as pool:
-        blocking = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 4)})  # so that the rest is batched
-        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
-        bad = pool.submit(client.post, "/embed", json={"inputs": order(number)})
-        good = [pool.submit(client.post, "/embed", json={"inputs": ids}) for ids in others]
+        with failing.held():  # so that the rest is batched
+            blocking = pool.submit(client.post, "/embed", json={"inputs": order(HELD)})
+            until(lambda: failing.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+            bad = pool.submit(client.post, "/embed", json={"inputs": order(number)})
+            good = [pool.submit(client.post, "/embed", json={"inputs": ids}) for ids in others]
+            until(lambda: failing.metrics()["embert_queue_tokens"] == 3 * 13, what="the others in the queue")
         assert blocking.result().status_code == 200
         assert bad.result().status_code == 424
         for ids, answer in zip(others, good, strict=True):
@@ -81,9 +83,9 @@ def test_vectors_are_never_null(client: httpx.Client) -> None:
 
 def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: Live) -> None:
     before = failing.metrics()['embert_rejected_total{reason="queue_full"}']
-    with ThreadPoolExecutor(4) as pool:
-        blocking = [pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 12)})]
-        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
+    with ThreadPoolExecutor(4) as pool, failing.held():
+        blocking = [pool.submit(client.post, "/embed", json={"inputs": order(HELD)})]
+        until(lambda: failing.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
         blocking.append(pool.submit(client.post, "/embed", json={"inputs": [[7] * 200] * 2}))
         until(lambda: failing.metrics()["embert_queue_tokens"] >= 400, what="the queued request")
         for path, field, kind in (("/embed", "inputs", "Overloaded"), ("/v1/embeddings", "input", "rate_limit_error")):
@@ -96,7 +98,8 @@ def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: L
             assert "--max-queue-tokens" in message
             assert 1 <= int(answer.headers["retry-after"]) <= 60
         small = pool.submit(client.post, "/embed", json={"inputs": GOOD})  # there is room for this one
-        assert [each.result().status_code for each in (*blocking, small)] == [200, 200, 200]
+        until(lambda: failing.metrics()["embert_queue_tokens"] > 400, what="the small request")
+    assert [each.result().status_code for each in (*blocking, small)] == [200, 200, 200]
     assert failing.metrics()['embert_rejected_total{reason="queue_full"}'] == before + 2
 
 
@@ -108,14 +111,14 @@ def test_one_request_above_the_whole_budget_runs_alone(client: httpx.Client) -> 
 
 def test_out_of_time_is_503(client: httpx.Client, failing: Live) -> None:
     before = failing.metrics()['embert_rejected_total{reason="deadline"}']
-    with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 30)})
-        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
+    with ThreadPoolExecutor(2) as pool, failing.held():
+        running = pool.submit(client.post, "/embed", json={"inputs": order(HELD)})
+        until(lambda: failing.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
         waiting = pool.submit(client.post, "/v1/embeddings", json={"input": GOOD, **NAMED})
         for answer, kind in ((running.result(), "Unhealthy"), (waiting.result(), "server_error")):
             status, type_, message = facts(answer)
             assert (status, type_) == (503, kind)
-            assert "2 s" in message
+            assert "8 s" in message
             assert "--request-timeout" in message
             assert int(answer.headers["retry-after"]) >= 1
     assert failing.metrics()['embert_rejected_total{reason="deadline"}'] == before + 2
@@ -123,31 +126,30 @@ def test_out_of_time_is_503(client: httpx.Client, failing: Live) -> None:
 
 def test_health_never_waits_behind_a_batch(client: httpx.Client, failing: Live) -> None:
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 15)})
-        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
-        for path in ("/health", "/ping", "/readyz", "/livez", "/info", "/metrics", "/v1/models"):
-            answer = client.get(path)
-            assert answer.status_code == 200
-            assert not running.done()
+        with failing.held():
+            running = pool.submit(client.post, "/embed", json={"inputs": order(HELD)})
+            until(lambda: failing.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+            for path in ("/health", "/ping", "/readyz", "/livez", "/info", "/metrics", "/v1/models"):
+                answer = client.get(path)
+                assert answer.status_code == 200
         running.result()
 
 
 def test_a_client_that_leaves_frees_its_place(client: httpx.Client, failing: Live) -> None:
     name = 'embert_cancelled_texts_total{stage="queued"}'
     before = failing.metrics()[name]
-    with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(client.post, "/embed", json={"inputs": order(SLEEP + 15)})
-        until(lambda: failing.metrics()["embert_requests_in_flight"] >= 2, what="the blocking request")
+    with ThreadPoolExecutor(2) as pool, failing.held():
+        pool.submit(client.post, "/embed", json={"inputs": order(HELD)})
+        until(lambda: failing.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
         with pytest.raises(httpx.ReadTimeout):
             failing.post("/embed", {"inputs": [[7] * 200] * 2}, timeout=0.2)
         until(lambda: failing.metrics()[name] == before + 2, what="the cancellation")
         assert failing.metrics()["embert_queue_tokens"] == 0
-        assert running.result().status_code == 200
     until(lambda: failing.metrics()["embert_requests_in_flight"] == 1, what="the end of all requests")
 
 
 def test_while_loading() -> None:
-    with live(*STAND_IN, env={"STAND_IN_LOAD_S": "4"}, ready=False) as server, server.client() as client:
+    with live(*STAND_IN, loading=True) as server, server.client() as client:
         _until_it_answers(client)
         ready = client.get("/readyz")
         assert ready.status_code == 503
@@ -173,6 +175,7 @@ def test_while_loading() -> None:
         metrics = server.metrics()
         assert metrics['embert_rejected_total{reason="loading"}'] == 4
         assert metrics['embert_engine_up{engine="0"}'] == 0
+        server.end_loading()
         server.wait_ready()
         assert client.post("/embed", json={"inputs": "a"}).status_code == 200
         assert server.metrics()['embert_engine_up{engine="0"}'] == 1
@@ -185,11 +188,11 @@ def _until_it_answers(client: httpx.Client) -> None:
         except httpx.TransportError:
             return False
 
-    until(answers, 10, what="an answer")
+    until(answers, what="an answer")
 
 
 def test_told_to_stop_while_loading() -> None:
-    with live(*STAND_IN, env={"STAND_IN_LOAD_S": "60"}, ready=False) as server, server.client() as client:
+    with live(*STAND_IN, loading=True) as server, server.client() as client:
         _until_it_answers(client)
         server.signal()
-        assert server.wait(10) == 0
+        assert server.wait() == 0

@@ -22,7 +22,7 @@ import pytest
 
 from tests.server.connections import send
 from tests.server.live import STAND_IN, Live, live, until
-from tests.server.stand_in import CRASH, FAIL, HANG, LOSE, SLEEP, expected
+from tests.server.stand_in import CRASH, FAIL, HANG, HELD, LOSE, expected
 
 PATIENCE_S = 20.0  # no client may wait longer than this, whatever happens
 
@@ -117,12 +117,12 @@ def post(server: Live, ids: list[list[int]], into: list[httpx.Response]) -> thre
     return thread
 
 
-def ask_slowly(server: Live, into: list[object]) -> threading.Thread:
-    """Send a request of six seconds from a thread of its own; the server may leave before it answers."""
+def ask_held(server: Live, into: list[object]) -> threading.Thread:
+    """Send a request that waits for `held` from a thread of its own; the server may leave before it answers."""
 
     def ask() -> None:
         try:
-            into.append(server.post("/embed", {"inputs": [[101, SLEEP + 60, 102]]}))
+            into.append(server.post("/embed", {"inputs": [[101, HELD, 102]]}))
         except httpx.TransportError as error:
             into.append(error)
 
@@ -167,12 +167,13 @@ def test_an_engine_may_die_before_everybody_was_ready() -> None:
 def test_what_a_lost_engine_owed_is_sent_once_more(healing: Live) -> None:
     server = healing
     answers: list[httpx.Response] = []
-    slow = [101, SLEEP + 30, 102]
-    threads = [post(server, [slow], answers)]
-    until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="one in flight")  # and this very one
-    threads.append(post(server, [[101, 5000, 102]] * 3, answers))  # waits until the first is done
-    until(lambda: server.metrics()["embert_requests_in_flight"] >= 3, what="both in flight")
-    os.kill(server.engine_pids[0], signal.SIGKILL)
+    slow = [101, HELD, 102]
+    with server.held():
+        threads = [post(server, [slow], answers)]
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the first")
+        threads.append(post(server, [[101, 5000, 102]] * 3, answers))  # waits until the first is done
+        until(lambda: server.metrics()["embert_queue_tokens"] == 9, what="the second")
+        os.kill(server.engine_pids[0], signal.SIGKILL)
     for thread in threads:
         thread.join(PATIENCE_S)
     assert [answer.status_code for answer in answers] == [200, 200]
@@ -197,11 +198,13 @@ def test_a_request_that_kills_engines_fails_none_of_its_neighbours(pair: Live, p
     up = [f'embert_engine_up{{engine="{i}"}}' for i in range(2)]
     until(lambda: [server.metrics()[name] for name in up] == [1, 1], what="both engines")
     answers: list[httpx.Response] = []
-    busy = [post(server, [[101, SLEEP + 20, 102]], answers) for _ in range(2)]
-    until(lambda: server.metrics()["embert_admitted_tokens"] == 6, what="both engines at work")
     killed: list[httpx.Response] = []
-    threads = [post(server, [[101, poison, 102]], killed)]
-    threads += [post(server, [[101, 1000 + number, 102]], answers) for number in range(12)]
+    with server.held():
+        busy = [post(server, [[101, HELD, 102]], answers) for _ in range(2)]
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 6, what="both engines at work")
+        threads = [post(server, [[101, poison, 102]], killed)]
+        threads += [post(server, [[101, 1000 + number, 102]], answers) for number in range(12)]
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 6 + 3 * 13, what="all of them")
     for thread in (*busy, *threads):
         thread.join(PATIENCE_S * 2)
     assert [answer.status_code for answer in killed] == [424]
@@ -297,9 +300,9 @@ def test_children_do_not_outlive_a_killed_supervisor() -> None:
         children = server.api_pids + server.engine_pids
         folders = [Path(path) for path in re.findall(r"/\S*/embert-\w+", " ".join(_open_paths(server.engine_pids[0])))]
         server.signal(signal.SIGKILL)
-        until(lambda: not alive(children), 5, what="the end of the children")
+        until(lambda: not alive(children), what="the end of the children")
         assert folders
-        until(lambda: not any(folder.exists() for folder in folders), 5, what="the end of the runtime folder")
+        until(lambda: not any(folder.exists() for folder in folders), what="the end of the runtime folder")
 
 
 def _open_paths(pid: int) -> list[str]:
@@ -310,12 +313,12 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
     with live(*STAND_IN, "--max-queue-tokens", "100") as server:
         folder = server.runtime_folder
         answers: list[httpx.Response] = []
-        thread = post(server, [[101, SLEEP + 30, 102]], answers)
-        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
-        with server.client() as client:
+        with server.held(), server.client() as client:
+            thread = post(server, [[101, HELD, 102]], answers)
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request in flight")
             client.get("/livez")
             server.signal(signal.SIGTERM)
-            until(lambda: client.get("/readyz").json()["status"] == "draining", 2, what="readiness to flip")
+            until(lambda: client.get("/readyz").json()["status"] == "draining", what="readiness to flip")
             for text in ("too late", "too many words " * 50):  # 503 even where there is no room in the queue
                 refused = client.post("/embed", json={"inputs": text})
                 assert refused.status_code == 503
@@ -327,9 +330,9 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
 
 
 def test_drain_timeout_bounds_the_wait() -> None:
-    with live(*STAND_IN, "--drain-timeout", "1") as server:
+    with live(*STAND_IN, "--drain-timeout", "1") as server, server.held():
         answers: list[object] = []
-        thread = ask_slowly(server, answers)
+        thread = ask_held(server, answers)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
@@ -341,9 +344,9 @@ def test_drain_timeout_bounds_the_wait() -> None:
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    with live(*STAND_IN, status=1) as server:
+    with live(*STAND_IN, status=1) as server, server.held():
         answers: list[object] = []
-        thread = ask_slowly(server, answers)
+        thread = ask_held(server, answers)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         server.signal(signal.SIGTERM)
         server.signal(signal.SIGTERM)  # `timeout` and shells tell one wish twice; this is no second one
@@ -356,7 +359,7 @@ def test_a_second_signal_ends_at_once() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_loading_server_can_be_stopped(number: signal.Signals) -> None:
-    with live(*STAND_IN, env={"STAND_IN_LOAD_S": "300"}, ready=False) as server:
+    with live(*STAND_IN, loading=True) as server:
         until(lambda: server.engine_pids and server.api_pids, what="the children")
         until(lambda: _answers(server, "/livez"), what="an answer")
         server.signal(number)
@@ -372,7 +375,7 @@ def _answers(server: Live, path: str) -> bool:
 
 def test_an_engine_that_never_comes_up_ends_the_server() -> None:
     with live(*STAND_IN, env={"STAND_IN_LOAD": "exit"}, ready=False, status=1) as server:
-        assert server.wait(30) == 1
+        assert server.wait() == 1
         assert "never was ready" in server.log
 
 
@@ -380,11 +383,11 @@ def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None
     """So that whoever watches the server, which answers `/livez` all the time, brings another one."""
     broken = tmp_path / "broken"
     env = {"STAND_IN_EXIT_FILE": str(broken)}
-    with live(*STAND_IN, "--give-up-after", "1", env=env, status=1) as server:
+    with live(*STAND_IN, "--give-up-after", "1", env=env, status=1) as server, server.held():
         until(lambda: "ready    http" in server.log, what="the announcement")
         broken.touch()
         answers: list[httpx.Response] = []
-        thread = post(server, [[101, SLEEP + 60, 102]], answers)
+        thread = post(server, [[101, HELD, 102]], answers)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         os.kill(server.engine_pids[0], signal.SIGKILL)
         assert server.wait() == 1

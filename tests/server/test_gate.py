@@ -151,7 +151,7 @@ def test_preflights_have_ids_and_are_counted(stranger: httpx.Client, client: htt
     before = counted()
     asked = {"origin": ORIGIN, "access-control-request-method": "POST", "x-request-id": "pre-1"}
     assert stranger.options("/similarity", headers=asked).headers["x-request-id"] == "pre-1"
-    until(lambda: counted() == before + 1, 5, what="the count of the preflight")
+    until(lambda: counted() == before + 1, what="the count of the preflight")
     plain = stranger.options("/similarity", headers={"origin": ORIGIN})  # no preflight: it wants a key like any other
     assert plain.status_code == 401
 
@@ -304,7 +304,7 @@ def test_two_processes_answer_and_metrics_are_theirs_together(guarded: Live) -> 
             after = _counts(plain, guarded)
             return all(after[name] == before[name] + growth for name, growth in grown.items())
 
-        until(all_counted, 5, what="both processes' counts")
+        until(all_counted, what="both processes' counts")
 
 
 def test_connections_are_spread_over_the_processes(guarded: Live) -> None:
@@ -401,7 +401,7 @@ def test_tls(tmp_path: Path) -> None:
                 except httpx.TransportError:
                     return False
 
-            until(ready, 30, what="readiness")
+            until(ready, what="readiness")
             assert client.post("/embed", json={"inputs": "a"}).status_code == 200
         for _ in range(3):  # TLS has no half-closed connections, but reads on too
             asks = urllib.request.Request(server.url + "/embed", bytes(30_000_000), method="POST")

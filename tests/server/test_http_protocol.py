@@ -27,7 +27,7 @@ from embert.server.http.connections import ConnectionLimit, Connections
 from embert.server.http.errors import ServerError, error_body
 from embert.server.http.protocol import bounded_protocol
 from tests.server.live import STAND_IN, TRUST, live, until
-from tests.server.stand_in import SLEEP
+from tests.server.stand_in import HELD
 
 LIMIT = 4096
 GET = b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\n"
@@ -699,10 +699,12 @@ def test_too_many_connections_are_refused_but_for_probes() -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         assert first.post("/embed", json={"inputs": "a"}).status_code == 200
-        busy = pool.submit(first.post, "/embed", json={"inputs": [[101, SLEEP + 40, 102]]})
-        admitted = "embert_admitted_tokens 3.0"
-        until(lambda: admitted in httpx.get(f"{server.metrics_url}/metrics", verify=TRUST).text, what="the request")
-        refused = server.post("/v1/embeddings", {"input": "a"})
+        with server.held():
+            busy = pool.submit(first.post, "/embed", json={"inputs": [[101, HELD, 102]]})
+            admitted = "embert_admitted_tokens 3.0"
+            until(lambda: admitted in httpx.get(f"{server.metrics_url}/metrics", verify=TRUST).text, what="the request")
+            refused = server.post("/v1/embeddings", {"input": "a"})
+            ready = server.get("/readyz")
         assert (refused.status_code, refused.headers["retry-after"], refused.headers["connection"]) == (
             503,
             "1",
@@ -710,7 +712,7 @@ def test_too_many_connections_are_refused_but_for_probes() -> None:
         )
         assert "1 connections, the limit (--max-connections)" in refused.json()["error"]["message"]
         assert re.fullmatch("[0-9a-f]{32}", refused.headers["x-request-id"])
-        assert server.get("/readyz").status_code == 200
+        assert ready.status_code == 200
         assert busy.result().status_code == 200
         metrics = server.metrics()  # takes the idle connection's place
         assert metrics['embert_rejected_total{reason="connections"}'] >= 1

@@ -21,7 +21,7 @@ import pytest
 
 from tests.server.connections import one_to_each, post_on, send
 from tests.server.live import STAND_IN, Live, live, until
-from tests.server.stand_in import SLEEP, expected
+from tests.server.stand_in import HELD, SLEEP, expected
 
 TOKENS_PER_S = 1000
 GOOD = [101, 7592, 102]
@@ -106,13 +106,16 @@ def test_the_budget_is_that_of_all_http_processes_together() -> None:
     options = ("--workers", "2", "--max-queue-tokens", "600", "--max-batch-tokens", "256")
     with live(*STAND_IN, *options) as server, one_to_each(server) as connections, ThreadPoolExecutor(2) as pool:
         first, second = connections.values()
-        filling = pool.submit(post_on, first, {"inputs": [[101, SLEEP + 20, 102], *[[7] * 200] * 2]})
-        until(lambda: server.metrics()["embert_admitted_tokens"] == 403, what="the request that fills the queue")
-        status, headers, said = post_on(second, {"inputs": [7] * 200})
-        assert status == 429
-        assert "the queue holds 403 tokens and this request has 200; the limit is 600 (--max-queue-tokens)" in said
-        assert int(headers["retry-after"]) >= 1
-        assert post_on(second, {"inputs": GOOD})[0] == 200  # there is room for this one
+        with server.held():
+            filling = pool.submit(post_on, first, {"inputs": [[101, HELD, 102], *[[7] * 200] * 2]})
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 403, what="the request that fills the queue")
+            status, headers, said = post_on(second, {"inputs": [7] * 200})
+            assert status == 429
+            assert "the queue holds 403 tokens and this request has 200; the limit is 600 (--max-queue-tokens)" in said
+            assert int(headers["retry-after"]) >= 1
+            small = pool.submit(post_on, second, {"inputs": GOOD})
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 406, what="the small one, which has room")
+        assert small.result()[0] == 200
         assert filling.result()[0] == 200
         assert post_on(second, {"inputs": [[7] * 200] * 5})[0] == 200  # alone, more than the budget
 
@@ -124,22 +127,23 @@ def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenisin
         ThreadPoolExecutor(1) as pool,
         httpx.Client(base_url=server.url) as client,
     ):
-        filling = pool.submit(
-            httpx.post, f"{server.url}/embed", json={"inputs": [[101, SLEEP + 20, 102], *[[7] * 200] * 2]}, timeout=30
-        )
-        until(lambda: server.metrics()["embert_admitted_tokens"] == 403, what="the request that fills the queue")
-        seen = server.metrics()["embert_tokenize_duration_seconds_count"]
-        for inputs, has in (
-            ("word " * 198, "at least 198"),
-            (["two words"] * 150, "at least 300"),
-            ([[7] * 50] * 4, "200"),
-        ):
-            answer = client.post("/embed", json={"inputs": inputs})
-            assert answer.status_code == 429
-            said = f"holds 403 tokens and this request has {has}; the limit is 600 (--max-queue-tokens)"
-            assert said in answer.json()["error"]
-            assert int(answer.headers["retry-after"]) >= 1
-        assert server.metrics()["embert_tokenize_duration_seconds_count"] == seen
+        with server.held():
+            filling = pool.submit(
+                httpx.post, f"{server.url}/embed", json={"inputs": [[101, HELD, 102], *[[7] * 200] * 2]}, timeout=60
+            )
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 403, what="the request that fills the queue")
+            seen = server.metrics()["embert_tokenize_duration_seconds_count"]
+            for inputs, has in (
+                ("word " * 198, "at least 198"),
+                (["two words"] * 150, "at least 300"),
+                ([[7] * 50] * 4, "200"),
+            ):
+                answer = client.post("/embed", json={"inputs": inputs})
+                assert answer.status_code == 429
+                said = f"holds 403 tokens and this request has {has}; the limit is 600 (--max-queue-tokens)"
+                assert said in answer.json()["error"]
+                assert int(answer.headers["retry-after"]) >= 1
+            assert server.metrics()["embert_tokenize_duration_seconds_count"] == seen
         # Spaces are no words: it is tokenised, and there is room.
         assert client.post("/embed", json={"inputs": "a" + " " * 1000 + "b"}, timeout=30).status_code == 200
         assert server.metrics()["embert_tokenize_duration_seconds_count"] == seen + 1
@@ -150,13 +154,14 @@ def test_what_a_killed_http_process_had_admitted_is_free_again() -> None:
     options = ("--workers", "2", "--max-queue-tokens", "600", "--max-batch-tokens", "256")
     with live(*STAND_IN, *options) as server, one_to_each(server) as connections, ThreadPoolExecutor(1) as pool:
         (victim, first), (_, second) = connections.items()
-        filling = pool.submit(post_on, first, {"inputs": [[101, SLEEP + 30, 102], *[[7] * 200] * 2]})
-        # The first two of its texts run together, the third waits.
-        until(lambda: server.metrics()["embert_queue_tokens"] == 200, what="the request that fills the queue")
-        assert post_on(second, {"inputs": [7] * 200})[0] == 429
-        os.kill(victim, signal.SIGKILL)
-        # And what it had queued is not run: its answers would find nobody.
-        until(lambda: server.metrics()["embert_queue_tokens"] == 0, what="the end of its requests")
+        with server.held():
+            filling = pool.submit(post_on, first, {"inputs": [[101, HELD, 102], *[[7] * 200] * 2]})
+            # The first two of its texts run together, the third waits.
+            until(lambda: server.metrics()["embert_queue_tokens"] == 200, what="the request that fills the queue")
+            assert post_on(second, {"inputs": [7] * 200})[0] == 429
+            os.kill(victim, signal.SIGKILL)
+            # And what it had queued is not run: its answers would find nobody.
+            until(lambda: server.metrics()["embert_queue_tokens"] == 0, what="the end of its requests")
         assert post_on(second, {"inputs": [7] * 200})[0] == 200
         assert isinstance(filling.exception(), ConnectionError)
         metrics = server.metrics()
@@ -187,11 +192,12 @@ def test_the_queue_is_bounded_by_the_seconds_it_takes_at_the_measured_rate() -> 
         assert 2 * 256 <= limit <= TOKENS_PER_S
         assert server.metrics()["embert_queue_limit_tokens"] == limit
         with clients(server) as some:
-            blocking = some.send([[101, SLEEP + 30, 102]])
-            until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
-            sent = [some.send([LONG]) for _ in range(16)]
-            until(lambda: sum(future.done() for future in sent) >= 16 - limit // 250, what="the refusals")
-            assert server.metrics()["embert_admitted_tokens"] <= limit
+            with server.held():
+                blocking = some.send([[101, HELD, 102]])
+                until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+                sent = [some.send([LONG]) for _ in range(16)]
+                until(lambda: sum(future.done() for future in sent) >= 16 - limit // 250, what="the refusals")
+                assert server.metrics()["embert_admitted_tokens"] <= limit
             assert {blocking.result()[0].status_code, *statuses(sent)} == {200, 429}
             refused = [answer for answer, _ in (future.result() for future in sent) if answer.status_code == 429]
             for answer in refused:

@@ -88,8 +88,8 @@ def test_a_running_server_takes_new_keys(tmp_path: Path) -> None:
 
         assert (status("old"), status("new")) == (200, 401)
         file.write_text("new\n")
-        until(lambda: all(status("new") == 200 for _ in range(6)), 5, what="the new key, in both processes")
-        until(lambda: all(status("old") == 401 for _ in range(6)), 5, what="the end of the old key")
+        until(lambda: all(status("new") == 200 for _ in range(6)), what="the new key, in both processes")
+        until(lambda: all(status("old") == 401 for _ in range(6)), what="the end of the old key")
         assert "keys accepted now: 1" in server.log
 
 
@@ -115,7 +115,7 @@ def test_the_page_of_documentation_is_whole_without_a_key() -> None:
     options = ("--api-key", "k", "--keyless", "docs", "--keyless", "metrics")
     with live(*STAND_IN, *options, ready=False) as server:
         key = {"authorization": "Bearer k"}
-        until(lambda: server.get("/readyz", headers=key).status_code == 200, 30, what="readiness")
+        until(lambda: server.get("/readyz", headers=key).status_code == 200, what="readiness")
         open_ = {"/docs", "/openapi.json", "/metrics", "/static-offline-docs/swagger-ui-bundle.js"}
         assert {path: server.get(path).status_code for path in open_} == dict.fromkeys(open_, 200)
         assert server.get("/livez").status_code == 401
@@ -155,7 +155,7 @@ def tls(certificates: Path) -> Iterator[Live]:
     env = {"EMBERT_SSL_KEYFILE_PASSWORD": "s3cret"}
     with live(*STAND_IN, *options, "--ssl-cert-reqs", "2", env=env, ready=False) as server:
         with _client(server, certificates, "client") as client:
-            until(lambda: _status(client) == 200, 30, what="readiness over TLS")
+            until(lambda: _status(client) == 200, what="readiness over TLS")
         yield server
 
 

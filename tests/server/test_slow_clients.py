@@ -21,7 +21,7 @@ import pytest
 from embert.server.http.timeouts import BodyReader
 from tests.server.connections import connect, head, read_all
 from tests.server.live import STAND_IN, Live, live, until
-from tests.server.stand_in import SLEEP
+from tests.server.stand_in import HELD
 
 GOOD = json.dumps({"inputs": [101, 7592, 102]}).encode()
 PATIENCE_S = 1.0
@@ -29,7 +29,7 @@ PATIENCE_S = 1.0
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Live]:
-    options = ("--client-timeout", str(PATIENCE_S), "--request-timeout", "4", "--max-batch-tokens", "256")
+    options = ("--client-timeout", str(PATIENCE_S), "--request-timeout", "8", "--max-batch-tokens", "256")
     with live(*STAND_IN, *options) as server:
         yield server
 
@@ -115,14 +115,14 @@ def test_a_client_that_closes_its_sending_side_has_left(impatient: Live) -> None
     queued = 'embert_cancelled_texts_total{stage="queued"}'
     before = impatient.metrics()[queued]
     with ThreadPoolExecutor(1) as pool:
-        blocking = pool.submit(impatient.post, "/embed", {"inputs": [[101, SLEEP + 25, 102]]})
-        until(lambda: impatient.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
-        with connect(impatient) as sock:
-            sock.sendall(head(len(GOOD)) + GOOD)
-            until(lambda: impatient.metrics()["embert_admitted_tokens"] == 6, what="the request")
-            sock.shutdown(socket.SHUT_WR)
-            until(lambda: impatient.metrics()[queued] == before + 1, what="the cancellation")
-            assert not blocking.done()
+        with impatient.held():
+            blocking = pool.submit(impatient.post, "/embed", {"inputs": [[101, HELD, 102]]})
+            until(lambda: impatient.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+            with connect(impatient) as sock:
+                sock.sendall(head(len(GOOD)) + GOOD)
+                until(lambda: impatient.metrics()["embert_admitted_tokens"] == 6, what="the request")
+                sock.shutdown(socket.SHUT_WR)
+                until(lambda: impatient.metrics()[queued] == before + 1, what="the cancellation")
         assert blocking.result().status_code == 200
 
 
@@ -130,13 +130,14 @@ def test_a_connection_that_is_reset_has_left(impatient: Live) -> None:
     queued = 'embert_cancelled_texts_total{stage="queued"}'
     before = impatient.metrics()[queued]
     with ThreadPoolExecutor(1) as pool:
-        blocking = pool.submit(impatient.post, "/embed", {"inputs": [[101, SLEEP + 25, 102]]})
-        until(lambda: impatient.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
-        with connect(impatient) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close means reset
-            sock.sendall(head(len(GOOD)) + GOOD)
-            until(lambda: impatient.metrics()["embert_admitted_tokens"] == 6, what="the request")
-        until(lambda: impatient.metrics()[queued] == before + 1, what="the cancellation")
+        with impatient.held():
+            blocking = pool.submit(impatient.post, "/embed", {"inputs": [[101, HELD, 102]]})
+            until(lambda: impatient.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+            with connect(impatient) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close means reset
+                sock.sendall(head(len(GOOD)) + GOOD)
+                until(lambda: impatient.metrics()["embert_admitted_tokens"] == 6, what="the request")
+            until(lambda: impatient.metrics()[queued] == before + 1, what="the cancellation")
         assert blocking.result().status_code == 200
 
 
