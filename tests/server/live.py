@@ -78,12 +78,13 @@ class Live:
         return f"http://127.0.0.1:{self.ports[1]}"
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """While it lasts, a stand-in's forward with the order HELD does not end."""
-        file = self.log_path.with_name(HELD_FILE)
+    def held(self) -> Iterator[Path]:
+        """While it lasts, a stand-in's forward with the order HELD does not end; the file given exists once one runs."""
+        file, runs = self.log_path.with_name(HELD_FILE), self.log_path.with_name("runs")
+        runs.unlink(missing_ok=True)
         file.touch()
         try:
-            yield
+            yield runs
         finally:
             file.unlink()
 

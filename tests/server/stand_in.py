@@ -8,6 +8,7 @@ a batch is an order (token ids are sent as they are, so tests write them), and t
     STAND_IN_LOAD          error | missing (a file) | memory | exit | hang: how loading fails
     STAND_IN_EXIT_FILE     while this file exists, loading ends the process
     STAND_IN_DEVICE        the device it says it runs on; default: cpu. `cuda` is cuda:N where it is told to run on x:N
+    STAND_IN_WARM_S        seconds that a forward takes while loading: a hundred times as long counts as hung
     STAND_IN_S             seconds that every forward takes after loading
     STAND_IN_TOKENS_PER_S  tokens a second, while loading too
     STAND_IN_ORDERS        no: ids are nothing but ids, for requests that nobody has written
@@ -39,7 +40,7 @@ LOSE = 12  # EncoderLost
 CRASH = 13  # the process ends at once, as after a segmentation fault
 HANG = 14  # never comes back
 HUNGRY = 15  # wants more memory than there is
-HELD = 16  # waits while STAND_IN_HELD_FILE exists
+HELD = 16  # makes a file `runs` beside STAND_IN_HELD_FILE, and waits while that exists
 SLEEP = 20  # SLEEP + n: n tenths of a second, n up to 60
 
 WIDTH = 384
@@ -76,6 +77,7 @@ class StandIn:
         self.hidden_size = model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or 16384
         self._tokens_per_s = float(os.environ.get("STAND_IN_TOKENS_PER_S", "inf"))
+        self._warm_s = float(os.environ.get("STAND_IN_WARM_S", "0"))
         self._delay_s = float(os.environ.get("STAND_IN_S", "0"))
         self._obeys = os.environ.get("STAND_IN_ORDERS") != "no"
         self._hold_file = _file("STAND_IN_HOLD_FILE")
@@ -94,10 +96,13 @@ class StandIn:
         ]
         time.sleep(batch.tokens / self._tokens_per_s)
         warming = batch.sequences and not batch.ids.any()
-        if not warming:
+        if warming:
+            time.sleep(self._warm_s)
+        else:
             time.sleep(self._delay_s + sum((order - SLEEP) / 10 for order in orders if SLEEP < order <= SLEEP + 60))
         _wait_while_there_is(self._hold_file)
         if HELD in orders:
+            self._held_file.with_name("runs").touch()
             _wait_while_there_is(self._held_file)
         if CRASH in orders or self._crash_file.exists():
             os._exit(139)

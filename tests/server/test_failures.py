@@ -23,7 +23,7 @@ def order(number: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def failing() -> Iterator[Live]:
-    with live(*STAND_IN, *OPTIONS) as running:
+    with live(*STAND_IN, *OPTIONS, env={"STAND_IN_WARM_S": "0.3"}) as running:
         yield running
 
 
