@@ -79,7 +79,7 @@ class Live:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Path]:
-        """While it lasts, a stand-in's forward with the order HELD does not end; the file given exists once one runs."""
+        """Keep a stand-in from ending a forward with the order HELD; the file it gives exists once one runs."""
         file, runs = self.log_path.with_name(HELD_FILE), self.log_path.with_name("runs")
         runs.unlink(missing_ok=True)
         file.touch()
