@@ -13,14 +13,14 @@ from typing import Any, ParamSpec
 
 from embert.server.observability.logs import exit_now
 
-__all__ = ["exit_on_error", "start_critical_task"]
+__all__ = ["exit_on_error", "keep_running"]
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
 
-def start_critical_task(
+def keep_running(
     coroutine: Coroutine[Any, Any, None], *, may_end: bool = False, end: Callable[[int], Any] = exit_now
 ) -> asyncio.Task[None]:
     """A task that only `cancel` may end, or with `may_end` success. Else the reason is logged and `end(70)` called."""

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine import Encoded
-from embert.server.api.background import exit_on_error, start_critical_task
+from embert.server.api.background import exit_on_error, keep_running
 from embert.server.api.request_options import Terms
 from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, Overloaded, ServerError, Unavailable
@@ -109,7 +109,7 @@ class EngineClient:
         self.admitted_tokens = 0  # by this process, and not yet answered
         self._flush_scheduled = False
         self._loop = asyncio.get_running_loop()
-        self._sweeper = start_critical_task(self._sweep())
+        self._sweeper = keep_running(self._sweep())
 
     # --- what the routes use ---
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
-from embert.server.api.background import start_critical_task
+from embert.server.api.background import keep_running
 from embert.server.ipc.control import ControlConnection, Drain, EngineState, Failed, Message, Progress, Ready, StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability import gc_tuning
@@ -105,12 +105,12 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
         servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.scrapes), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
-        start_critical_task(_write_metrics(service, counters, start.worker)),
-        start_critical_task(_follow(control, service.client, servers, start)),
-        start_critical_task(keys.follow()),
-        start_critical_task(service.bodies.watch()),
-        start_critical_task(connections.watch_files()),
-        start_critical_task(end_slow_readers(connections, config.client_timeout, service.metrics.unread_answers.inc)),
+        keep_running(_write_metrics(service, counters, start.worker)),
+        keep_running(_follow(control, service.client, servers, start)),
+        keep_running(keys.follow()),
+        keep_running(service.bodies.watch()),
+        keep_running(connections.watch_files()),
+        keep_running(end_slow_readers(connections, config.client_timeout, service.metrics.unread_answers.inc)),
     ]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
     gc_tuning.after_startup()
@@ -181,7 +181,7 @@ _draining: list[asyncio.Task[None]] = []
 def _drain_soon(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
     if not client.draining:
         client.draining = True
-        _draining.append(start_critical_task(_drain(client, servers, config), may_end=True))
+        _draining.append(keep_running(_drain(client, servers, config), may_end=True))
 
 
 async def _drain(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:

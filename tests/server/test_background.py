@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embert.server.api.background import exit_on_error, start_critical_task
+from embert.server.api.background import exit_on_error, keep_running
 from tests.server.connections import one_to_each
 from tests.server.live import ROOT, STAND_IN, live, until
 
@@ -35,7 +35,7 @@ def statuses(coroutine_of: str, *, may_end: bool = False) -> list[int]:
 
     async def run() -> list[int]:
         found: list[int] = []
-        task = start_critical_task(
+        task = keep_running(
             {"fails": fails, "ends": ends, "lasts": lasts}[coroutine_of](), may_end=may_end, end=found.append
         )
         await asyncio.wait([task], timeout=0.05 if coroutine_of == "lasts" else None)
