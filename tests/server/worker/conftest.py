@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.worker.harness import (
-    Clock,
-    Harness,
-)
+from tests.server.worker.harness import Clock, Harness
 
 
 @pytest.fixture

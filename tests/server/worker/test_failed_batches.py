@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from tests.server.worker.harness import (
-    BUDGET,
-    FAILS,
-    LOST,
-    NOT_FINITE,
-    Harness,
-    rows,
-    vector_of,
-)
+from tests.server.worker.harness import BUDGET, FAILS, LOST, NOT_FINITE, Harness, rows, vector_of
 
 
 def test_a_failing_request_fails_alone(engine: Harness) -> None:

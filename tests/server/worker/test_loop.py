@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from embert.server.ipc.messages import TOKENS
-from tests.server.worker.harness import (
-    BUDGET,
-    FAILS,
-    NOT_FINITE,
-    Harness,
-    rows,
-    vector_of,
-)
+from tests.server.worker.harness import BUDGET, FAILS, NOT_FINITE, Harness, rows, vector_of
 
 
 def test_vectors_go_to_the_texts_they_belong_to(engine: Harness) -> None:

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.worker.harness import (
-    BUDGET,
-    Clock,
-    Harness,
-)
+from tests.server.worker.harness import BUDGET, Clock, Harness
 
 
 def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engine: Harness, clock: Clock) -> None:
