@@ -138,7 +138,7 @@ class FileOutput:
         self._progress.unlink(missing_ok=True)
 
     def _header(self) -> bytes:
-        """The header of a .npy with the completed rows; numpy pads it, so its length does not depend on their number."""
+        """The header of a .npy with the completed rows. numpy pads it, so its length never changes."""
         facts = {"descr": "<f4", "fortran_order": False, "shape": (self.texts, self._width)}
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, facts)

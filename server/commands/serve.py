@@ -26,8 +26,8 @@ def serve(config: ServeConfig) -> int:
     """Run the server until it is told to stop; returns the exit status."""
     began = time.monotonic()
     configure_logging("supervisor", config.log_format, config.log_level)
-    # Process 1 of a container ignores SIGTERM by default, and downloading a model takes minutes. The supervisor installs
-    # its own handler later.
+    # Process 1 of a container ignores SIGTERM by default, and a model takes minutes to download. The supervisor later
+    # installs its own handler.
     signal.signal(signal.SIGTERM, _on_sigterm)
     _check_tls(config)
     read_api_keys(config)
