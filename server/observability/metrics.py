@@ -94,25 +94,27 @@ class ApiMetrics:
     WRITE_INTERVAL_S = 0.1
 
     def __init__(self, routes: Sequence[str], latency_buckets: Sequence[float]) -> None:
-        from embert.server.observability.distributions import Distribution  # numpy, which the supervisor does without
+        from embert.server.observability.buffered_histogram import (
+            BufferedHistogram,  # numpy, which the supervisor does without
+        )
 
-        def latency(name: str, help_: str) -> Distribution:
-            return Distribution(_histogram(name, help_, latency_buckets), latency_buckets)
+        def latency(name: str, help_: str) -> BufferedHistogram:
+            return BufferedHistogram(_histogram(name, help_, latency_buckets), latency_buckets)
 
         duration_help = "From the request's headers to the end of its answer."
         duration = _histogram("request_duration_seconds", duration_help, latency_buckets, ["route"])
-        self.request_duration = {route: Distribution(duration.labels(route), latency_buckets) for route in routes}
+        self.request_duration = {route: BufferedHistogram(duration.labels(route), latency_buckets) for route in routes}
         tokenize_help = "Tokenising one request, including the wait for a thread."
         self.tokenize_duration = latency("tokenize_duration_seconds", tokenize_help)
         encode_help = "From the vectors to the body of the answer."
         self.response_encode_duration = latency("response_encode_duration_seconds", encode_help)
-        self.request_texts = Distribution(
+        self.request_texts = BufferedHistogram(
             _histogram("request_texts", "Texts of one request.", _TEXT_BUCKETS), _TEXT_BUCKETS
         )
-        self.text_tokens = Distribution(
+        self.text_tokens = BufferedHistogram(
             _histogram("text_tokens", "Tokens of one text.", _TOKEN_BUCKETS), _TOKEN_BUCKETS
         )
-        self._distributions = [
+        self._histograms = [
             *self.request_duration.values(),
             self.tokenize_duration,
             self.response_encode_duration,
@@ -151,8 +153,8 @@ class ApiMetrics:
 
     def write(self) -> None:
         """Publish everything that has been observed since the last call."""
-        for distribution in self._distributions:
-            distribution.write()
+        for histogram in self._histograms:
+            histogram.write()
         for name, counter in self._counters:
             counter.inc(getattr(self, name))
             setattr(self, name, 0)

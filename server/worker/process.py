@@ -60,7 +60,7 @@ def main() -> None:
         raise SystemExit(1) from None
     threading.excepthook = _end_process
     loop.listen()
-    threading.Thread(target=loop.follow, args=(control, start.runtime_folder), name="follow", daemon=True).start()
+    threading.Thread(target=loop.follow, args=(control, start.runtime_folder), name="control", daemon=True).start()
     if encoder.device.startswith("cuda"):
         threading.Thread(target=report_gpu, args=(encoder.device,), name="gpu", daemon=True).start()
     info = EngineInfo(
@@ -85,9 +85,9 @@ def main() -> None:
     loop.close()
 
 
-def _end_process(mistake: threading.ExceptHookArgs) -> None:
+def _end_process(error: threading.ExceptHookArgs) -> None:
     """End the process: an engine without one of its threads would look alive and answer nobody."""
-    what = mistake.exc_type, mistake.exc_value, mistake.exc_traceback
+    what = error.exc_type, error.exc_value, error.exc_traceback
     log.critical("a mistake of ours in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
     exit_now(70)
 

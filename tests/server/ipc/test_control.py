@@ -1,4 +1,4 @@
-"""The line between the supervisor and its children, and the messages on it."""
+"""The control connection between the supervisor and its children, and the messages on it."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_with_two_api_processes_one_may_die() -> None:
 
 
 def test_a_child_that_cannot_be_started_is_tried_again(healing: Live) -> None:
-    """The supervisor has no descriptors left: first for the line to the child, then for the process."""
+    """The supervisor has no descriptors left: first for the control connection, then for the process."""
     server = healing
     supervisor = server.process.pid
     limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Histograms that write many observations at once."""
+"""A histogram that writes many observations at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 if TYPE_CHECKING:
     from prometheus_client import Histogram
 
-__all__ = ["Distribution"]
+__all__ = ["BufferedHistogram"]
 
 
-class Distribution:
+class BufferedHistogram:
     """A histogram that collects observations in a list and writes them together.
 
     One `Histogram.observe` costs 1.5 µs and a request makes eight observations: a tenth of its whole cost.
