@@ -94,9 +94,8 @@ class ApiMetrics:
     WRITE_INTERVAL_S = 0.1
 
     def __init__(self, routes: Sequence[str], latency_buckets: Sequence[float]) -> None:
-        from embert.server.observability.buffered_histogram import (
-            BufferedHistogram,  # numpy, which the supervisor does without
-        )
+        # Not at the top: it needs numpy, which the supervisor does without.
+        from embert.server.observability.buffered_histogram import BufferedHistogram
 
         def latency(name: str, help_: str) -> BufferedHistogram:
             return BufferedHistogram(_histogram(name, help_, latency_buckets), latency_buckets)
