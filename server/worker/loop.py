@@ -59,7 +59,7 @@ class _InFlight:
     queued: bool  # it left others waiting
     slot: int  # in the shared counters
     ended: float = 0.0
-    lead_s: float = 0.0  # how long before its expected end the next batch was submitted; 0: it was not
+    lead_s: float = 0.0  # from the submission of what waited to the expected end; 0: none was submitted that way
     vectors: npt.NDArray[np.float32] | EncoderError | None = None  # set by `_wait`; None: the encoder was lost
 
 
