@@ -32,7 +32,7 @@ from embert.server.config import ServeConfig
 from embert.server.ipc.control import StartEngine
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EMBED, EncodeRequest, Submit, decode_results, encode
-from embert.server.ipc.shared_counters import open_board
+from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.worker.loop import EngineLoop
 
 REST_S, TOKENS_PER_S = 0.12e-3, 2.9e6  # of a batch; of BERT-base on one H100
@@ -106,9 +106,7 @@ class Run:
             first = time.monotonic() + 0.2
             self._send(channel, first)
             receiver.join()
-            with loop._lock:
-                loop._draining = True
-                loop._lock.notify()
+            loop._queue.drain()
             thread.join()
             loop.close()
             channel.close()
@@ -117,7 +115,9 @@ class Run:
         return sorted((self.answered_s[i] - first - due) * 1e3 for i, due in enumerate(self.due_s))
 
     def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
-        start = StartEngine(ServeConfig(), "", "clock", folder, 0, "cuda:0", f"{folder}/engine", open_board(1, 1).fd, 1)
+        start = StartEngine(
+            ServeConfig(), "", "clock", folder, 0, "cuda:0", f"{folder}/engine", SharedCounters.create(1, 1).fd, 1
+        )
         loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="clock")), self.clock)
         loop.warm_up()
         loop.listen()

@@ -1,4 +1,4 @@
-"""Every option of `embert serve`, once: the command line, the environment and the documentation are made from this."""
+"""Every option of `embert serve`. The command line, the environment variables and the tests of the docs use this."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches of each eng
 
 
 class ConfigError(Exception):
-    """An option's value cannot be used; the message names option, value and what is allowed."""
+    """The value of an option is invalid; the message names the option, the value and what is allowed."""
 
 
 def _option(default: Any, help: str, **extra: Any) -> Any:  # noqa: A002 - argparse's word
@@ -30,86 +30,100 @@ def _option(default: Any, help: str, **extra: Any) -> Any:  # noqa: A002 - argpa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """What `embert serve` was asked for, checked, and the same in every process. Tuples are repeatable options."""
+    """The validated options of `embert serve`, the same in every process. Tuples are repeatable options."""
 
     model: str | None = _option(
         None, "a local folder or a hub id; without it, the packaged all-MiniLM-L6-v2", positional=True
     )
     revision: str | None = _option(None, "branch, tag or commit of the hub id")
-    served_model_name: str | None = _option(None, "the name clients use for the model; default: the model id")
+    served_model_name: str | None = _option(None, "name that clients use for the model; default: the model id")
     host: str = _option("0.0.0.0", "address to listen on")  # noqa: S104 - a server in a container
     port: int = _option(8080, "port to listen on; 0 takes a free one", low=0, high=65535)
     device: str = _option("auto", "auto, cpu, cuda, cuda:0, or cuda:0,1")
-    dtype: str = _option("auto", "what the encoder computes in", choices=("auto", "float32", "float16", "bfloat16"))
+    dtype: str = _option(
+        "auto", "number format of the encoder's arithmetic", choices=("auto", "float32", "float16", "bfloat16")
+    )
     encoder: str = _option("auto", "auto, cuda, cuda-portable, torch, or package.module:factory of your own")
-    pooling: str | None = _option(None, "override the model's own", choices=("cls", "mean", "max", "last-token"))
-    default_prompt_name: str | None = _option(None, "the prompt of the model put before every text that names none")
-    default_prompt: str | None = _option(None, "a prompt text put before every text that names none")
+    pooling: str | None = _option(
+        None, "pooling, in place of the model's own", choices=("cls", "mean", "max", "last-token")
+    )
+    default_prompt_name: str | None = _option(
+        None, "name of the model's prompt that precedes every text whose request names none"
+    )
+    default_prompt: str | None = _option(None, "prompt text that precedes every text whose request names none")
     max_batch_tokens: int | None = _option(None, "token budget of one batch; default: the encoder's own", low=1)
-    max_batch_requests: int | None = _option(None, "most texts in one batch; default: no limit but the tokens", low=1)
+    max_batch_requests: int | None = _option(
+        None, "maximum number of texts in one batch; default: only tokens limit a batch", low=1
+    )
     max_queue_tokens: int | None = _option(
-        None, "tokens admitted and not yet answered before 429; default: 64 batches for each engine", low=1
+        None, "maximum tokens admitted and not yet answered, then 429; default: 64 batches for each engine", low=1
     )
     max_queue_seconds: float = _option(
-        10.0, "seconds of work admitted and not yet answered before 429, at the measured rate; 0 for no limit", low=0.0
+        10.0,
+        "maximum seconds of work admitted and not yet answered, at the measured rate, then 429; 0: no limit",
+        low=0.0,
     )
-    max_client_batch_size: int = _option(2048, "most texts in one request before 413", low=1)
-    payload_limit: int = _option(10_000_000, "largest request body in bytes before 413", low=1)
+    max_client_batch_size: int = _option(2048, "maximum texts in one request, then 413", low=1)
+    payload_limit: int = _option(10_000_000, "maximum bytes of a request body, then 413", low=1)
     max_body_bytes: int | None = _option(
-        None, "bytes of all bodies that one HTTP process is reading before 503; default: 8 times --payload-limit", low=1
+        None,
+        "maximum bytes of all bodies that one HTTP process is reading, then 503; default: 8 times --payload-limit",
+        low=1,
     )
     max_client_batch_tokens: int | None = _option(
-        None, "most tokens in one request before 413; default: no limit but the texts", low=1
+        None, "maximum tokens in one request, then 413; default: only texts limit a request", low=1
     )
-    header_limit: int = _option(65_536, "largest request line and headers in bytes before 431", low=256)
-    max_connections: int = _option(16_384, "connections of each HTTP process before 503", low=1)
+    header_limit: int = _option(65_536, "maximum bytes of request line and headers, then 431", low=256)
+    max_connections: int = _option(16_384, "maximum connections of each HTTP process, then 503", low=1)
     max_unbroken_characters: int = _option(
-        131_072, "most characters of a text without a place to divide it for tokenising, before 413", low=1
+        131_072, "maximum characters of a text without a place to divide it for tokenising, then 413", low=1
     )
-    max_answer_tokens: int = _option(131_072, "most tokens of one answer of /tokenize or /decode before 413", low=1)
+    max_answer_tokens: int = _option(131_072, "maximum tokens of one answer of /tokenize or /decode, then 413", low=1)
     accept_token_ids: bool = _option(
-        False, "take token ids on OpenAI's routes too, in requests that name this model; TEI's routes always do"
+        False, "accept token ids on OpenAI's routes too, in requests that name this model; TEI's routes always do"
     )
-    auto_truncate: bool = _option(True, "cut texts longer than the model reads when the request does not say")
-    request_timeout: float = _option(60.0, "seconds a request may take before 503", low=0.001)
+    auto_truncate: bool = _option(
+        True, "truncate texts that are too long for the model, unless the request says otherwise"
+    )
+    request_timeout: float = _option(60.0, "maximum seconds of a request, then 503", low=0.001)
     engine_timeout: float = _option(
-        30.0, "most seconds of one forward before the engine counts as hung and is replaced", low=1.0
+        30.0, "maximum seconds of one forward; then the engine counts as hung and is replaced", low=1.0
     )
     start_timeout: float = _option(
-        600.0, "most seconds that a process may take to be ready before it is ended", low=1.0
+        600.0, "maximum seconds until a process is ready; then it is killed and started again", low=1.0
     )
     give_up_after: float = _option(
         300.0,
-        "seconds without an engine or an HTTP process that works before the server exits 1; 0 for never",
+        "maximum seconds without a working engine or HTTP process; then the server exits with status 1; 0: never",
         low=0.0,
     )
     client_timeout: float = _option(
-        30.0, "seconds that a client may leave us waiting for more of its body, or its answer unread", low=0.1
+        30.0, "maximum seconds that a client may pause while it sends its body or reads its answer", low=0.1
     )
-    drain_timeout: float = _option(30.0, "seconds that requests in flight get after SIGTERM", low=0.0)
+    drain_timeout: float = _option(30.0, "seconds that requests in flight have to finish after SIGTERM", low=0.0)
     workers: int = _option(
         0, "HTTP processes; 0 means one for every four cores, at least 1, at most 4", low=0, high=256
     )
-    tokenization_workers: int = _option(0, "tokenising threads of an HTTP process; 0 means two", low=0, high=256)
-    api_key: tuple[str, ...] = _option((), "a key that clients must send as `Authorization: Bearer KEY`", secret=True)
-    api_key_file: str | None = _option(None, "a file of such keys, one a line; read again when it changes")
+    tokenization_workers: int = _option(0, "tokenising threads of each HTTP process; 0 means two", low=0, high=256)
+    api_key: tuple[str, ...] = _option((), "key that clients must send as `Authorization: Bearer KEY`", secret=True)
+    api_key_file: str | None = _option(None, "file with such keys, one a line; read again when it changes")
     keyless: tuple[str, ...] = _option(
         ("probes", "page"),
-        "what is answered without a key where keys are set",
+        "what needs no key, where keys are set",
         choices=("probes", "page", "metrics", "docs", "none"),
     )
-    cors_allow_origin: tuple[str, ...] = _option((), "an origin allowed to call from a browser; * for all")
-    metrics_port: int | None = _option(None, "also serve /metrics on this port, without a key", low=0, high=65535)
+    cors_allow_origin: tuple[str, ...] = _option((), "origin that may call from a browser; * for all")
+    metrics_port: int | None = _option(None, "serve /metrics on this port too, without a key", low=0, high=65535)
     latency_buckets: tuple[float, ...] = _option(
-        LATENCY_BUCKETS_S, "bucket bounds in seconds of the latency histograms"
+        LATENCY_BUCKETS_S, "bucket bounds of the latency histograms, in seconds"
     )
-    log_format: str = _option("text", "how log lines are written", choices=("text", "json"))
-    log_level: str = _option("info", "least severe level written", choices=("debug", "info", "warning", "error"))
-    ssl_keyfile: str | None = _option(None, "TLS private key; default: in the file of the certificate")
-    ssl_certfile: str | None = _option(None, "TLS certificate chain")
-    ssl_keyfile_password: str | None = _option(None, "what the TLS private key is encrypted with", secret=True)
-    ssl_ca_certs: str | None = _option(None, "certificates that those of clients must be signed with")
-    ssl_cert_reqs: int = _option(0, "certificates of clients: 0 not asked for, 1 optional, 2 required", low=0, high=2)
+    log_format: str = _option("text", "format of log lines", choices=("text", "json"))
+    log_level: str = _option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
+    ssl_keyfile: str | None = _option(None, "file of the TLS private key; default: the file of the certificate")
+    ssl_certfile: str | None = _option(None, "file of the TLS certificate chain")
+    ssl_keyfile_password: str | None = _option(None, "password of the TLS private key", secret=True)
+    ssl_ca_certs: str | None = _option(None, "file of the CA certificates that must have signed clients' certificates")
+    ssl_cert_reqs: int = _option(0, "client certificates: 0 not requested, 1 optional, 2 required", low=0, high=2)
     ssl_ciphers: str | None = _option(None, "TLS ciphers, in OpenSSL's notation; default: Python's")
 
     def __post_init__(self) -> None:
@@ -138,11 +152,11 @@ class ServeConfig:
 
     @property
     def http_processes(self) -> int:
-        """`workers`, with 0 resolved on this machine."""
+        """`workers`, with 0 resolved for this machine."""
         return self.workers or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
     def queue_budget(self, max_batch_tokens: int, engines: int) -> int:
-        """`max_queue_tokens`, with the default resolved for so many engines."""
+        """`max_queue_tokens`, with the default resolved for this number of engines."""
         return self.max_queue_tokens or QUEUE_BATCHES * max_batch_tokens * engines
 
     @property
@@ -177,11 +191,11 @@ def _check(option: dataclasses.Field[Any], value: Any) -> None:
 
 
 def read_api_keys(config: ServeConfig) -> list[str]:
-    """All keys, those of --api-key-file included. Raises ConfigError when that cannot be used."""
+    """All keys, including those of --api-key-file. Raises ConfigError for a file that cannot be read or has no key."""
     keys, path = list(config.api_key), config.api_key_file
     if path is not None:
         try:
-            text = Path(path).read_text(encoding="utf-8-sig")  # an editor's byte order mark is no part of a key
+            text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
         lines = [line.strip() for line in text.splitlines()]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ParamSpec
 
-from embert.server.observability.logs import leave
+from embert.server.observability.logs import exit_now
 
-__all__ = ["keep_running", "or_leave"]
+__all__ = ["exit_on_error", "keep_running"]
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 
 def keep_running(
-    coroutine: Coroutine[Any, Any, None], *, may_end: bool = False, end: Callable[[int], Any] = leave
+    coroutine: Coroutine[Any, Any, None], *, may_end: bool = False, end: Callable[[int], Any] = exit_now
 ) -> asyncio.Task[None]:
     """A task that only `cancel` may end, or with `may_end` success. Else the reason is logged and `end(70)` called."""
     task = asyncio.create_task(coroutine)
@@ -42,7 +42,7 @@ def _look_at(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], An
         end(70)
 
 
-def or_leave(callback: Callable[P, None], end: Callable[[int], Any] = leave) -> Callable[P, None]:
+def exit_on_error(callback: Callable[P, None], end: Callable[[int], Any] = exit_now) -> Callable[P, None]:
     """The same for what the event loop calls, which would log an exception and go on."""
 
     def watched(*args: P.args, **kwargs: P.kwargs) -> None:

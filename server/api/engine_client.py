@@ -28,14 +28,14 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine import Encoded
-from embert.server.api.background import keep_running, or_leave
+from embert.server.api.background import exit_on_error, keep_running
 from embert.server.api.request_options import Terms
 from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, Overloaded, ServerError, Unavailable
 from embert.server.ipc.control import EngineState
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EMBED, TOKENS, EncodeRequest, Part, Status, Submit, decode_results, encode
-from embert.server.ipc.shared_counters import Board
+from embert.server.ipc.messages import EMBED, TOKENS, EncodeRequest, EngineStatus, Part, Submit, decode_results, encode
+from embert.server.ipc.shared_counters import SharedCounters
 
 __all__ = ["Answer", "EngineClient", "Receive"]
 
@@ -82,7 +82,7 @@ class _Engine:
     index: int
     state: EngineState
     channel: Channel | None = None
-    status: Status | None = None
+    status: EngineStatus | None = None
     unsent: list[EncodeRequest] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     tokens: int = 0  # sent by this process and not yet answered
@@ -95,16 +95,16 @@ class _Engine:
 class EngineClient:
     """Lives on the event loop of one API process; not thread-safe."""
 
-    def __init__(self, config: ServeConfig, board: Board, worker: int) -> None:
-        """`worker` is this API process's place on the board."""
+    def __init__(self, config: ServeConfig, counters: SharedCounters, worker: int) -> None:
+        """`worker` is this API process's index in the shared counters."""
         self.draining = False
         self.max_queue_tokens = config.max_queue_tokens or 0  # of the whole server; 0 until an engine tells its batch
         self._config = config
-        self._board, self._worker = board, worker
+        self._counters, self._worker = counters, worker
         self._engines: dict[int, _Engine] = {}
         self._pending: dict[int, _Pending] = {}
         self._unwatched: deque[_Pending] = deque()
-        # The board knows requests by their ids alone, so no two API processes may use the same.
+        # The shared counters know requests by their ids alone, so no two API processes may use the same.
         self._ids = itertools.count((os.getpid() << 40) + 1)
         self.admitted_tokens = 0  # by this process, and not yet answered
         self._flush_scheduled = False
@@ -175,7 +175,7 @@ class EngineClient:
 
         It has `least()` tokens or more, and hardly more than `most`: `least` is asked where `most` would not fit.
         """
-        admitted, limit = self._board.admitted, self._limit(terms)
+        admitted, limit = self._counters.admitted, self._limit(terms)
         if not admitted or admitted + most <= limit or self.draining or not self.ready:  # of the last two, encode tells
             return
         tokens = least()
@@ -199,7 +199,7 @@ class EngineClient:
         """
         self.check_ready()
         cost = encoded.tokens
-        admitted = self._board.admitted
+        admitted = self._counters.admitted
         limit = self._limit(terms)
         if admitted and admitted + cost > limit:
             raise self._overloaded(admitted, str(cost), limit)
@@ -254,7 +254,7 @@ class EngineClient:
 
     def _admit(self, tokens: int) -> None:
         self.admitted_tokens += tokens
-        self._board.admitted_tokens[self._worker] = self.admitted_tokens
+        self._counters.admitted_tokens[self._worker] = self.admitted_tokens
 
     def give_up(self) -> None:
         """Answer everything that is pending with 503: the time to drain is over."""
@@ -275,7 +275,7 @@ class EngineClient:
         engine.state = state
         if state.info is not None and not self.max_queue_tokens:
             # Of all engines, also where this process is told of them one by one, as it is when it starts again.
-            engines = len(self._board.engine_alive)
+            engines = len(self._counters.engine_alive)
             self.max_queue_tokens = self._config.queue_budget(state.info.max_batch_tokens, engines)
         self._connect(engine)
 
@@ -291,7 +291,7 @@ class EngineClient:
         except OSError as error:  # it just died, or too many files are open
             log.debug("engine %d cannot be reached: %s", engine.index, error)
             return
-        self._loop.add_reader(engine.channel.fileno(), or_leave(self._read), engine, engine.channel)
+        self._loop.add_reader(engine.channel.fileno(), exit_on_error(self._read), engine, engine.channel)
 
     def _disconnect(self, engine: _Engine) -> None:
         """Drop the connection with all that is on the way, send again what the engine owed, or give up on it."""
@@ -305,7 +305,7 @@ class EngineClient:
         engine.unsent.clear()
         engine.cancelled.clear()
         owed = [each for each in self._pending.values() if each.engine == engine.index and not each.future.done()]
-        ran = self._board.running(engine.index)
+        ran = self._counters.running(engine.index)
         for pending in owed:
             pending.engine = -1
             pending.losses += pending.id not in never_sent
@@ -354,14 +354,14 @@ class EngineClient:
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(or_leave(self._flush))
+            self._loop.call_soon(exit_on_error(self._flush))
 
     def _flush(self) -> None:
         self._flush_scheduled = False
         for engine in self._engines.values():
             if engine.channel is not None and (engine.unsent or engine.cancelled):
                 if not engine.channel.send(encode(Submit(engine.unsent, engine.cancelled))):
-                    self._loop.add_writer(engine.channel.fileno(), or_leave(self._flush_rest), engine.channel)
+                    self._loop.add_writer(engine.channel.fileno(), exit_on_error(self._flush_rest), engine.channel)
                 engine.unsent, engine.cancelled = [], []
 
     def _flush_rest(self, channel: Channel) -> None:
@@ -390,7 +390,7 @@ class EngineClient:
                     self._take(pending, part)
 
     def _take(self, pending: _Pending, part: Part) -> None:
-        if part.error in ("deadline", "hopeless"):
+        if part.error in ("deadline", "cannot_meet_deadline"):
             self._fail(pending, self._too_late(pending.terms, part.message))
             return
         if part.error:
@@ -482,7 +482,7 @@ class EngineClient:
     def _retry_after_s(self) -> int:
         """Whole seconds until the queue is empty, at the rate the engines last worked at."""
         rate = self.tokens_per_s
-        return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(self._board.admitted / rate))) if rate else 1
+        return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(self._counters.admitted / rate))) if rate else 1
 
     async def close(self) -> None:
         """Stop; nothing may be pending."""

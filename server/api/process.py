@@ -18,10 +18,10 @@ import uvicorn
 import uvloop
 
 from embert.server.api.background import keep_running
-from embert.server.ipc.control import Drain, EngineState, Failed, Line, Message, Progress, Ready, StartApi
-from embert.server.ipc.shared_counters import Board
-from embert.server.observability import gc_tuning as collector
-from embert.server.observability.logs import configure_logging, leave
+from embert.server.ipc.control import ControlConnection, Drain, EngineState, Failed, Message, Progress, Ready, StartApi
+from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.observability import gc_tuning
+from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metrics import use_folder
 
 if TYPE_CHECKING:
@@ -42,22 +42,22 @@ DRAIN_NOTICE_S = 0.25  # at least this long `/readyz` says that we are draining,
 
 def main() -> None:
     """`python -m embert.server.api.process FD`: one HTTP process, told what to do over the inherited socket FD."""
-    line = Line.from_fd(int(sys.argv[1]))
-    start = line.receive()
+    control = ControlConnection.from_fd(int(sys.argv[1]))
+    start = control.receive()
     if not isinstance(start, StartApi):
         raise SystemExit("embert.server.api.process is started by `embert serve`")
     name = f"api-{start.worker}"
     configure_logging(name, start.config.log_format, start.config.log_level)
     use_folder(Path(start.runtime_folder, "metrics"), name)
     sys.setswitchinterval(0.001)  # tokenising threads must not hold up the loop for long
-    collector.begin()
+    gc_tuning.before_imports()
     try:
-        uvloop.run(_serve(start, line))
+        uvloop.run(_serve(start, control))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-async def _serve(start: StartApi, line: Line) -> None:
+async def _serve(start: StartApi, control: ControlConnection) -> None:
     # Not at the top: prometheus_client must find its folder when it is imported.
     from embert.engine import Tokenizer, load_model
     from embert.engine.errors import EngineError
@@ -72,21 +72,21 @@ async def _serve(start: StartApi, line: Line) -> None:
     from embert.server.observability.metrics import ApiMetrics
 
     config = start.config
-    board = Board(start.board_fd, config.http_processes, len(start.engines))
-    line.send(Progress("reading the tokenizer"))
+    counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines))
+    control.send(Progress("reading the tokenizer"))
     try:
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
         service = Service(
             config,
             model,
             Tokenizer(model),
-            EngineClient(config, board, start.worker),
+            EngineClient(config, counters, start.worker),
             ApiMetrics(METRIC_ROUTES, config.latency_buckets),
         )
         keys = Keys(config)
         app = create_app(service, keys)
     except (EngineError, ConfigError) as error:
-        line.send(Failed(str(error)))
+        control.send(Failed(str(error)))
         raise SystemExit(1) from None
     for state in start.engines:
         service.client.engine_changed(state)
@@ -105,16 +105,16 @@ async def _serve(start: StartApi, line: Line) -> None:
         servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.scrapes), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
-        keep_running(_write_metrics(service, board, start.worker)),
-        keep_running(_follow(line, service.client, servers, start)),
+        keep_running(_write_metrics(service, counters, start.worker)),
+        keep_running(_follow(control, service.client, servers, start)),
         keep_running(keys.follow()),
         keep_running(service.bodies.watch()),
         keep_running(connections.watch_files()),
         keep_running(end_slow_readers(connections, config.client_timeout, service.metrics.unread_answers.inc)),
     ]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
-    collector.settle()
-    line.send(Ready())
+    gc_tuning.after_startup()
+    control.send(Ready())
     await asyncio.gather(*jobs)
     for task in running:
         task.cancel()
@@ -154,25 +154,25 @@ def _uvicorn_config(
     )
 
 
-async def _follow(line: Line, client: EngineClient, servers: list[_Server], start: StartApi) -> None:
+async def _follow(control: ControlConnection, client: EngineClient, servers: list[_Server], start: StartApi) -> None:
     """Obey the supervisor; end with it."""
     loop = asyncio.get_running_loop()
-    line.socket.setblocking(False)
+    control.socket.setblocking(False)
     readable = asyncio.Event()
-    loop.add_reader(line.socket, readable.set)
-    messages: Iterable[Message | None] = line.buffered()
+    loop.add_reader(control.socket, readable.set)
+    messages: Iterable[Message | None] = control.buffered()
     while True:
         for message in messages:
             if message is None:
                 shutil.rmtree(start.runtime_folder, ignore_errors=True)
-                leave(1)
+                exit_now(1)
             if isinstance(message, EngineState):
                 client.engine_changed(message)
             elif isinstance(message, Drain):
                 _drain_soon(client, servers, start.config)
         await readable.wait()
         readable.clear()
-        messages = line.drain()
+        messages = control.drain()
 
 
 _draining: list[asyncio.Task[None]] = []
@@ -197,9 +197,9 @@ async def _drain(client: EngineClient, servers: list[_Server], config: ServeConf
         server.should_exit = True
 
 
-async def _write_metrics(service: Service, board: Board, worker: int) -> None:
+async def _write_metrics(service: Service, counters: SharedCounters, worker: int) -> None:
     while True:
-        board.api_alive[worker] = time.monotonic()
+        counters.api_alive[worker] = time.monotonic()
         await asyncio.sleep(service.metrics.WRITE_INTERVAL_S)
         service.write_metrics()
 

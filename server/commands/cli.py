@@ -20,12 +20,12 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line; ends with SystemExit: 0, 1 for what went wrong, 2 for what was typed wrong."""
+    """Run the command line. Raises SystemExit: 0, 1 for a failure, 2 for wrong arguments."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "serve":
-            config = _serve_config(arguments, os.environ)  # first: what was typed wrong is said at once
+            config = _serve_config(arguments, os.environ)  # first, so that wrong arguments are reported at once
             from embert.server.commands.serve import serve
 
             status = serve(config)
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:
-        # The reader of our output has left. Python would complain again when it flushes at exit.
+        # The reader of the output has exited. Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     raise SystemExit(status)
@@ -76,18 +76,19 @@ def _parser() -> argparse.ArgumentParser:
     embed = commands.add_parser(
         "embed",
         help="embed texts without a server",
-        description="Embed texts: one JSON line a text, or a .npy file of float32 rows.",
+        description="Embed texts: one JSON line for each text, or a .npy file of float32 rows.",
     )
     embed.add_argument("texts", nargs="*", metavar="TEXT", help="texts to embed")
-    embed.add_argument("--file", "-f", metavar="PATH", help="a UTF-8 file with a text a line; - for standard input")
+    embed.add_argument("--file", "-f", metavar="PATH", help="a UTF-8 file with one text a line; -: standard input")
     embed.add_argument(
-        "--output", "-o", metavar="PATH", help="where to write; .npy for float32 rows, else JSON lines; default: stdout"
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="where to write: float32 rows to a name in .npy, else JSON lines; default: stdout",
     )
-    embed.add_argument(
-        "--resume", action="store_true", help="go on where a run that was stopped ended; with --file and --output"
-    )
-    embed.add_argument("--dimensions", type=int, metavar="N", help="cut the vectors to N numbers")
-    embed.add_argument("--prompt-name", metavar="NAME", help="the prompt of the model put before each text")
+    embed.add_argument("--resume", action="store_true", help="continue an interrupted run; with --file and --output")
+    embed.add_argument("--dimensions", type=int, metavar="N", help="truncate the vectors to N numbers")
+    embed.add_argument("--prompt-name", metavar="NAME", help="name of the model's prompt that precedes each text")
     embed.add_argument(
         "--no-normalize", dest="normalize", action="store_false", help="do not scale vectors to length 1"
     )
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
     _add_model_options(embed)
 
-    info = commands.add_parser("info", help="say what a model is and how it would be served")
+    info = commands.add_parser("info", help="show what a model is and how it would be served")
     info.add_argument("--json", action="store_true", help="as JSON")
     _add_model_options(info, positional=True)
     return parser
@@ -137,7 +138,7 @@ def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any])
     if default not in (None, ()) and "default" not in text:
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
         text += f" (default: {shown})"
-    # No argparse defaults: those live in ServeConfig, so that the environment can step between.
+    # No argparse defaults: ServeConfig has them, so that the environment takes precedence over them.
     common: dict[str, Any] = {"help": text}
     if option.metadata.get("positional"):
         parser.add_argument(option.name, nargs="?", metavar=option.name.upper(), **common)

@@ -20,7 +20,7 @@ from embert.server.config import ConfigError
 
 __all__ = ["embed"]
 
-_BLOCK_TEXTS = 4096  # held in memory at once, and complete in the output together
+_BLOCK_TEXTS = 4096  # held in memory and written at once
 
 
 def embed(arguments: argparse.Namespace) -> int:
@@ -31,7 +31,7 @@ def embed(arguments: argparse.Namespace) -> int:
         raise ConfigError("--resume goes with --file and --output")
     try:
         with ExitStack() as stack:
-            # Files first: what is wrong with them is told before a model is loaded.
+            # Files first, so that their errors are reported before a model is loaded.
             lines = _Lines(arguments, stack)
             output = _output(arguments, stack)
             engine = stack.enter_context(
@@ -95,7 +95,7 @@ def _run(engine: Engine, arguments: argparse.Namespace, lines: _Lines, output: F
 
 
 def _facts(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What vectors depend on, but for the texts."""
+    """What vectors depend on, except the texts."""
     model, encoder = engine.model, engine.encoder
     files = sorted(path for path in model.folder.iterdir() if path.suffix in (".json", ".safetensors"))
     return {
@@ -113,7 +113,7 @@ def _facts(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Lines:
-    """The texts, one by one, and a digest of those that were taken."""
+    """The texts, one by one, and a digest of those taken so far."""
 
     def __init__(self, arguments: argparse.Namespace, stack: ExitStack) -> None:
         """Raises OSError for a file that cannot be read."""
@@ -124,13 +124,13 @@ class _Lines:
         if arguments.texts:
             self._lines = iter(arguments.texts)
         elif arguments.file == "-":
-            self._lines = iter(sys.stdin.buffer)  # bytes: it is UTF-8 whatever the locale says
+            self._lines = iter(sys.stdin.buffer)  # bytes: it is UTF-8 under any locale
         else:
             self._lines = stack.enter_context(Path(arguments.file).open("rb"))  # noqa: SIM115 - the stack closes it
 
     @property
     def digest(self) -> str:
-        """Of the texts taken until now."""
+        """SHA-256 of the texts taken so far."""
         return self._hash.hexdigest()
 
     def __iter__(self) -> Iterator[str]:
@@ -152,7 +152,7 @@ class _Lines:
             ) from None
 
     def skip(self, texts: int, digest: str) -> None:
-        """Pass over the texts that are complete. Raises OutputError where these are others."""
+        """Skip the completed texts. Raises OutputError where they are not the ones that were embedded."""
         for _ in itertools.islice(self, texts):
             pass
         if texts and (self._taken != texts or self.digest != digest):

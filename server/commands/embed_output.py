@@ -1,9 +1,9 @@
-"""Where `embert embed` writes: beside the output, which is replaced at the end, so that a run that fails harms nothing.
+"""The output of `embert embed`: written beside OUTPUT, which it replaces at the end; a failed run harms nothing.
 
-    OUTPUT.partial        the blocks of texts that are complete; a .npy's header counts no rows yet
-    OUTPUT.partial.json   what they were made from, how many texts they are, and where the last of them ends
+    OUTPUT.partial        the completed blocks of texts; the header of a .npy counts no rows yet
+    OUTPUT.partial.json   what they were made from, the number of texts, and where the last block ends
 
-A block counts once the second file says so. What a killed run has written of the next one is cut off on `--resume`.
+A block is complete once the second file says so. `--resume` truncates what a killed run has written of the next one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Vectors = npt.NDArray[np.float32]
 
 
 class OutputError(Exception):
-    """The output cannot be written, or not be resumed; one sentence."""
+    """The output cannot be written or resumed; the message is one sentence."""
 
 
 def json_lines(texts: Sequence[str], vectors: Vectors) -> bytes:
-    """A line a text."""
+    """One JSON line for each text."""
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     pairs = zip(texts, vectors, strict=True)
     return b"".join(orjson.dumps({"text": text, "embedding": vector}, option=option) for text, vector in pairs)
 
 
 class StreamOutput:
-    """JSON lines to what can only be written once: standard output, a pipe, a device."""
+    """JSON lines to a stream that cannot be replaced: standard output, a pipe, a device."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -56,16 +56,16 @@ class FileOutput:
     """JSON lines, or float32 rows where the name ends in .npy. Use as a context manager."""
 
     def __init__(self, path: str) -> None:
-        """Open the file beside `path`. Raises OutputError or OSError where that cannot be."""
-        self._path = Path(os.path.realpath(path))  # a link stays a link
+        """Open the file beside `path`. Raises OutputError or OSError where that is not possible."""
+        self._path = Path(os.path.realpath(path))  # replace the target of a link, not the link
         self._as_array = path.endswith(".npy")
         self._width = 0
         self._partial = self._path.with_name(self._path.name + ".partial")
         self._progress = self._path.with_name(self._path.name + ".partial.json")
         self._found = self._partial.exists() and self._progress.exists()
         self._facts: dict[str, Any] = {}
-        self.texts = 0  # complete
-        self.digest = ""  # of the input lines that these are
+        self.texts = 0  # completed
+        self.digest = ""  # of their input lines
         if self._path.exists():
             self._check_replaceable()
         self._file = os.fdopen(os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
@@ -82,9 +82,9 @@ class FileOutput:
             raise OutputError(f"{self._path} must not be written")
 
     def begin(self, facts: dict[str, Any], width: int, *, resume: bool) -> None:
-        """Go on after the texts that are complete, which `texts` says then, or begin anew.
+        """Continue after the completed texts, whose number is then in `texts`, or begin anew.
 
-        `facts` is what rows depend on. Raises OutputError where other facts made what is there.
+        `facts` is what rows depend on. Raises OutputError where the completed rows were made from other facts.
         """
         self._facts, self._width = facts, width
         if resume and self._found:
@@ -114,7 +114,7 @@ class FileOutput:
         self.texts = texts
 
     def write(self, texts: Sequence[str], vectors: Vectors, digest: str) -> None:
-        """Write a block; it is complete when this returns. `digest` is that of all input lines until now."""
+        """Write a block; it is complete when this returns. `digest` covers all input lines so far."""
         self._file.write(np.ascontiguousarray(vectors, "<f4").data if self._as_array else json_lines(texts, vectors))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -126,7 +126,7 @@ class FileOutput:
         beside.replace(self._progress)
 
     def finish(self) -> None:
-        """Put everything in its place."""
+        """Replace the output."""
         if self._as_array:
             self._file.seek(0)
             self._file.write(self._header())
@@ -138,7 +138,7 @@ class FileOutput:
         self._progress.unlink(missing_ok=True)
 
     def _header(self) -> bytes:
-        """Of a .npy of the rows that are complete; numpy leaves room, so it has one length for any number of them."""
+        """The header of a .npy with the completed rows. numpy pads it, so its length never changes."""
         facts = {"descr": "<f4", "fortran_order": False, "shape": (self.texts, self._width)}
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, facts)
@@ -148,6 +148,6 @@ class FileOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.texts and not self._progress.exists():  # nothing is there to go on from
+        if not self.texts and not self._progress.exists():  # there is nothing to continue
             self._partial.unlink(missing_ok=True)
         self._file.close()

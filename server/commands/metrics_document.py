@@ -1,9 +1,10 @@
-"""docs/metrics.md, written from the metrics themselves; `scripts/document` keeps it current, a test sees that it is."""
+"""Writes docs/metrics.md from the metrics themselves; `scripts/document` runs it, and a test compares the two."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,14 +32,13 @@ _HEAD = """\
 
 <!-- Written by scripts/document from server/observability/metrics.py; change it there. -->
 
-`GET /metrics`, in Prometheus' text format, and on `--metrics-port` too when that is set. Any HTTP process answers for
-all of them, for the engine processes and for the supervisor. Every metric is there from the moment the engine is
-ready, at zero. No label ever holds a text, a user or a request id; units are seconds, tokens, texts, bytes and watts.
-Histograms have `_bucket`, `_sum` and `_count` as usual; the buckets of those that measure time are the ones of
-`--latency-buckets`.
+`GET /metrics` answers in Prometheus' text format, and so does `--metrics-port` where that is set. Any HTTP process
+answers for all HTTP processes, the engine processes and the supervisor. Every metric exists, at zero, from the moment
+the engine is ready. No label holds a text, a user or a request id. Units are seconds, tokens, texts, bytes and watts.
+Histograms have `_bucket`, `_sum` and `_count` as usual; `--latency-buckets` sets the buckets of those of times.
 
-What to look at, and what to do then, is in [operations.md](operations.md); `docker/grafana` and `docker/prometheus`
-have it as a dashboard and as alerts.
+[operations.md](operations.md) says what to look at and what to do. `docker/grafana` has it as a dashboard,
+`docker/prometheus` as alerts.
 """
 
 _TABLE = """
@@ -48,7 +48,7 @@ _TABLE = """
 
 
 def document() -> str:
-    """The whole page. Needs a process of its own: metrics are written where prometheus_client first found them."""
+    """The whole page. Needs a process of its own, because prometheus_client reads its folder once, at import."""
     with tempfile.TemporaryDirectory() as folder:
         use_folder(Path(folder), "document")
         from embert.server.api.app import METRIC_ROUTES
@@ -58,8 +58,8 @@ def document() -> str:
             "Requests and texts (HTTP processes)": lambda: ApiMetrics(METRIC_ROUTES, LATENCY_BUCKETS_S),
             "Queue, batches and model (engine processes)": lambda: EngineMetrics(
                 0, LATENCY_BUCKETS_S, facts
-            ).last_success.set(1),  # a time that was never set is not written
-            "GPU (engine processes on one, where the driver's NVML tells it)": lambda: GpuMetrics(
+            ).last_success.set(1),  # a timestamp that was never set is not exported
+            "GPU (engine processes on a GPU, where the driver has NVML)": lambda: GpuMetrics(
                 "cuda:0", list(GpuMetrics.NAMES)
             ),
             "Server (the supervisor)": lambda: SupervisorMetrics.create([0], __version__),
@@ -79,21 +79,29 @@ def document() -> str:
         "`reason` (`queue_full` is answered with 429, `too_large` with 413, the others with 503)": REJECT_REASONS,
         "`stage`": CANCEL_STAGES,
     }
-    labels = [f"* {label}: {', '.join(f'`{value}`' for value in each)}\n" for label, each in values.items()]
-    bounds = [f"* `{name}`: {each}\n" for name, each in sorted(buckets.items()) if each != usual]
+    labels = [_bullet(f"{label}: {', '.join(f'`{value}`' for value in each)}") for label, each in values.items()]
+    bounds = [_bullet(f"`{name}`: {each}") for name, each in sorted(buckets.items()) if each != usual]
     return "".join(
         [
             _HEAD,
             *sections,
-            "\n## Values of labels\n\nWhat clients send makes no labels.\n\n",
+            "\n## Values of labels\n\nNothing that clients send becomes a label.\n\n",
             *labels,
-            "* `status`: the HTTP status of the answer, or 499\n",
-            "* `engine`: the number of the engine process, from 0; `device`: its device, as `--device` writes it\n",
+            _bullet("`status`: the HTTP status of the answer, or 499"),
+            _bullet(
+                "`engine`: the number of the engine process, from 0; `device`: its device, as `--device` writes it"
+            ),
             "\n## Buckets\n\n",
             *bounds,
-            f"* those that measure time, by default: {usual}\n",
+            _bullet(f"those that measure time, by default: {usual}"),
         ]
     )
+
+
+def _bullet(text: str) -> str:
+    """A list item in lines of at most 120 characters."""
+    wrapped = textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
+    return f"* {textwrap.indent(wrapped, '  ').strip()}\n"
 
 
 def _families() -> list[Metric]:

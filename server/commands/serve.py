@@ -1,4 +1,4 @@
-"""`embert serve`: everything that can be known to be wrong is said here, before a process is started."""
+"""`embert serve`: reports every error that can be found before a process is started, then runs the supervisor."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from embert.engine import Model, load_model
 from embert.engine.devices import devices
 from embert.engine.errors import ModelError
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
-from embert.server.observability.logs import configure_logging, leave
-from embert.server.supervisor.supervisor import Supervisor, listen, listen_for_each
+from embert.server.observability.logs import configure_logging, exit_now
+from embert.server.supervisor.sockets import listen, listen_for_each
+from embert.server.supervisor.supervisor import Supervisor
 
 __all__ = ["serve"]
 
@@ -25,8 +26,9 @@ def serve(config: ServeConfig) -> int:
     """Run the server until it is told to stop; returns the exit status."""
     began = time.monotonic()
     configure_logging("supervisor", config.log_format, config.log_level)
-    # Process 1 of a container has no default for it, and bringing a model takes minutes; the supervisor has its own.
-    signal.signal(signal.SIGTERM, _leave)
+    # Process 1 of a container ignores SIGTERM by default, and a model takes minutes to download. The supervisor later
+    # installs its own handler.
+    signal.signal(signal.SIGTERM, _on_sigterm)
     _check_tls(config)
     read_api_keys(config)
     sockets = listen_for_each(config.host, config.port, config.http_processes)
@@ -37,7 +39,7 @@ def serve(config: ServeConfig) -> int:
     try:
         model = load_model(config.model, revision=config.revision, pooling=config.pooling, progress=sys.stderr.isatty())
     except ModelError as error:
-        log.error("%s", error)  # noqa: TRY400 - the sentence is for users, the traceback is not
+        log.error("%s", error)  # noqa: TRY400 - users need the sentence, not the traceback
         return 1
     _check_model(config, model)
     described = model.config
@@ -56,11 +58,11 @@ def serve(config: ServeConfig) -> int:
     return Supervisor(config, model, devices(config.device, config.encoder), sockets, metrics_socket, began).run()
 
 
-def _leave(number: int, frame: object) -> None:
-    """End at once: nothing has been started yet."""
+def _on_sigterm(number: int, frame: object) -> None:
+    """Exit at once: no process has been started yet."""
     del frame
     log.info("%s before the model was there: leaving", signal.Signals(number).name)
-    leave(128 + number)  # threads of a download would be waited for
+    exit_now(128 + number)  # SystemExit would wait for the threads of a download
 
 
 def _check_tls(config: ServeConfig) -> None:
@@ -70,7 +72,7 @@ def _check_tls(config: ServeConfig) -> None:
     options += [f"--ssl-keyfile {config.ssl_keyfile}"] if config.ssl_keyfile else []
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+        # Without a password, OpenSSL would ask for one on the terminal.
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password or "")
         if config.ssl_ca_certs is not None:
             options = [f"--ssl-ca-certs {config.ssl_ca_certs}"]
@@ -83,7 +85,7 @@ def _check_tls(config: ServeConfig) -> None:
 
 
 def _check_model(config: ServeConfig, model: Model) -> None:
-    """What the options and the model must agree on."""
+    """Check the options that depend on the model. Raises ConfigError."""
     longest = model.max_input_length
     if config.max_batch_tokens is not None and config.max_batch_tokens < longest:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""What processes of one server say to each other, and how."""
+"""How the processes of one server talk: framing, messages, the control connection, counters in shared memory."""

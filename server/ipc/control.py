@@ -1,6 +1,6 @@
-"""The line between the supervisor and one child: JSON lines over a socket pair.
+"""The control connection between the supervisor and one child: JSON lines over a socket pair.
 
-The end of the stream is information too: the other side is gone, so a child never outlives its supervisor.
+The end of the stream carries information too: the other process has exited. So a child never outlives its supervisor.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import msgspec
 from embert.server.config import ServeConfig
 
 __all__ = [
+    "ControlConnection",
     "Drain",
     "EngineInfo",
     "EngineState",
     "Failed",
-    "Line",
     "Message",
     "Progress",
     "Ready",
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What an engine process says of itself once it can work."""
+    """What an engine process reports once it is ready."""
 
     encoder: str
     device: str
@@ -38,21 +38,21 @@ class EngineInfo(msgspec.Struct, frozen=True):
     width: int
     hidden_size: int
     load_s: float
-    full_batch_s: float  # how long the largest batch takes
+    full_batch_s: float  # duration of the largest batch
 
 
 class EngineState(msgspec.Struct, tag=True, frozen=True):
-    """Supervisor → API process: what has become of engine `index`."""
+    """Supervisor → API process: the state of engine `index` has changed."""
 
     index: int
     state: str  # "loading", "ready", "down"
     detail: str = ""
-    endpoint: str = ""  # the Unix socket where this start of the engine takes requests; new at every start
+    endpoint: str = ""  # path of the Unix socket that takes requests; new at every start of the engine
     info: EngineInfo | None = None
 
 
 class StartApi(msgspec.Struct, tag=True):
-    """Supervisor → API process, first line."""
+    """Supervisor → API process, first message."""
 
     config: ServeConfig
     folder: str
@@ -62,12 +62,12 @@ class StartApi(msgspec.Struct, tag=True):
     socket_fds: list[int]
     metrics_fd: int | None
     worker: int
-    board_fd: int
+    counters_fd: int
     engines: list[EngineState]
 
 
 class StartEngine(msgspec.Struct, tag=True):
-    """Supervisor → engine process, first line."""
+    """Supervisor → engine process, first message."""
 
     config: ServeConfig
     folder: str
@@ -76,30 +76,30 @@ class StartEngine(msgspec.Struct, tag=True):
     index: int
     device: str
     endpoint: str
-    board_fd: int
-    engines: int  # of the server
+    counters_fd: int
+    engines: int  # number of engines in the server
 
 
 class Progress(msgspec.Struct, tag=True):
-    """Child → supervisor: what it does before it is ready, for people who wait."""
+    """Child → supervisor: the current step of its start, for the log."""
 
     doing: str
 
 
 class Ready(msgspec.Struct, tag=True):
-    """Child → supervisor: it can work; `info` from engines only."""
+    """Child → supervisor: it is ready to work; `info` from engines only."""
 
     info: EngineInfo | None = None
 
 
 class Failed(msgspec.Struct, tag=True):
-    """Child → supervisor: it cannot start, and a new try would end the same way."""
+    """Child → supervisor: it cannot start, and a retry would fail in the same way."""
 
     message: str
 
 
 class Drain(msgspec.Struct, tag=True):
-    """Supervisor → child: take no new requests, finish those in flight, then leave."""
+    """Supervisor → child: refuse new requests, finish those in flight, then exit."""
 
 
 Message = EngineState | StartApi | StartEngine | Progress | Ready | Failed | Drain
@@ -107,27 +107,27 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
-class Line:
-    """One end of the line. Reading blocks unless the socket is set otherwise; sending to a dead peer is ignored."""
+class ControlConnection:
+    """One end. Reading blocks unless the socket is non-blocking; a message to a dead peer is dropped."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self._buffer = b""
 
     @classmethod
-    def from_fd(cls, fd: int) -> Line:
+    def from_fd(cls, fd: int) -> ControlConnection:
         """The child's end, inherited as descriptor `fd`."""
         return cls(socket.socket(fileno=fd))
 
     def send(self, message: Message) -> None:
-        """Send one message, unless the other side is gone (which the reader will see)."""
+        """Send one message. Where the peer has exited it is dropped; the reader sees the end of the stream."""
         try:
             self.socket.sendall(_encoder.encode(message) + b"\n")
         except OSError:
             return
 
     def receive(self) -> Message | None:
-        """Block for the next message; None when the other side is gone."""
+        """Block for the next message; None at the end of the stream."""
         while b"\n" not in self._buffer:
             if not self._fill():
                 return None
@@ -135,14 +135,14 @@ class Line:
         return _decoder.decode(head)
 
     def drain(self) -> Iterator[Message | None]:
-        """What is there after the socket became readable; ends with None when the other side is gone."""
+        """The messages available after the socket became readable; the last item is None at the end of the stream."""
         alive = self._fill()
         yield from self.buffered()
         if not alive:
             yield None
 
     def buffered(self) -> Iterator[Message]:
-        """What was read along with earlier messages; waiting for the socket would miss it."""
+        """Messages already read together with earlier ones; the socket does not become readable for them again."""
         while b"\n" in self._buffer:
             head, _, self._buffer = self._buffer.partition(b"\n")
             yield _decoder.decode(head)

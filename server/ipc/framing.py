@@ -1,7 +1,7 @@
-"""Messages over a Unix socket between two processes of the server, each with its length before it.
+"""Length-prefixed messages over a Unix stream socket between two processes of the server.
 
-A stream socket and nothing between: there and back takes 44 µs (p99 142) on an H100's host, where ZeroMQ, whose own
-threads must be woken at both ends, takes 142 (p99 331).
+A round trip takes 44 µs (p99 142) on an H100's host. Over ZeroMQ it takes 142 µs (p99 331), because ZeroMQ has threads
+of its own that must wake up at both ends.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from itertools import islice
 __all__ = ["Channel", "short_path"]
 
 _LENGTH = struct.Struct("<I")
-_READ_BYTES = 1 << 18  # at once
-_SOCKET_BYTES = 1 << 20  # that a socket should hold; the system may allow less
-_PIECES = 64  # written at once
+_READ_BYTES = 1 << 18  # per recv
+_SOCKET_BYTES = 1 << 20  # send buffer asked for; the system may allow less
+_PIECES = 64  # buffers per sendmsg
 _PATH_BYTES = 107  # sockaddr_un.sun_path, without the NUL at its end
-MESSAGE_BYTES = 1 << 30  # more is no message
+MESSAGE_BYTES = 1 << 30  # a larger length is not one that we sent
 
 
 @contextlib.contextmanager
 def short_path(path: str) -> Iterator[str]:
-    """`path`, or where it is too long for the address of a socket, another of the same file while this is open."""
+    """`path`, or where it is too long for a socket address, a shorter alias that is valid inside the context."""
     if len(os.fsencode(path)) <= _PATH_BYTES:
         yield path
         return
@@ -40,18 +40,18 @@ def short_path(path: str) -> Iterator[str]:
 
 
 class Channel:
-    """One end. Never blocks. Sending and receiving may be two threads' work, but each one's at a time."""
+    """One end of a connection. Never blocks. One thread may send while another receives, but not two of a kind."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         self._socket = sock
-        self._arrived = bytearray()  # the beginning of a message
+        self._arrived = bytearray()  # an incomplete message
         self._unsent: deque[memoryview] = deque()
 
     @classmethod
     def connect(cls, path: str) -> Channel:
-        """An end of our own. Raises OSError where nobody listens."""
+        """Connect to the socket at `path`. Raises OSError where nobody listens."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
@@ -63,19 +63,19 @@ class Channel:
         return cls(sock)
 
     def fileno(self) -> int:
-        """The descriptor to wait for; negative once closed."""
+        """The descriptor to poll; negative once closed."""
         return self._socket.fileno()
 
     def send(self, message: bytes) -> bool:
-        """Send, or keep what the other side does not take yet; True when all is sent.
+        """Send, and keep what the socket does not take yet; True when all is sent.
 
-        What is sent to a side that is gone is lost; `receive` tells of it.
+        What is sent to a peer that has exited is lost; `receive` then raises EOFError.
         """
         self._unsent += memoryview(_LENGTH.pack(len(message))), memoryview(message)
         return len(self._unsent) <= 2 and self.flush()
 
     def flush(self) -> bool:
-        """Send more of what was kept; True when all is sent. To be called when the descriptor can be written."""
+        """Send more of what was kept; True when all is sent. Call it when the descriptor is writable."""
         unsent = self._unsent
         if not unsent:
             return True
@@ -87,9 +87,9 @@ class Channel:
         return not unsent
 
     def receive(self) -> list[memoryview]:
-        """The messages that are complete. To be called when the descriptor can be read.
+        """The messages that are complete. Call it when the descriptor is readable.
 
-        Raises EOFError when the other side is gone, ValueError for what cannot be a message.
+        Raises EOFError when the peer has closed its end, ValueError for a length over MESSAGE_BYTES.
         """
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -117,7 +117,7 @@ class Channel:
         return messages
 
     def close(self, within_s: float = 0.0) -> None:
-        """Send what was kept, for at most so long, and close."""
+        """Send what was kept, for at most `within_s` seconds, and close."""
         until = time.monotonic() + within_s
         try:
             while self._unsent and (left_s := until - time.monotonic()) > 0:
@@ -127,7 +127,7 @@ class Channel:
             self._socket.close()
 
     def _wanted(self) -> int:
-        """Bytes until the first message is complete, or until it is known how long it is, or that it is none."""
+        """Bytes needed to complete the first message, or its length field where that is incomplete or invalid."""
         if len(self._arrived) < _LENGTH.size:
             return _LENGTH.size
         length: int = _LENGTH.unpack_from(self._arrived)[0]

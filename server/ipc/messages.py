@@ -1,7 +1,7 @@
-"""What travels between API processes and engine processes (server/ipc/framing.py), as msgpack arrays.
+"""Messages between API processes and engine processes, as msgpack arrays (server/ipc/framing.py carries them).
 
-One message in each direction a loop tick, whatever the number of requests in it. Arrays travel as little-endian bytes.
-Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share.
+A process sends at most one message per loop tick in each direction, whatever the number of requests in it. Arrays
+travel as little-endian bytes. Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ __all__ = [
     "EMBED",
     "TOKENS",
     "EncodeRequest",
+    "EngineStatus",
     "Part",
     "Results",
-    "Status",
     "Submit",
     "decode_results",
     "decode_submit",
@@ -35,19 +35,19 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     normalize: bool
     deadline: float
     admitted: float
-    bulk: bool = False  # runs in what others leave
-    alone: bool = False  # an engine was lost while it ran this: nobody else is to be in its batch
+    bulk: bool = False  # low priority: runs in the capacity that other requests leave
+    alone: bool = False  # an engine was lost while it ran this: give it a batch of its own
 
 
 class Submit(msgspec.Struct, array_like=True):
     """API process → engine."""
 
     requests: list[EncodeRequest]
-    cancelled: list[int]  # ids whose client has left
+    cancelled: list[int]  # ids of requests whose client has disconnected
 
 
 class Part(msgspec.Struct, array_like=True):
-    """Some consecutive texts of one request, answered. A failed request gets one part, with `error`, and no more."""
+    """The answer to consecutive texts of one request. A failed request gets one part, with `error`, and no more."""
 
     id: int
     first_text: int
@@ -55,23 +55,23 @@ class Part(msgspec.Struct, array_like=True):
     vectors: bytes  # float32 [texts, dimensions], or [their tokens, hidden_size]
     queue_s: float
     inference_s: float
-    error: str = ""  # "backend", "deadline" (has passed) or "hopeless" (cannot be met)
+    error: str = ""  # "backend", "deadline" (has passed) or "cannot_meet_deadline" (the queue takes longer)
     message: str = ""
 
 
-class Status(msgspec.Struct, array_like=True):
-    """How the engine is; with every message and every second."""
+class EngineStatus(msgspec.Struct, array_like=True):
+    """The engine's state; sent with every message and every second."""
 
     index: int
     last_success: float  # end of the last forward that worked
     queue_tokens: int
-    tokens_per_s: float  # that it works a queue off with
+    tokens_per_s: float  # measured while a queue waits
 
 
 class Results(msgspec.Struct, array_like=True):
     """Engine → API process."""
 
-    status: Status
+    status: EngineStatus
     parts: list[Part]
 
 
@@ -86,10 +86,10 @@ def encode(message: Submit | Results) -> bytes:
 
 
 def decode_submit(data: bytes | memoryview) -> Submit:
-    """From bytes."""
+    """From bytes. Raises msgspec.MsgspecError for what is no Submit."""
     return _submit.decode(data)
 
 
 def decode_results(data: bytes | memoryview) -> Results:
-    """From bytes."""
+    """From bytes. Raises msgspec.MsgspecError for what is no Results."""
     return _results.decode(data)

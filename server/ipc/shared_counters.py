@@ -1,16 +1,15 @@
-"""Numbers that every process of one server sees, in shared memory. Each has one writer, so none needs a lock.
+"""Numbers in shared memory that every process of one server reads. Each has one writer, so none needs a lock.
 
-    of API process i    tokens it has admitted and not yet answered; when its loop last ran
-    of engine i         when it last showed life; since when its forward runs (0: none runs); which requests run
+    of API process i    tokens admitted and not yet answered; when its event loop last ran
+    of engine i         when it last showed a sign of life; when its forward began (0: none runs); which requests run
 
-Asking a process that counts for all would cost every request a message there and back. Reading everybody's number costs
-0.3 µs, and what it cannot rule out is small: processes that look at the same moment may all admit, so the budget can be
-exceeded by one request for each.
+Asking one process that counts for all would cost each request a round trip. Reading everybody's number costs 0.3 µs.
+Processes that read at the same moment may all admit, so the budget can be exceeded by one request for each process.
 
-What an engine runs stays here when it dies: that is how API processes know which requests may have been its end.
+What an engine runs stays here when the engine dies. API processes then know which requests may have killed it.
 
-Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share. A number is 8 aligned bytes, which
-processors write and read as one.
+Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share. Slots are aligned doubles and 64-bit
+integers: loads and stores are atomic.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ import os
 from array import array
 from collections.abc import Collection
 
-__all__ = ["FLIGHTS", "Board", "open_board"]
+__all__ = ["MAX_BATCHES_IN_FLIGHT", "SharedCounters"]
 
 _NUMBER_BYTES = 8
-FLIGHTS = 2  # batches of an engine at once: one runs, one has been handed over
-_RUNNING_MAX = 1 << 16  # requests of one batch that are told of; pages that nobody writes take no memory
+MAX_BATCHES_IN_FLIGHT = 2  # of an engine: one runs, one has been submitted behind it
+_RUNNING_MAX = 1 << 16  # request ids kept for one batch; pages that nobody writes take no memory
 
 
-class Board:
-    """One process's view. The supervisor makes the descriptor, with `open_board`; children inherit it."""
+class SharedCounters:
+    """One process's view. The supervisor calls `create`; children inherit the descriptor `fd`."""
 
     def __init__(self, fd: int, apis: int, engines: int) -> None:
         self.fd = fd
@@ -40,19 +39,33 @@ class Board:
         self.engine_alive = numbers[2 * apis : 2 * apis + engines]  # [engine]
         self.forward_since = numbers[2 * apis + engines :]  # [engine]
 
-    def note_running(self, engine: int, flight: int, ids: Collection[int]) -> None:
-        """Of the batch `flight` < FLIGHTS of an engine: the ids of its requests, of which a server has each once."""
-        start = (engine * FLIGHTS + flight) * (1 + _RUNNING_MAX)
-        told = array("q", ids)[:_RUNNING_MAX]
+    @classmethod
+    def create(cls, apis: int, engines: int) -> SharedCounters:
+        """New counters, all zero, in memory that lives as long as a process has it open. No full disk can prevent it.
+
+        Raises OSError where the system has no descriptor or memory left.
+        """
+        fd = os.memfd_create("embert-counters")
+        os.set_inheritable(fd, True)
+        os.ftruncate(fd, _size(apis, engines))
+        return cls(fd, apis, engines)
+
+    def set_running(self, engine: int, slot: int, ids: Collection[int]) -> None:
+        """Set the ids of the requests in batch `slot` < MAX_BATCHES_IN_FLIGHT of an engine. Ids are unique in a server.
+
+        The count is 0 while the ids are written, so that a reader never takes old ids for new ones.
+        """
+        start = (engine * MAX_BATCHES_IN_FLIGHT + slot) * (1 + _RUNNING_MAX)
+        kept = array("q", ids)[:_RUNNING_MAX]
         self._running[start] = 0
-        self._running[start + 1 : start + 1 + len(told)] = told
-        self._running[start] = len(told)
+        self._running[start + 1 : start + 1 + len(kept)] = kept
+        self._running[start] = len(kept)
 
     def running(self, engine: int) -> set[int]:
         """The ids of the requests that an engine runs, or ran when it was lost."""
         found: set[int] = set()
-        for flight in range(FLIGHTS):
-            start = (engine * FLIGHTS + flight) * (1 + _RUNNING_MAX)
+        for slot in range(MAX_BATCHES_IN_FLIGHT):
+            start = (engine * MAX_BATCHES_IN_FLIGHT + slot) * (1 + _RUNNING_MAX)
             found.update(self._running[start + 1 : start + 1 + self._running[start]])
         return found
 
@@ -62,17 +75,9 @@ class Board:
         return int(sum(self.admitted_tokens))
 
 
-def open_board(apis: int, engines: int) -> Board:
-    """A board of zeros, in memory that lives as long as a process has it open; no disk can be too full for it."""
-    fd = os.memfd_create("embert-board")
-    os.set_inheritable(fd, True)
-    os.ftruncate(fd, _size(apis, engines))
-    return Board(fd, apis, engines)
-
-
 def _numbers(apis: int, engines: int) -> int:
     return 2 * (apis + engines)
 
 
 def _size(apis: int, engines: int) -> int:
-    return (_numbers(apis, engines) + engines * FLIGHTS * (1 + _RUNNING_MAX)) * _NUMBER_BYTES
+    return (_numbers(apis, engines) + engines * MAX_BATCHES_IN_FLIGHT * (1 + _RUNNING_MAX)) * _NUMBER_BYTES

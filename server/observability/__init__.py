@@ -1,1 +1,1 @@
-"""Metrics, logs, and the garbage collector's pauses."""
+"""Metrics, logs, and the settings that keep garbage collection short."""

@@ -1,4 +1,4 @@
-"""Log lines of every process: text for people, JSON for collectors. No request text ever reaches them."""
+"""Log lines of every process: text for people, JSON for log collectors. They never contain text of a request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import NoReturn
 
 import orjson
 
-__all__ = ["configure_logging", "leave"]
+__all__ = ["configure_logging", "exit_now"]
 
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 _STDERR = 2
-WAITING_BYTES = 1 << 20  # of lines that nobody takes
+WAITING_BYTES = 1 << 20  # of lines that stderr does not accept yet
 FLUSH_S = 0.5
 RETRY_S = 0.01
 
@@ -51,9 +51,9 @@ class _Json(logging.Formatter):
 
 
 class _Stderr(logging.Handler):
-    """Writes each record at once. What stderr does not take waits for a thread of its own, and nobody else waits.
+    """Writes each record at once. What stderr does not accept is buffered for a thread, so that no caller ever blocks.
 
-    Records are written whole and in order. Those that find too much waiting are lost, and a line tells how many.
+    Records are written whole and in order. Records that find the buffer full are dropped, and a line tells how many.
     """
 
     def __init__(self) -> None:
@@ -62,30 +62,30 @@ class _Stderr(logging.Handler):
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._lost = 0
-        self._changed = threading.Condition()  # guards what waits
+        self._changed = threading.Condition()  # guards the fields above
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception:  # noqa: BLE001 - a wrong message of ours: as in every other handler, a line that is lost
+        except Exception:  # noqa: BLE001 - a wrong format string must not end the process: drop the line
             return
         data = line.encode(errors="backslashreplace") + b"\n"
         with self._changed:
             if not self._waiting:
-                data = self._tried(data)
+                data = self._write_part(data)
                 if not data:
                     return
                 self._keep(data)
                 self._start_thread()
             elif self._waiting_bytes + len(data) <= WAITING_BYTES:
                 if self._lost:
-                    self._keep(self._apology())
+                    self._keep(self._lost_lines())
                 self._keep(data)
             else:
                 self._lost += 1
 
     def flush(self) -> None:
-        """Give a slow reader a moment to take what waits; the end of every process asks for it."""
+        """Wait up to FLUSH_S for a slow reader to take the buffered lines; every process calls this at its end."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, FLUSH_S)
 
@@ -93,54 +93,55 @@ class _Stderr(logging.Handler):
         self._waiting.append(data)
         self._waiting_bytes += len(data)
 
-    def _tried(self, data: bytes) -> bytes:
-        """What is left of a line after an attempt to write it."""
+    def _write_part(self, data: bytes) -> bytes:
+        """Write what stderr accepts of a line and return the rest."""
         try:
             return data[self._write(data) :]
         except BlockingIOError:
             return data
-        except OSError:  # the disk is full, or nobody reads this pipe any more: a line that is lost
+        except OSError:  # the disk is full, or the reader of this pipe has exited: drop the line
             return b""
 
     def _start_thread(self) -> None:
         try:
-            threading.Thread(target=self._write_what_waits, name="log", daemon=True).start()
+            threading.Thread(target=self._write_buffered, name="log", daemon=True).start()
         except RuntimeError:  # the system has no thread left
             self._waiting.clear()
             self._waiting_bytes = 0
             self._lost += 1
 
-    def _write_what_waits(self) -> None:
+    def _write_buffered(self) -> None:
         writable = select.poll()
         writable.register(_STDERR, select.POLLOUT)
         while True:
             writable.poll()
             with self._changed:
                 data = self._waiting.popleft()
-                left = self._tried(data)
+                left = self._write_part(data)
                 self._waiting_bytes += len(left) - len(data)
                 if left:
                     self._waiting.appendleft(left)
                 elif not self._waiting and self._lost:
-                    self._keep(self._apology())
+                    self._keep(self._lost_lines())
                 elif not self._waiting:
                     self._changed.notify_all()
                     return
             if len(left) == len(data):
-                time.sleep(RETRY_S)  # writable, but not for a whole line
+                time.sleep(RETRY_S)  # stderr is writable, but has no room for a whole line
 
-    def _apology(self) -> bytes:
+    def _lost_lines(self) -> bytes:
         text = f"{self._lost} lines before this one are lost: nobody took them in time"
         self._lost = 0
         return self.format(logging.makeLogRecord({"levelno": 30, "levelname": "WARNING", "msg": text})).encode() + b"\n"
 
 
 def _write_to(fd: int) -> Callable[[bytes], int]:
-    """What writes to a descriptor without ever waiting: raises BlockingIOError instead.
+    """A function that writes to a descriptor and raises BlockingIOError instead of blocking.
 
-    Whoever else has the same pipe, socket or terminal open must not find that it does not block any more.
+    O_NONBLOCK is set on a new open file, not on the given descriptor: other processes share that one and expect it to
+    block.
     """
-    with contextlib.suppress(OSError):  # there is no stderr, or nobody reads this pipe any more
+    with contextlib.suppress(OSError):  # there is no stderr, or the reader of this pipe has exited
         mode = os.fstat(fd).st_mode
         if stat.S_ISSOCK(mode):
             return partial(_send, socket.socket(fileno=os.dup(fd)))
@@ -157,7 +158,7 @@ def _send(sock: socket.socket, data: bytes) -> int:
 def configure_logging(process: str, log_format: str, log_level: str) -> None:
     """Send all loggers of this process to stderr, one line a record; `extra` fields appear in JSON lines.
 
-    A full disk, or a pipe, socket or terminal that nobody reads, loses lines and holds up nobody.
+    With a full disk, or a pipe, socket or terminal that nobody reads, lines are dropped and no caller blocks.
     """
     handler = _Stderr()
     handler.setFormatter(_Json(process) if log_format == "json" else _Text(process))
@@ -169,7 +170,7 @@ def configure_logging(process: str, log_format: str, log_level: str) -> None:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-def leave(status: int) -> NoReturn:
-    """End this process now, whatever its threads do; a slow reader gets a moment for the last lines."""
+def exit_now(status: int) -> NoReturn:
+    """End this process at once, without waiting for its threads; a slow reader of the log gets up to FLUSH_S."""
     logging.shutdown()
     os._exit(status)

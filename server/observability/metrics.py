@@ -1,9 +1,10 @@
-"""Every metric, once.
+"""The definition of every metric.
 
 All processes write into memory-mapped files of one folder, and any of them can answer `/metrics` for all.
-`prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` comes first.
-Files are named by what a process is, not by its pid. Who is started in place of one that died goes on with its counters
-and histograms, so nothing is lost from the totals and files do not pile up. Its gauges go with `forget_process`.
+`prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` must run first.
+
+Files are named by a process's role (`api-0`), not by its pid. A process that replaces a dead one continues its counters
+and histograms, so totals lose nothing and files do not accumulate. `forget_process` removes the gauges of a dead one.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 def use_folder(folder: Path, process: str) -> None:
-    """Make this process write its metrics there, and go on with those of the last `process`, which must be dead.
+    """Make this process write its metrics to `folder`, and continue those of the last `process`, which must be dead.
 
-    Must run before anything imports prometheus_client. No underscore may be in `process`.
+    Must run before anything imports prometheus_client. `process` must not contain an underscore.
     """
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     from prometheus_client import values
@@ -49,7 +50,7 @@ def use_folder(folder: Path, process: str) -> None:
 
 
 def exposition() -> tuple[bytes, str]:
-    """What all processes measured, as (text, content type)."""
+    """The metrics of all processes: (text, content type)."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -59,7 +60,7 @@ def exposition() -> tuple[bytes, str]:
 
 
 def forget_process(process: str) -> None:
-    """Drop the gauges of a process that is no more."""
+    """Remove the gauges of a process that has died."""
     from prometheus_client.multiprocess import mark_process_dead
 
     mark_process_dead(process)  # type: ignore[no-untyped-call]
@@ -86,32 +87,33 @@ def _histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence
 class ApiMetrics:
     """Written by API processes, all on the event loop.
 
-    Requests only append to lists and add to numbers; `write` makes them visible, ten times a second and before every
-    scrape that this process answers.
+    Requests only append to lists and add to numbers. `write` publishes them ten times a second, and before every scrape
+    that this process answers.
     """
 
     WRITE_INTERVAL_S = 0.1
 
     def __init__(self, routes: Sequence[str], latency_buckets: Sequence[float]) -> None:
-        from embert.server.observability.distributions import Distribution  # numpy, which the supervisor does without
+        # Not at the top: it needs numpy, which the supervisor does without.
+        from embert.server.observability.buffered_histogram import BufferedHistogram
 
-        def latency(name: str, help_: str) -> Distribution:
-            return Distribution(_histogram(name, help_, latency_buckets), latency_buckets)
+        def latency(name: str, help_: str) -> BufferedHistogram:
+            return BufferedHistogram(_histogram(name, help_, latency_buckets), latency_buckets)
 
-        duration_help = "From a request's head to its answer's end."
+        duration_help = "From the request's headers to the end of its answer."
         duration = _histogram("request_duration_seconds", duration_help, latency_buckets, ["route"])
-        self.request_duration = {route: Distribution(duration.labels(route), latency_buckets) for route in routes}
-        tokenize_help = "Tokenising one request, the wait for a thread included."
+        self.request_duration = {route: BufferedHistogram(duration.labels(route), latency_buckets) for route in routes}
+        tokenize_help = "Tokenising one request, including the wait for a thread."
         self.tokenize_duration = latency("tokenize_duration_seconds", tokenize_help)
-        encode_help = "From the vectors to the answer's body."
+        encode_help = "From the vectors to the body of the answer."
         self.response_encode_duration = latency("response_encode_duration_seconds", encode_help)
-        self.request_texts = Distribution(
+        self.request_texts = BufferedHistogram(
             _histogram("request_texts", "Texts of one request.", _TEXT_BUCKETS), _TEXT_BUCKETS
         )
-        self.text_tokens = Distribution(
+        self.text_tokens = BufferedHistogram(
             _histogram("text_tokens", "Tokens of one text.", _TOKEN_BUCKETS), _TOKEN_BUCKETS
         )
-        self._distributions = [
+        self._histograms = [
             *self.request_duration.values(),
             self.tokenize_duration,
             self.response_encode_duration,
@@ -123,19 +125,20 @@ class ApiMetrics:
         self.admitted_tokens = self.queue_limit = 0
         self._counters = [
             ("texts", _counter("texts_total", "Texts accepted.")),
-            ("tokens", _counter("tokens_total", "Tokens accepted, special tokens included.")),
-            ("truncated_texts", _counter("truncated_texts_total", "Texts that were cut to the model's longest input.")),
+            ("tokens", _counter("tokens_total", "Tokens accepted, including special tokens.")),
+            (
+                "truncated_texts",
+                _counter("truncated_texts_total", "Texts truncated to the longest input of the model."),
+            ),
         ]
-        self._in_flight = _gauge("requests_in_flight", "HTTP requests being answered, the scrape that asks included.")
+        self._in_flight = _gauge("requests_in_flight", "HTTP requests in progress, including this scrape.")
         self._admitted = _gauge("admitted_tokens", "Tokens admitted and not yet answered.")
-        limit_help = "Tokens that may be admitted and not yet answered, which the measured rate lowers; above it, 429."
-        self._queue_limit = _gauge("queue_limit_tokens", limit_help, mode="livemax")  # all processes have the same
+        limit_help = "Limit of admitted tokens, which a low measured rate reduces; above it, 429."
+        self._queue_limit = _gauge("queue_limit_tokens", limit_help, mode="livemax")  # the same in all processes
         rejected = _counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
-        self.unread_answers = _counter(
-            "unread_answers_total", "Answers cut off because their client did not take them."
-        )
-        answered_help = "HTTP requests answered; status 499 means that the client left first."
+        self.unread_answers = _counter("unread_answers_total", "Answers aborted because the client did not read them.")
+        answered_help = "HTTP requests answered; status 499: the client disconnected first."
         self._requests = _counter("requests_total", answered_help, ["route", "status"])
         self._answers: dict[tuple[str, int], int] = {(route, 200): 0 for route in routes}
         for route, status in self._answers:
@@ -148,9 +151,9 @@ class ApiMetrics:
         self._answers[key] = self._answers.get(key, 0) + 1
 
     def write(self) -> None:
-        """Make everything that happened since the last time visible to scrapes."""
-        for distribution in self._distributions:
-            distribution.write()
+        """Publish everything that has been observed since the last call."""
+        for histogram in self._histograms:
+            histogram.write()
         for name, counter in self._counters:
             counter.inc(getattr(self, name))
             setattr(self, name, 0)
@@ -180,34 +183,34 @@ class EngineMetrics:
         self.fill_ratio = _histogram(
             "batch_token_fill_ratio", "Tokens of one batch ÷ the token budget.", _RATIO_BUCKETS, ["engine"]
         ).labels(label)
-        padding_help = "Tokens computed to bring texts to one length; 0, as nothing is padded."
+        padding_help = "Padding tokens computed; 0, because batches are packed."
         self.padding_tokens = _counter("padding_tokens_total", padding_help, ["engine"]).labels(label)
         self.queue_texts = _gauge("queue_texts", "Texts waiting for a batch.")
-        self.queue_tokens = _gauge("queue_tokens", "Tokens waiting for a batch; what to scale replicas on.")
+        self.queue_tokens = _gauge("queue_tokens", "Tokens waiting for a batch; scale replicas on this.")
         self.busy_ratio = _gauge(
             "engine_busy_ratio", "Share of the last 5 seconds spent in forwards.", ["engine"]
         ).labels(label)
         self.last_success = _gauge(
             "engine_last_success_timestamp_seconds",
-            "Unix time of the last forward that worked, warming up and the idle probe included.",
+            "Unix time of the last successful forward, including warm-up and idle probes.",
             ["engine"],
             "mostrecent",
         ).labels(label)
-        cancelled_help = "Texts whose client left: queued ones never ran, batched ones ran for nobody."
+        cancelled_help = "Texts whose client disconnected: queued ones did not run, batched ones ran in vain."
         cancelled = _counter("cancelled_texts_total", cancelled_help, ["stage"])
         self.cancelled_texts = {stage: cancelled.labels(stage) for stage in CANCEL_STAGES}
-        info_help = "Always 1; the labels say what runs."
+        info_help = "Always 1; the labels describe the model."
         _gauge("model_info", info_help, list(model), "livemax").labels(*model.values()).set(1)
 
 
 class GpuMetrics:
-    """Written by engine processes on a GPU; a gauge that this GPU has no value for is left out."""
+    """Written by engine processes on a GPU. A gauge for which this GPU reports no value is left out."""
 
     NAMES: ClassVar[dict[str, str]] = {
-        "memory_bytes": "Memory of the GPU in use, by whatever process.",
-        "memory_limit_bytes": "Memory that the GPU has.",
-        "utilization_ratio": "Share of the driver's last sample, up to a second, in which the GPU ran anything.",
-        "power_watts": "Power the GPU draws.",
+        "memory_bytes": "GPU memory in use by all processes.",
+        "memory_limit_bytes": "Memory of the GPU.",
+        "utilization_ratio": "Share of the driver's last sample, up to a second, in which a kernel ran.",
+        "power_watts": "Power draw of the GPU.",
     }
 
     def __init__(self, device: str, names: Sequence[str]) -> None:
@@ -228,11 +231,11 @@ class SupervisorMetrics:
     @classmethod
     def create(cls, engines: Sequence[int], version: str) -> SupervisorMetrics:
         """Metrics for these engines, all at zero."""
-        up = _gauge("engine_up", "1 while the engine can work, else 0.", ["engine"], "livemax")
-        restarts = _counter("engine_restarts_total", "Times the engine process was started again.", ["engine"])
-        _gauge("build_info", "Always 1; the label says which build.", ["version"], "livemax").labels(version).set(1)
-        api_restarts = _counter("api_restarts_total", "Times an HTTP process was started again.")
-        hangs = _counter("hung_processes_total", "Processes that showed no life and were ended.", ["process"])
+        up = _gauge("engine_up", "1 while the engine is ready, else 0.", ["engine"], "livemax")
+        restarts = _counter("engine_restarts_total", "Restarts of the engine process.", ["engine"])
+        _gauge("build_info", "Always 1; the label is the version.", ["version"], "livemax").labels(version).set(1)
+        api_restarts = _counter("api_restarts_total", "Restarts of HTTP processes.")
+        hangs = _counter("hung_processes_total", "Processes that hung and were killed.", ["process"])
         metrics = cls(
             {i: up.labels(str(i)) for i in engines},
             {i: restarts.labels(str(i)) for i in engines},

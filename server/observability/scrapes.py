@@ -1,4 +1,4 @@
-"""Answers to scrapes."""
+"""Answers to Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["Scrapes"]
 
 
 class Scrapes:
-    """Makes the answers to scrapes of one API process, beside its event loop.
+    """Answers the scrapes of one API process without blocking its event loop.
 
-    Reading every process's file takes tens of milliseconds, so one thread does it, once for all who ask meanwhile.
+    Reading every process's file takes tens of milliseconds. One thread does it, once for all scrapes that wait.
     """
 
     def __init__(self, write: Callable[[], None]) -> None:
-        """`write` makes what this process measured visible; it runs on the event loop."""
+        """`write` publishes the metrics of this process; it runs on the event loop."""
         self._write = write
         self._thread = ThreadPoolExecutor(1, "scrape")
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[tuple[bytes, str]] | None = None
 
     async def answer(self) -> tuple[bytes, str]:
-        """What all processes have measured until now, as (text, content type)."""
+        """The metrics of all processes as of now: (text, content type)."""
         if self._next is None:
             self._next = asyncio.create_task(self._collect())
-        return await asyncio.shield(self._next)  # others may wait for it after this client has left
+        return await asyncio.shield(self._next)  # others may wait for it after this client has disconnected
 
     async def _collect(self) -> tuple[bytes, str]:
         async with self._lock:
-            self._next = None  # who asks from now on is told of what happens from now on
+            self._next = None  # a later scrape must see what happens from now on
             self._write()
             return await asyncio.get_running_loop().run_in_executor(self._thread, exposition)
 

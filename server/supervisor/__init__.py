@@ -1,1 +1,1 @@
-"""The `embert serve` process: opens the port, starts and watches the others."""
+"""The `embert serve` process: opens the port, starts the other processes, watches them and ends them in order."""

@@ -1,34 +1,35 @@
-"""What the scheduler carries along of a request, and a batch of it laid end to end."""
+"""The payload of a request, and a batch laid end to end for the encoder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from embert.engine import PackedBatch
 from embert.server.ipc.framing import Channel
-from embert.server.worker.scheduler import Slice
+from embert.server.worker.scheduler import Batch, Slice
 
-__all__ = ["Payload", "pack"]
+__all__ = ["Payload", "batch_of", "pack", "runs_alone"]
 
 
 @dataclass(slots=True)
 class Payload:
-    """One request's texts, what is wanted of their vectors, and where those go."""
+    """What the scheduler carries along for a request: its texts, what is wanted of their vectors, where those go."""
 
     reply_to: Channel
     id: int
-    ids: npt.NDArray[np.int32]
-    dimensions: int
+    ids: npt.NDArray[np.int32]  # [T]
+    dimensions: int  # 0 = all
     normalize: bool
     admitted: float
     alone: bool = False
 
 
 def pack(slices: list[Slice]) -> PackedBatch:
-    """Lay the slices' texts end to end; per slice, not per text."""
+    """Lay the texts of the slices end to end. The work is per slice, not per text."""
     ids = [
         piece.request.payload.ids[piece.request.offsets[piece.start] : piece.request.offsets[piece.stop]]
         for piece in slices
@@ -51,3 +52,14 @@ def pack(slices: list[Slice]) -> PackedBatch:
         dimensions=np.repeat(np.array(dimensions, np.int32), sizes) if any(dimensions) else None,
         normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
     )
+
+
+def batch_of(task: Any, slices: list[Slice]) -> Batch:
+    """A batch of these slices."""
+    tokens, texts = sum(piece.tokens for piece in slices), sum(piece.stop - piece.start for piece in slices)
+    return Batch(task, slices, tokens, texts)
+
+
+def runs_alone(batch: Batch) -> bool:
+    """True for a solo batch (server/worker/work_queue.py)."""
+    return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.alone)

@@ -1,7 +1,7 @@
-"""What the driver says of the GPU an engine runs on: NVML, through ctypes, since four numbers need no package.
+"""Metrics of the engine's GPU from the driver's NVML, through ctypes: four numbers do not justify a package.
 
-CUDA and NVML number devices each in their own way (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER), so a device is looked up
-by its PCI address: https://docs.nvidia.com/deploy/nvml-api/
+CUDA and NVML number devices differently (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER), so a device is looked up by its PCI
+address: https://docs.nvidia.com/deploy/nvml-api/
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PCI_ADDRESS_BYTES = 32
 
 
 class GpuUnknown(Exception):
-    """The device cannot be asked; the message names the library or the call."""
+    """NVML cannot report on the device; the message names the library or the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at a GPU. None is what this GPU does not tell."""
+    """One sample of a GPU. None: this GPU does not report the value."""
 
     memory_bytes: int | None  # used, by every process on it
     memory_limit_bytes: int | None
@@ -36,7 +36,7 @@ class Reading:
     power_watts: float | None
 
 
-class _Memory(ctypes.Structure):  # nvmlMemory_v2_t; the first version counts what the driver reserves as used
+class _Memory(ctypes.Structure):  # nvmlMemory_v2_t; version 1 counts memory that the driver reserves as used
     _fields_ = [
         ("version", ctypes.c_uint),
         *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
@@ -51,7 +51,7 @@ class _Utilization(ctypes.Structure):  # nvmlUtilization_t
 
 
 class Gpu:
-    """One device, by CUDA's name for it: `cuda:0`."""
+    """One device, under its CUDA name: `cuda:0`."""
 
     def __init__(self, device: str) -> None:
         """Raises GpuUnknown when the driver's libraries are not there or do not know the device."""
@@ -63,7 +63,7 @@ class Gpu:
         _check(found, "nvmlDeviceGetHandleByPciBusId")
 
     def read(self) -> Reading:
-        """Ask now."""
+        """Take a sample now."""
         memory, utilization, milliwatts = _Memory(_MEMORY_VERSION), _Utilization(), ctypes.c_uint()
         has_memory = self._ask("nvmlDeviceGetMemoryInfo_v2", memory)
         return Reading(
@@ -80,7 +80,7 @@ class Gpu:
 
 
 def report_gpu(device: str) -> None:
-    """Keep the gauges of `device` up to date, for ever (a daemon thread's body); return where NVML cannot be asked."""
+    """Update the gauges of `device` for ever, in a daemon thread; return at once where NVML is not available."""
     try:
         gpu = Gpu(device)
     except GpuUnknown as error:

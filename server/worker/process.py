@@ -1,4 +1,4 @@
-"""`python -m embert.server.worker.process`: loads the model, tells the supervisor, runs the engine loop."""
+"""`python -m embert.server.worker.process`: loads the model, reports to the supervisor, runs the device loop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from embert.engine import load_encoder, load_model
 from embert.engine.errors import EngineError
-from embert.server.ipc.control import EngineInfo, Failed, Line, Progress, Ready, StartEngine
-from embert.server.observability import gc_tuning as collector
-from embert.server.observability.logs import configure_logging, leave
+from embert.server.ipc.control import ControlConnection, EngineInfo, Failed, Progress, Ready, StartEngine
+from embert.server.observability import gc_tuning
+from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metrics import use_folder
 from embert.server.worker.loop import EngineLoop
 from embert.server.worker.nvml import report_gpu
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """`python -m embert.server.worker.process FD`: one engine, told what to do over the inherited socket FD."""
-    sys.setswitchinterval(0.001)  # receiving must not hold up the batches for long, nor they it
-    collector.begin()
+    """`python -m embert.server.worker.process FD`: one engine; its instructions come over the inherited socket FD."""
+    sys.setswitchinterval(0.001)  # the receiving thread and the device loop must not wait long for each other
+    gc_tuning.before_imports()
     began = time.monotonic()
-    line = Line.from_fd(int(sys.argv[1]))
-    start = line.receive()
+    control = ControlConnection.from_fd(int(sys.argv[1]))
+    start = control.receive()
     if not isinstance(start, StartEngine):
         raise SystemExit("embert.server.worker.process is started by `embert serve`")
     config = start.config
@@ -37,7 +37,7 @@ def main() -> None:
     use_folder(Path(start.runtime_folder, "metrics"), name)
     try:
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
-        line.send(Progress("loading the weights"))
+        control.send(Progress("loading the weights"))
         encoder = load_encoder(
             model,
             device=start.device,
@@ -46,21 +46,21 @@ def main() -> None:
             encoder=config.encoder,
         )
         loop = EngineLoop(start, model, encoder)
-        line.send(Progress("running its first batches"))
+        control.send(Progress("running its first batches"))
         full_batch_s = loop.warm_up()
     except EngineError as error:
-        line.send(Failed(str(error)))
+        control.send(Failed(str(error)))
         raise SystemExit(1) from None
     except MemoryError:
-        line.send(Failed(f"not enough memory to load {start.model_id}"))
+        control.send(Failed(f"not enough memory to load {start.model_id}"))
         raise SystemExit(1) from None
-    except Exception as error:  # whatever it is, a user must not be left with a traceback and no sentence
+    except Exception as error:  # the user gets one sentence, whatever the error is
         log.debug("loading failed", exc_info=True)
-        line.send(Failed(f"{start.model_id} cannot be loaded: {type(error).__name__}: {error}"))
+        control.send(Failed(f"{start.model_id} cannot be loaded: {type(error).__name__}: {error}"))
         raise SystemExit(1) from None
     threading.excepthook = _end_process
     loop.listen()
-    threading.Thread(target=loop.follow, args=(line, start.runtime_folder), name="follow", daemon=True).start()
+    threading.Thread(target=loop.follow, args=(control, start.runtime_folder), name="control", daemon=True).start()
     if encoder.device.startswith("cuda"):
         threading.Thread(target=report_gpu, args=(encoder.device,), name="gpu", daemon=True).start()
     info = EngineInfo(
@@ -75,21 +75,21 @@ def main() -> None:
         load_s=time.monotonic() - began,
         full_batch_s=full_batch_s,
     )
-    collector.settle()
-    line.send(Ready(info))
+    gc_tuning.after_startup()
+    control.send(Ready(info))
     try:
         loop.run()
     except Exception:
         log.critical("a mistake of ours, this process ends", exc_info=True)
-        leave(70)
+        exit_now(70)
     loop.close()
 
 
-def _end_process(mistake: threading.ExceptHookArgs) -> None:
-    """An engine without one of its threads would look alive and answer nobody."""
-    what = mistake.exc_type, mistake.exc_value, mistake.exc_traceback
+def _end_process(error: threading.ExceptHookArgs) -> None:
+    """End the process: an engine without one of its threads would look alive and answer nobody."""
+    what = error.exc_type, error.exc_value, error.exc_traceback
     log.critical("a mistake of ours in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
-    leave(70)
+    exit_now(70)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The engine process's side of its Unix socket: API processes connect, ask, and get answers and statuses.
+"""The engine's Unix socket: API processes connect to it, send requests, and get answers and statuses.
 
-Requests are taken by a thread of their own. Answers are sent by the thread that has them: one between would have to be
-woken, and to ask for the interpreter's lock, for every batch. What an API process does not take at once is left to the
-receiving thread.
+A receiving thread reads the requests. The device loop sends its answers itself: a sending thread would have to wake up
+and acquire the interpreter lock for every batch. What an API process does not accept at once, the receiving thread
+sends later.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from collections.abc import Callable
 import msgspec
 
 from embert.server.ipc.framing import Channel, short_path
-from embert.server.ipc.messages import Part, Results, Status, Submit, decode_submit, encode
+from embert.server.ipc.messages import EngineStatus, Part, Results, Submit, decode_submit, encode
 
-__all__ = ["Peers"]
+__all__ = ["SocketServer"]
 
 log = logging.getLogger(__name__)
 
 STATUS_INTERVAL_S = 1.0
-LINGER_S = 2.0  # how long unsent answers may hold up the end of the process
+LINGER_S = 2.0  # most seconds that unsent answers delay the end of the process
 
 
-class Peers:
-    """The API processes that are connected, each a Channel. `send` may be called by any thread."""
+class SocketServer:
+    """Serves the connected API processes, each over a Channel. Any thread may call `send`."""
 
     def __init__(
         self,
-        status: Callable[[], Status],
+        status: Callable[[], EngineStatus],
         received: Callable[[Channel, Submit], None],
         gone: Callable[[Channel], None],
     ) -> None:
-        """`received` and `gone` are called by the receiving thread; `status` for every message, and every second.
+        """The receiving thread calls `received` with each message, and `gone` once for each closed connection.
 
-        Who connects gets a status at once, and then at least one every second.
+        `status` is called for every message that is sent. A new connection gets a status at once, and every connection
+        at least one a second.
         """
         self._status, self._received, self._gone = status, received, gone
-        self._lock = threading.Lock()  # guards what is written, and by whom
+        self._lock = threading.Lock()  # guards writes to channels, and their removal
         self._channels: dict[int, Channel] = {}
         self._epoll = select.epoll()
         self._end = os.eventfd(0)
@@ -51,7 +52,7 @@ class Peers:
         self._thread = threading.Thread(target=self._run, name="receive", daemon=True)
 
     def listen(self, path: str) -> None:
-        """Take connections from now on."""
+        """Accept connections from now on. Raises OSError where `path` cannot be bound."""
         with short_path(path) as short:
             self._listener.bind(short)
         self._listener.listen(1024)
@@ -60,7 +61,7 @@ class Peers:
         self._thread.start()
 
     def send(self, channel: Channel, parts: list[Part]) -> None:
-        """Send answers, unless the API process is gone. Never blocks."""
+        """Send answers, unless the API process has disconnected. Never blocks."""
         message = encode(Results(self._status(), parts))
         with self._lock:
             descriptor = channel.fileno()
@@ -68,11 +69,11 @@ class Peers:
                 self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
 
     def close(self) -> None:
-        """Send what is left and end the receiving thread."""
+        """End the receiving thread and send the remaining answers, for at most LINGER_S each."""
         os.eventfd_write(self._end, 1)
         if self._thread.is_alive():
             self._thread.join(LINGER_S)
-        self._listener.close()  # first: who is disconnected must not connect again
+        self._listener.close()  # first, so that a disconnected API process cannot connect again
         until = time.monotonic() + LINGER_S
         with self._lock:
             for channel in self._channels.values():
@@ -95,14 +96,14 @@ class Peers:
             if time.monotonic() >= status_due:
                 status_due = time.monotonic() + STATUS_INTERVAL_S
                 if not self._channels:
-                    self._status()  # which is a sign of life, too
+                    self._status()  # also a sign of life, which the supervisor wants
                 for channel in list(self._channels.values()):
                     self.send(channel, [])
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:  # it left again, or this process has too many files open
+        except OSError as error:  # the peer disconnected again, or this process has too many open files
             log.warning("an API process could not connect: %s", error)
             return
         channel = Channel(sock)
@@ -131,5 +132,5 @@ class Peers:
     def _forget(self, channel: Channel) -> None:
         with self._lock:
             del self._channels[channel.fileno()]
-            channel.close()  # which epoll notices
+            channel.close()  # which removes it from epoll
         self._gone(channel)

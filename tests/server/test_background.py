@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embert.server.api.background import keep_running, or_leave
+from embert.server.api.background import exit_on_error, keep_running
 from tests.server.connections import one_to_each
 from tests.server.live import ROOT, STAND_IN, live, until
 
@@ -65,7 +65,7 @@ def test_a_mistake_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture
 
 def test_a_mistake_in_what_the_loop_calls(caplog: pytest.LogCaptureFixture) -> None:
     found: list[int] = []
-    or_leave(lambda number: [][number], found.append)(3)
+    exit_on_error(lambda number: [][number], found.append)(3)
     assert found == [70]
     assert "IndexError" in caplog.text
 

@@ -18,8 +18,8 @@ from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, Unavailable
 from embert.server.ipc.control import EngineInfo, EngineState
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EncodeRequest, Part, Results, Status, decode_submit, encode
-from embert.server.ipc.shared_counters import open_board
+from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Results, decode_submit, encode
+from embert.server.ipc.shared_counters import SharedCounters
 
 INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1)
 
@@ -41,7 +41,7 @@ class FakeEngine:
         self.disconnect()
         self.channel = Channel(sock)
         if greets:
-            self.channel.send(encode(Results(Status(0, 0.0, 0, 0.0), [])))
+            self.channel.send(encode(Results(EngineStatus(0, 0.0, 0, 0.0), [])))
 
     def disconnect(self) -> None:
         if self.channel is not None:
@@ -63,7 +63,7 @@ class FakeEngine:
         vectors = np.array(rows, np.float32).tobytes()
         part = Part(request, first, len(rows), vectors, 0.0, 0.0)
         assert self.channel is not None
-        self.channel.send(encode(Results(Status(0, 0.0, 0, 0.0), [part])))
+        self.channel.send(encode(Results(EngineStatus(0, 0.0, 0, 0.0), [part])))
 
     def close(self) -> None:
         self._listener.close()
@@ -86,7 +86,7 @@ def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path)
     """They may arrive after it was sent again; counted twice, they would complete it with rows nobody wrote."""
 
     async def run() -> None:
-        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
         old, new = (FakeEngine(tmp_path, f"engine.{start}") for start in (1, 2))
         client.engine_changed(EngineState(0, "ready", "", old.endpoint, INFO))
         answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
@@ -116,7 +116,7 @@ def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> N
     """Collections are rare here: what waits for one holds memory for minutes."""
 
     async def run() -> list[str]:
-        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
         engine = FakeEngine(tmp_path, "engine")
         client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
         gc.collect()
@@ -146,7 +146,7 @@ def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
     """Before the supervisor has said anything: what was owed is asked again, but not for ever."""
 
     async def run() -> None:
-        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
         engine = FakeEngine(tmp_path, "engine")
         client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
         answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
@@ -178,7 +178,7 @@ def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
 
 def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(tmp_path: Path) -> None:
     async def run() -> None:
-        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
         client.engine_changed(EngineState(0, "ready", "", f"{tmp_path}/engine", INFO))
         answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
         await asyncio.sleep(0.1)
@@ -195,7 +195,7 @@ def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(tmp_path:
 
 def test_a_message_larger_than_the_socket_arrives(tmp_path: Path) -> None:
     async def run() -> None:
-        client = EngineClient(ServeConfig(max_queue_tokens=10_000_000), open_board(1, 1), 0)
+        client = EngineClient(ServeConfig(max_queue_tokens=10_000_000), SharedCounters.create(1, 1), 0)
         engine = FakeEngine(tmp_path, "engine")
         client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
         many = Encoded(np.arange(1_000_000, dtype=np.int32), np.full(1000, 1000, np.int32), 0)
@@ -215,11 +215,11 @@ def one_text() -> Encoded:
 
 
 def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_path: Path) -> None:
-    """The board says what ran. What waited is sent again as it was, as often as it takes."""
+    """The shared counters say what ran. What waited is sent again as it was, as often as it takes."""
 
     async def run() -> None:
-        board = open_board(1, 1)
-        client = EngineClient(ServeConfig(), board, 0)
+        counters = SharedCounters.create(1, 1)
+        client = EngineClient(ServeConfig(), counters, 0)
         engines = [FakeEngine(tmp_path, f"engine.{start}") for start in range(6)]
         client.engine_changed(EngineState(0, "ready", "", engines[0].endpoint, INFO))
         poison, neighbour, waiting = (
@@ -227,14 +227,14 @@ def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_pa
         )
         asked = [await engines[0].request() for _ in range(3)]
         assert [request.alone for request in asked] == [False] * 3
-        board.note_running(0, 0, [request.id for request in asked[:2]])
+        counters.set_running(0, 0, [request.id for request in asked[:2]])
         engines[0].close()
         for start, alone in ((1, [True, True, False]), (2, [True, False]), (3, [True, False]), (4, [True, False])):
             client.engine_changed(EngineState(0, "down", "killed"))
             client.engine_changed(EngineState(0, "ready", "", engines[start].endpoint, INFO))
             asked = [await engines[start].request() for _ in alone]
             assert [request.alone for request in asked] == alone
-            board.note_running(0, 0, [asked[0].id] if start == 1 else [])
+            counters.set_running(0, 0, [asked[0].id] if start == 1 else [])
             engines[start].close()
         with pytest.raises(InferenceFailed, match="lost twice"):
             await asyncio.wait_for(poison, 5)
@@ -254,7 +254,7 @@ def test_what_was_never_sent_was_not_lost(tmp_path: Path) -> None:
     """Whether it waits for an engine, or for the next tick of the loop, when an engine is lost."""
 
     async def run() -> None:
-        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
         answer = None
         for start in range(10):
             engine = FakeEngine(tmp_path, f"engine.{start}")
@@ -286,7 +286,7 @@ def test_the_last_words_of_an_engine_are_heard(tmp_path: Path) -> None:
     """Also where the supervisor says first that it is lost."""
 
     async def run() -> None:
-        client = EngineClient(ServeConfig(), open_board(1, 1), 0)
+        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
         engine = FakeEngine(tmp_path, "engine")
         client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
         answer = asyncio.ensure_future(client.encode(one_text(), never_leaves, in_a_minute()))
@@ -301,15 +301,15 @@ def test_the_last_words_of_an_engine_are_heard(tmp_path: Path) -> None:
 
 
 def test_the_board_says_what_runs() -> None:
-    board = open_board(2, 2)
-    board.admitted_tokens[1] = 5.0
-    board.note_running(0, 0, [1, 2**62])
-    board.note_running(0, 1, range(100_000))  # more than there is room for
-    board.note_running(1, 1, [7])
-    assert len(board.running(0)) == 1 + (1 << 16)
-    assert 2**62 in board.running(0)
-    assert board.running(1) == {7}
-    board.note_running(0, 1, ())
-    assert board.running(0) == {1, 2**62}
-    assert board.admitted == 5
-    assert board.forward_since.tolist() == [0.0, 0.0]
+    counters = SharedCounters.create(2, 2)
+    counters.admitted_tokens[1] = 5.0
+    counters.set_running(0, 0, [1, 2**62])
+    counters.set_running(0, 1, range(100_000))  # more than there is room for
+    counters.set_running(1, 1, [7])
+    assert len(counters.running(0)) == 1 + (1 << 16)
+    assert 2**62 in counters.running(0)
+    assert counters.running(1) == {7}
+    counters.set_running(0, 1, ())
+    assert counters.running(0) == {1, 2**62}
+    assert counters.admitted == 5
+    assert counters.forward_since.tolist() == [0.0, 0.0]

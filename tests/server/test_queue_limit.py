@@ -10,8 +10,8 @@ import pytest
 from embert.server.api.engine_client import EngineClient
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import EngineInfo, EngineState
-from embert.server.ipc.messages import Status
-from embert.server.ipc.shared_counters import open_board
+from embert.server.ipc.messages import EngineStatus
+from embert.server.ipc.shared_counters import SharedCounters
 
 INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1000, 2, 2, 0.0, 0.1)
 
@@ -20,12 +20,12 @@ def limit(rates: list[float | None], options: dict[str, Any]) -> int:
     """The limit with engines of these rates; None: an engine that has not told its rate yet."""
 
     async def ask() -> int:
-        client = EngineClient(ServeConfig(**options), open_board(1, len(rates)), 0)
+        client = EngineClient(ServeConfig(**options), SharedCounters.create(1, len(rates)), 0)
         for index in range(len(rates)):
             client.engine_changed(EngineState(index, "loading"))
         for index, rate in enumerate(rates):
             client.engine_changed(EngineState(index, "ready", "", "/nonexistent", INFO))
-            client._engines[index].status = None if rate is None else Status(index, 0.0, 0, rate)
+            client._engines[index].status = None if rate is None else EngineStatus(index, 0.0, 0, rate)
         found = client.queue_limit
         await client.close()
         return found

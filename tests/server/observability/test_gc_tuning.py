@@ -8,14 +8,14 @@ import sys
 
 _PROGRAM = """
 import gc, json
-from embert.server.observability import gc_tuning as collector
+from embert.server.observability import gc_tuning
 while_importing = []
 gc.callbacks.append(lambda phase, about: while_importing.append(about["generation"]) if phase == "start" else None)
-collector.begin()
+gc_tuning.before_imports()
 import embert.server.api.app  # seventy thousand objects, some of them cycles that nobody holds
 oldest = while_importing.count(2)
 made = len(gc.get_objects())
-collector.settle()
+gc_tuning.after_startup()
 print(json.dumps({
     "made": made, "frozen": gc.get_freeze_count(), "looked_at": len(gc.get_objects()),
     "young": gc.get_threshold()[0], "oldest": oldest, "enabled": gc.isenabled(),

@@ -10,23 +10,25 @@ from pathlib import Path
 import pytest
 
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import Part, Results, Status, Submit, decode_results, encode
-from embert.server.worker import socket_server as peers
-from embert.server.worker.socket_server import Peers
+from embert.server.ipc.messages import EngineStatus, Part, Results, Submit, decode_results, encode
+from embert.server.worker import socket_server
+from embert.server.worker.socket_server import SocketServer
 from tests.server.wire import Wire
 
 THREADS, EACH, CONNECTED = 4, 400, 3
 
 
 class Engine:
-    """Peers, and what they said."""
+    """A socket server and what it received."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.submits: list[tuple[Channel, Submit]] = []
         self.gone: list[Channel] = []
-        self.peers = Peers(status, lambda channel, submit: self.submits.append((channel, submit)), self.gone.append)
-        self.peers.listen(path)
+        self.server = SocketServer(
+            status, lambda channel, submit: self.submits.append((channel, submit)), self.gone.append
+        )
+        self.server.listen(path)
 
     def channel_of(self, wire: Wire, number: int) -> Channel:
         """The engine's end of a connection that this makes known by a number."""
@@ -44,14 +46,14 @@ def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr(peers, "STATUS_INTERVAL_S", 0.05)
+    monkeypatch.setattr(socket_server, "STATUS_INTERVAL_S", 0.05)
     made = Engine(f"{tmp_path}/engine")
     yield made
-    made.peers.close()
+    made.server.close()
 
 
-def status() -> Status:
-    return Status(7, 1.0, 2, 3.0)
+def status() -> EngineStatus:
+    return EngineStatus(7, 1.0, 2, 3.0)
 
 
 def part(number: int, size: int = 100) -> Part:
@@ -64,7 +66,7 @@ def test_every_message_of_every_thread_arrives_once(engine: Engine) -> None:
 
     def work(thread: int) -> None:
         for number in range(thread * EACH, (thread + 1) * EACH):
-            engine.peers.send(channels[number % CONNECTED], [part(number, 2000)])  # more than the sockets hold
+            engine.server.send(channels[number % CONNECTED], [part(number, 2000)])  # more than the sockets hold
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
     for thread in threads:
@@ -102,14 +104,14 @@ def test_a_status_at_once_and_every_interval(engine: Engine) -> None:
 
 def test_the_status_is_asked_for_while_nobody_is_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the engine's sign of life: without one it would be ended, and with it nobody's work."""
-    monkeypatch.setattr(peers, "STATUS_INTERVAL_S", 0.05)
+    monkeypatch.setattr(socket_server, "STATUS_INTERVAL_S", 0.05)
     asked: list[float] = []
 
-    def ask() -> Status:
+    def ask() -> EngineStatus:
         asked.append(time.monotonic())
         return status()
 
-    ours = Peers(ask, lambda *_: None, lambda *_: None)
+    ours = SocketServer(ask, lambda *_: None, lambda *_: None)
     ours.listen(f"{tmp_path}/engine")
     until(lambda: len(asked) >= 4)
     ours.close()
@@ -120,8 +122,8 @@ def test_who_is_gone_is_told_once_and_gets_nothing(engine: Engine) -> None:
     channels = engine.channel_of(gone, 1), engine.channel_of(other, 2)
     gone.close()
     until(lambda: engine.gone == [channels[0]])
-    engine.peers.send(channels[0], [part(1)])
-    engine.peers.send(channels[1], [part(2)])
+    engine.server.send(channels[0], [part(1)])
+    engine.server.send(channels[1], [part(2)])
     parts: list[Part] = []
     while not parts:
         message = other.next()
@@ -146,8 +148,8 @@ def test_who_sends_what_is_no_message_is_disconnected(engine: Engine, message: b
 def test_closing_sends_what_is_left_and_disconnects(engine: Engine) -> None:
     wire = Wire.connect(engine.path)
     channel = engine.channel_of(wire, 1)
-    engine.peers.send(channel, [part(5, 500_000)])  # more than the socket holds
-    closing = threading.Thread(target=engine.peers.close)
+    engine.server.send(channel, [part(5, 500_000)])  # more than the socket holds
+    closing = threading.Thread(target=engine.server.close)
     closing.start()
     parts: list[Part] = []
     while not parts:
@@ -157,8 +159,8 @@ def test_closing_sends_what_is_left_and_disconnects(engine: Engine) -> None:
     assert parts == [part(5, 500_000)]
     assert wire.closed()
     closing.join()
-    engine.peers.send(channel, [part(6)])  # to nobody
+    engine.server.send(channel, [part(6)])  # to nobody
     wire.close()
     with pytest.raises(OSError, match="refused"):
         Channel.connect(engine.path)
-    engine.peers = Engine(engine.path + ".next").peers  # for the fixture to close
+    engine.server = Engine(engine.path + ".next").server  # for the fixture to close

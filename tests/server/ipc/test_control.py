@@ -1,4 +1,4 @@
-"""The line between the supervisor and its children, and the messages on it."""
+"""The control connection between the supervisor and its children, and the messages on it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import (
+    ControlConnection,
     Drain,
     EngineInfo,
     EngineState,
     Failed,
-    Line,
     Message,
     Progress,
     Ready,
@@ -22,9 +22,9 @@ from embert.server.ipc.control import (
 )
 from embert.server.ipc.messages import (
     EncodeRequest,
+    EngineStatus,
     Part,
     Results,
-    Status,
     Submit,
     decode_results,
     decode_submit,
@@ -46,21 +46,24 @@ MESSAGES: list[Message] = [
 ]
 
 
+Ends = tuple[ControlConnection, ControlConnection]
+
+
 @pytest.fixture
-def ends() -> Iterator[tuple[Line, Line]]:
+def ends() -> Iterator[Ends]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield Line(ours), Line(theirs)
+        yield ControlConnection(ours), ControlConnection(theirs)
 
 
-def test_every_message_arrives_as_it_was_sent(ends: tuple[Line, Line]) -> None:
+def test_every_message_arrives_as_it_was_sent(ends: Ends) -> None:
     ours, theirs = ends
     for message in MESSAGES:
         ours.send(message)
     assert [theirs.receive() for _ in MESSAGES] == MESSAGES
 
 
-def test_drain_gives_whole_messages_only(ends: tuple[Line, Line]) -> None:
+def test_drain_gives_whole_messages_only(ends: Ends) -> None:
     ours, theirs = ends
     ours.socket.sendall(b'{"type":"Drain"}\n{"type":"Fai')
     assert list(theirs.drain()) == [Drain()]
@@ -68,7 +71,7 @@ def test_drain_gives_whole_messages_only(ends: tuple[Line, Line]) -> None:
     assert list(theirs.drain()) == [Failed("x")]
 
 
-def test_the_end_of_the_other_side_is_told_once_all_is_read(ends: tuple[Line, Line]) -> None:
+def test_the_end_of_the_other_side_is_told_once_all_is_read(ends: Ends) -> None:
     ours, theirs = ends
     ours.send(Failed("last words"))
     ours.socket.close()
@@ -77,14 +80,16 @@ def test_the_end_of_the_other_side_is_told_once_all_is_read(ends: tuple[Line, Li
     assert list(theirs.drain()) == [None]
 
 
-def test_sending_to_nobody_is_no_error(ends: tuple[Line, Line]) -> None:
+def test_sending_to_nobody_is_no_error(ends: Ends) -> None:
     ours, theirs = ends
     theirs.socket.close()
     for _ in range(3):
         ours.send(Drain())
 
 
-def test_what_is_read_together_with_the_first_message_is_not_lost(ends: tuple[Line, Line]) -> None:
+def test_what_is_read_together_with_the_first_message_is_not_lost(
+    ends: Ends,
+) -> None:
     ours, theirs = ends
     ours.send(Ready())
     ours.send(Drain())
@@ -97,5 +102,5 @@ def test_messages_between_processes() -> None:
     submit = Submit([EncodeRequest(1, 0, b"\1\0\0\0", b"\1\0\0\0", 0, True, 1.5, 0.5)], [7])
     assert decode_submit(encode(submit)) == submit
     parts = [Part(1, 0, 2, b"\0" * 8, 0.1, 0.2), Part(2, 0, 0, b"", 0.0, 0.0, "backend", "why")]
-    results = Results(Status(0, 1.0, 5, 100.0), parts)
+    results = Results(EngineStatus(0, 1.0, 5, 100.0), parts)
     assert decode_results(encode(results)) == results

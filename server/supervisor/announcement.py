@@ -1,0 +1,48 @@
+"""What the log says once the server is ready."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from embert.server.config import ServeConfig
+from embert.server.ipc.control import EngineInfo
+
+__all__ = ["announce"]
+
+log = logging.getLogger(__name__)
+
+
+def announce(config: ServeConfig, info: EngineInfo, devices: list[str], sock: socket.socket, took_s: float) -> None:
+    """Log encoder, limits and address, and a command to try. `sock` is a listening one, `took_s` the whole start."""
+    shown = ", ".join(devices) if len(devices) > 1 else info.device
+    log.info("encoder  %s on %s (%s), %s; %s", info.encoder, shown, info.device_name, info.dtype, info.choice)
+    seconds = f" or {config.max_queue_seconds:g} s" if config.max_queue_seconds else ""
+    log.info(
+        "limits   batch %d tokens, queue %d tokens%s, request %d texts and %d bytes, %g s",
+        info.max_batch_tokens,
+        config.queue_budget(info.max_batch_tokens, len(devices)),
+        seconds,
+        config.max_client_batch_size,
+        config.payload_limit,
+        config.request_timeout,
+    )
+    url = _url(sock, tls=config.ssl_certfile is not None)
+    log.info(
+        "ready    %s after %.1f s, HTTP processes: %d; documentation at %s/docs",
+        url,
+        took_s,
+        config.http_processes,
+        url,
+    )
+    if config.log_format == "text":
+        key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
+        body = '{"input": "Hello, world"}'
+        log.info("try      curl %s/v1/embeddings -H 'content-type: application/json'%s -d '%s'", url, key, body)
+
+
+def _url(sock: socket.socket, *, tls: bool) -> str:
+    """Where a client on this machine finds the server."""
+    host, port = sock.getsockname()[:2]
+    shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
+    return f"{'https' if tls else 'http'}://{shown}:{port}"

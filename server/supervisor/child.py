@@ -1,0 +1,137 @@
+"""One child process: its start, its control connection, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from embert.server.ipc.control import ControlConnection, Message
+from embert.server.supervisor.restarts import Backoff
+
+__all__ = ["Child", "Kind", "describe_exit"]
+
+API_HANG_S = 30.0  # without a turn of its event loop
+_KILL_WAIT_S = 5.0
+
+Kind = Literal["api", "engine"]
+_MODULES: dict[Kind, str] = {"api": "embert.server.api.process", "engine": "embert.server.worker.process"}
+
+
+@dataclass(eq=False)
+class Child:
+    """A process that the supervisor keeps running. Moments are seconds of CLOCK_MONOTONIC."""
+
+    kind: Kind
+    index: int
+    starts: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
+    started: float = 0.0
+    start_at: float | None = None  # when to start it (again)
+    ready: bool = False
+    ready_since: float = float("inf")
+    slowest_start_s: float = 0.0  # of the starts that succeeded; 0: none has
+    doing: str = ""  # the step of its start that it last reported
+    reported: float = 0.0  # when the log last told of its start
+    hang_limit_s: float = API_HANG_S  # longest time without a sign of life, or in one forward
+    process: subprocess.Popen[bytes] | None = None
+    control: ControlConnection | None = None
+    killed: bool = False  # by the supervisor, and not yet reaped
+    endpoint: str = ""  # Unix socket of this start
+
+    @property
+    def name(self) -> str:
+        """`api-0`, `engine-1`: in logs and as the name of its metrics files."""
+        return f"{self.kind}-{self.index}"
+
+    def spawn(self, inherited: Sequence[int], selector: selectors.BaseSelector) -> None:
+        """Start the process with these descriptors, and register our end of its control connection.
+
+        Raises OSError, and leaves nothing open then, where the system has no descriptors, memory or processes left.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                selector.register(ours, selectors.EVENT_READ, self)
+                self.process = subprocess.Popen(
+                    # -P: never import from the working directory
+                    [sys.executable, "-P", "-m", _MODULES[self.kind], str(theirs.fileno())],
+                    pass_fds=[theirs.fileno(), *inherited],
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C reaches the supervisor only, which then ends the children in order
+                )
+            except OSError:
+                with contextlib.suppress(KeyError):
+                    selector.unregister(ours)
+                ours.close()
+                raise
+        self.control = ControlConnection(ours)
+        self.starts += 1
+        self.ready, self.killed, self.ready_since, self.start_at = False, False, float("inf"), None
+        self.started = self.reported = time.monotonic()
+        self.doing = "importing modules"
+
+    def send(self, message: Message) -> None:
+        """Send a message, if the process runs."""
+        if self.control is not None:
+            self.control.send(message)
+
+    def became_ready(self) -> None:
+        """Note the moment."""
+        self.ready, self.ready_since = True, time.monotonic()
+        self.slowest_start_s = max(self.slowest_start_s, self.ready_since - self.started)
+
+    def start_later(self) -> float:
+        """Schedule the next start after a pause, and return the pause in seconds."""
+        delay_s = self.backoff.next_s()
+        self.start_at = time.monotonic() + delay_s
+        return delay_s
+
+    def kill_hung(self) -> None:
+        """Kill the process without waiting for its end, which is then handled like any other."""
+        assert self.process is not None  # noqa: S101 - only a running process hangs
+        self.ready, self.killed = False, True
+        self.process.kill()
+
+    def kill(self) -> None:
+        """Kill the process, if it runs, and wait a few seconds for its end."""
+        if self.process is not None:
+            self.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_KILL_WAIT_S)
+
+    @property
+    def connected(self) -> bool:
+        """Whether our end of the control connection is open."""
+        return self.control is not None and self.control.socket.fileno() >= 0
+
+    def disconnect(self, selector: selectors.BaseSelector) -> None:
+        """Close our end of the control connection, if it is open."""
+        if self.control is not None and self.connected:
+            selector.unregister(self.control.socket)
+            self.control.socket.close()
+
+    def exit_status(self) -> int | None:
+        """The status of a process that has ended; negative: killed by that signal. None while none has ended."""
+        return None if self.process is None else self.process.poll()
+
+    def mark_dead(self) -> None:
+        """Forget the process, whose exit status has been read."""
+        self.process, self.control, self.ready = None, None, False
+
+
+def describe_exit(status: int) -> str:
+    """`was killed by SIGKILL`, `ended with status 1`."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was killed by signal {-status}"

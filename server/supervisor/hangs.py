@@ -1,0 +1,56 @@
+"""Finds children that run but do no work. They are killed, and then restarted like any other that dies.
+
+Each process writes signs of life into shared memory (server/ipc/shared_counters.py).
+"""
+
+from __future__ import annotations
+
+import time
+
+from embert.server.config import ServeConfig
+from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.supervisor.child import Child
+
+__all__ = ["HangDetector"]
+
+HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after the time of so many full batches, but not before 5 s
+SIGN_MARGIN_S = 2.0  # signs of life come every second
+
+
+class HangDetector:
+    """Compares signs of life with limits."""
+
+    def __init__(self, config: ServeConfig, counters: SharedCounters) -> None:
+        self._config, self._counters = config, counters
+
+    def set_limit(self, engine: Child, full_batch_s: float) -> None:
+        """Derive an engine's limit from the duration of its largest batch; --engine-timeout bounds it."""
+        engine.hang_limit_s = min(max(HANG_MIN_S, HANG_BATCHES * full_batch_s), self._config.engine_timeout)
+
+    def reason(self, child: Child, now: float) -> str | None:
+        """Why a child counts as hung, for the log; None where it does not."""
+        if not child.ready:
+            limit_s = self._config.start_timeout
+            late = now - child.started > limit_s
+            return f"not ready {limit_s:g} s after its start (--start-timeout), {child.doing}" if late else None
+        if child.kind == "engine":
+            since = self._counters.forward_since[child.index]
+            if since and now - since > child.hang_limit_s:
+                return f"a forward runs for more than {child.hang_limit_s:.1f} s"
+            alive = self._counters.engine_alive[child.index]
+        else:
+            alive = self._counters.api_alive[child.index]
+        silence_s = child.hang_limit_s + SIGN_MARGIN_S
+        return f"no sign of life for more than {silence_s:.1f} s" if now - alive > silence_s else None
+
+    def restart_clock(self, child: Child) -> None:
+        """Measure all limits of a child from now on."""
+        now = time.monotonic()
+        if not child.ready:
+            child.started = child.reported = now
+        elif child.kind == "api":
+            self._counters.api_alive[child.index] = now
+        else:
+            self._counters.engine_alive[child.index] = now
+            if self._counters.forward_since[child.index]:
+                self._counters.forward_since[child.index] = now

@@ -1,0 +1,54 @@
+"""Listening sockets: opened by the supervisor, inherited by the HTTP processes, and kept open while those restart."""
+
+from __future__ import annotations
+
+import socket
+
+from embert.server.config import ConfigError
+
+__all__ = ["listen", "listen_for_each"]
+
+_BACKLOG = 4096
+
+
+def listen(host: str, port: int, option: str = "--port", *, shared: bool = False) -> list[socket.socket]:
+    """Open the port on every address that `host` stands for; `shared` sets SO_REUSEPORT.
+
+    Raises ConfigError with one sentence that names `option`.
+    """
+    try:
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"--host {host} is not an address of this machine: {error}") from None
+    sockets: list[socket.socket] = []
+    for family, kind, protocol, _, address in dict.fromkeys(addresses):
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            sock.bind((address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:]))
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host} port {port}: {error.strerror}; choose another with {option}"
+            ) from None
+        sock.set_inheritable(True)
+        sockets.append(sock)
+    return sockets
+
+
+def listen_for_each(host: str, port: int, processes: int) -> list[list[socket.socket]]:
+    """Open the same port once for each process, so that the kernel spreads connections over the processes.
+
+    If they shared one socket, the process that happens to be awake would accept most. Raises ConfigError like `listen`.
+    """
+    sockets = listen(host, port)  # not shared, so that it fails where another server uses the port
+    if processes == 1:
+        return [sockets]
+    found: int = sockets[0].getsockname()[1]
+    for sock in sockets:
+        sock.close()
+    return [listen(host, found, shared=True) for _ in range(processes)]

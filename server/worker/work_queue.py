@@ -1,0 +1,220 @@
+"""The requests that wait for the encoder and the batches that run on it, shared by two threads under one lock.
+
+The receiving thread adds and cancels; the device loop takes batches. A request that ran when an engine was lost arrives
+with `alone` set. It runs in a batch of its own, and no batch is submitted behind or before it, so if an engine is lost
+again the cause is known.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from embert.engine import Task
+from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import TOKENS, EncodeRequest, Part, Submit
+from embert.server.observability.metrics import EngineMetrics
+from embert.server.worker.batching import Payload, batch_of
+from embert.server.worker.scheduler import Batch, Request, Scheduler
+from embert.server.worker.throughput import ThroughputEstimate
+
+__all__ = ["WorkQueue"]
+
+Key = tuple[Channel, int]  # the API process that asked, request id
+
+
+class WorkQueue:
+    """A scheduler with a lock, deadlines and disconnects. Times are seconds of CLOCK_MONOTONIC."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        throughput: ThroughputEstimate,
+        metrics: EngineMetrics,
+        send: Callable[[Channel, list[Part]], None],
+    ) -> None:
+        """`send` answers requests that cannot run."""
+        self._scheduler, self._throughput = scheduler, throughput
+        self._metrics, self._send = metrics, send
+        self._changed = threading.Condition()  # guards the scheduler and the fields below
+        self._running: Counter[Any] = Counter()  # by key: batches that hold texts of the request
+        self._disconnected: set[Key] = set()  # running requests whose client has disconnected
+        self._solo: deque[Batch] = deque()  # batches of one request each that must run alone
+        self._solo_turn = False
+        self._draining = False
+
+    def tokens(self) -> int:
+        """Tokens waiting for a batch. Reads one number, without the lock."""
+        return self._scheduler.queue_tokens
+
+    def texts(self) -> int:
+        """Texts waiting for a batch. Reads one number, without the lock."""
+        return self._scheduler.queue_texts
+
+    # --- receiving thread ---
+
+    def submit(self, channel: Channel, message: Submit) -> None:
+        """Queue the requests of a message and drop those that it cancels."""
+        with self._changed:
+            for request in message.requests:
+                self._accept(channel, request)
+            for id_ in message.cancelled:
+                self._cancel((channel, id_))
+            self._publish()
+            self._changed.notify()
+
+    def disconnect(self, channel: Channel) -> None:
+        """Drop everything that an API process asked for: it has exited."""
+        with self._changed:
+            for key in self._scheduler.waiting():
+                if key[0] is channel:  # type: ignore[index]
+                    self._cancel(key)  # type: ignore[arg-type]
+            self._publish()
+
+    def _accept(self, channel: Channel, request: EncodeRequest) -> None:
+        payload = Payload(
+            channel,
+            request.id,
+            np.frombuffer(request.ids, np.int32),
+            request.dimensions,
+            request.normalize,
+            request.admitted,
+            request.alone,
+        )
+        lengths = np.frombuffer(request.lengths, np.int32).tolist()
+        task = Task.TOKENS if request.task == TOKENS else Task.EMBED
+        wait_s = self._least_wait_s(len(payload.ids), request)
+        if wait_s and time.monotonic() + wait_s > request.deadline:
+            said = f"the work queued before it takes {wait_s:.2g} s"
+            self._send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "cannot_meet_deadline", said)])
+            return
+        key = channel, request.id
+        try:
+            self._scheduler.add(Request(key, lengths, task, request.deadline, request.bulk, payload))
+        except ValueError as error:
+            self._send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))])
+
+    def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
+        """At least this long until a new request of so many tokens is done; 0 where it can surely meet its deadline."""
+        rate, queued = self._throughput.tokens_per_s, self._scheduler.queue_tokens
+        if not queued or not rate or (queued + tokens) / rate <= request.deadline - request.admitted:
+            return 0.0
+        return (self._scheduler.ahead(tokens, bulk=request.bulk) + tokens) / rate
+
+    def _cancel(self, key: Key) -> None:
+        dropped = self._scheduler.cancel(key)
+        if dropped:
+            self._metrics.cancelled_texts["queued"].inc(dropped)
+        if key in self._running:
+            self._disconnected.add(key)
+
+    # --- control thread ---
+
+    def drain(self) -> None:
+        """Make `wait_for_batch` return None once nothing waits."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify()
+
+    # --- device loop ---
+
+    def wait_for_batch(self, idle_s: float, on_idle: Callable[[], None]) -> Batch | None:
+        """Block until there is a batch for a free encoder; None once drained and empty.
+
+        `on_idle` runs without the lock whenever nothing has come for `idle_s` seconds.
+        """
+        with self._changed:
+            while True:
+                self._answer_expired()
+                batch = self._next_batch()
+                if batch is not None:
+                    return batch
+                if self._draining:
+                    return None
+                if not self._changed.wait(idle_s):
+                    self._changed.release()
+                    try:
+                        on_idle()
+                    finally:
+                        self._changed.acquire()
+
+    def take_ahead(self, *, full: bool) -> Batch | None:
+        """A batch to submit behind a running one; with `full` only one that cannot gain from waiting."""
+        with self._changed:
+            # Solo batches need a free encoder, which would never come while batches are submitted ahead.
+            if self._solo or (full and not self._scheduler.full()):
+                return None
+            self._answer_expired()
+            return self._scheduled()
+
+    def done(self, batch: Batch) -> None:
+        """Forget a batch that has been answered or has failed."""
+        with self._changed:
+            self._forget(batch)
+
+    def drop(self, key: Hashable) -> None:
+        """Drop the waiting texts of a request that has failed."""
+        with self._changed:
+            self._scheduler.cancel(key)
+
+    def disconnected_texts(self, batch: Batch) -> int:
+        """Texts of a running batch whose client has disconnected."""
+        with self._changed:
+            gone = [piece for piece in batch.slices if piece.request.key in self._disconnected]
+        return sum(piece.stop - piece.start for piece in gone)
+
+    def _next_batch(self) -> Batch | None:
+        """The next batch for a free encoder: the scheduler's batches and solo batches take turns."""
+        self._solo_turn = not self._solo_turn
+        if self._solo_turn:
+            return self._next_solo() or self._scheduled()
+        return self._scheduled() or self._next_solo()
+
+    def _scheduled(self) -> Batch | None:
+        """The scheduler's next batch, without the requests that must run alone; those go to `_solo`."""
+        batch = self._scheduler.next_batch()
+        if batch is not None:
+            self._running.update(piece.request.key for piece in batch.slices)
+        self._publish()
+        if batch is None or not any(piece.request.payload.alone for piece in batch.slices):
+            return batch
+        self._solo += [batch_of(batch.task, [piece]) for piece in batch.slices if piece.request.payload.alone]
+        others = [piece for piece in batch.slices if not piece.request.payload.alone]
+        return batch_of(batch.task, others) if others else None
+
+    def _next_solo(self) -> Batch | None:
+        """The next solo batch whose client is still connected and whose deadline has not passed."""
+        while self._solo:
+            batch = self._solo.popleft()
+            request = batch.slices[0].request
+            if request.deadline < time.monotonic():
+                self._answer_late([request])
+            elif request.key not in self._disconnected and request.payload.reply_to.fileno() >= 0:
+                return batch
+            self._forget(batch)
+        return None
+
+    def _forget(self, batch: Batch) -> None:
+        for piece in batch.slices:
+            key: Any = piece.request.key
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+                self._disconnected.discard(key)
+
+    def _answer_expired(self) -> None:
+        self._answer_late(self._scheduler.expire(time.monotonic()))
+
+    def _answer_late(self, late: list[Request]) -> None:
+        for request in late:
+            payload: Payload = request.payload
+            self._send(payload.reply_to, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")])
+
+    def _publish(self) -> None:
+        self._metrics.queue_texts.set(self._scheduler.queue_texts)
+        self._metrics.queue_tokens.set(self._scheduler.queue_tokens)

@@ -1,0 +1,93 @@
+"""Clients that ask without pause, or wait for one answer, while a test does something to the server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import httpx
+import numpy as np
+
+from tests.server.live import Live, until
+from tests.server.stand_in import HELD, expected
+
+PATIENCE_S = 20.0  # no client may wait longer than this, whatever happens
+
+
+@dataclass
+class Crowd:
+    """Clients that ask for known vectors without pause, and what became of their requests."""
+
+    server: Live
+    clients: int = 16
+    answers: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+    wrong: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Crowd:
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE_S + 10)
+        assert not self._thread.is_alive(), "a client hangs"
+        assert self.slowest_s < PATIENCE_S
+        assert self.wrong == 0
+
+    async def _run(self) -> None:
+        async with httpx.AsyncClient(base_url=self.server.url, timeout=PATIENCE_S) as http:
+            await asyncio.gather(*(self._client(http, number) for number in range(self.clients)))
+
+    async def _client(self, http: httpx.AsyncClient, number: int) -> None:
+        turn = 0
+        while not self._stop.is_set():
+            turn += 1
+            sequences = [[101, 1000 + number, 2000 + turn % 500 + text, 102] for text in range(1 + number % 4)]
+            began = time.perf_counter()
+            try:
+                answer = await http.post("/embed", json={"inputs": sequences})
+            except httpx.TransportError as error:
+                self.answers[type(error).__name__] += 1
+                await asyncio.sleep(0.02)
+                continue
+            finally:
+                self.slowest_s = max(self.slowest_s, time.perf_counter() - began)
+            self.answers[str(answer.status_code)] += 1
+            if answer.status_code == 200:
+                wanted = np.stack([expected(ids) for ids in sequences])
+                self.wrong += not np.allclose(np.array(answer.json()), wanted, atol=1e-5)
+            else:
+                assert answer.headers["retry-after"]
+                await asyncio.sleep(0.02)
+
+    def wait_for(self, more: int, kind: str = "200") -> None:
+        """Until so many more answers of a kind have come."""
+        before = self.answers[kind]
+        until(lambda: self.answers[kind] >= before + more, what=f"{more} more answers {kind}")
+
+
+def post(server: Live, ids: list[list[int]], into: list[httpx.Response]) -> threading.Thread:
+    """Send a request from a thread of its own."""
+    thread = threading.Thread(target=lambda: into.append(server.post("/embed", {"inputs": ids})))
+    thread.start()
+    return thread
+
+
+def ask_held(server: Live, into: list[object]) -> threading.Thread:
+    """Send a request that waits for `held` from a thread of its own; the server may leave before it answers."""
+
+    def ask() -> None:
+        try:
+            into.append(server.post("/embed", {"inputs": [[101, HELD, 102]]}))
+        except httpx.TransportError as error:
+            into.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread

@@ -1,0 +1,229 @@
+"""Processes killed, lost and broken for real: every client gets an answer in bounded time; the process comes back."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.server.crowd import PATIENCE_S, Crowd, post
+from tests.server.live import STAND_IN, Live, live, until
+from tests.server.stand_in import CRASH, FAIL, HANG, HELD, LOSE, expected
+
+
+@pytest.fixture(scope="module")
+def _healing() -> Iterator[Live]:
+    with live(*STAND_IN, env={"STAND_IN_S": "0.005"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Live]:
+    """With two engines."""
+    with live(*STAND_IN, "--device", "x:0,1") as server:
+        yield server
+
+
+@pytest.fixture
+def healing(_healing: Live) -> Live:
+    """A server whose processes tests may kill: it is ready again when the next test has it."""
+    _healing.wait_ready()
+    return _healing
+
+
+def test_a_killed_engine_comes_back_and_every_request_is_answered(healing: Live) -> None:
+    server = healing
+    before = server.metrics()['embert_engine_restarts_total{engine="0"}']
+    with Crowd(server) as crowd:
+        crowd.wait_for(50)
+        for _ in range(2):
+            (pid,) = server.engine_pids
+            os.kill(pid, signal.SIGKILL)
+            until(lambda old=pid: server.engine_pids not in ([], [old]), what="a new engine process")  # type: ignore[misc]
+            server.wait_ready()
+            crowd.wait_for(50)
+    assert set(crowd.answers) <= {"200", "503"}, crowd.answers
+    metrics = server.metrics()
+    assert metrics['embert_engine_restarts_total{engine="0"}'] == before + 2
+    assert metrics['embert_engine_up{engine="0"}'] == 1
+    assert server.get("/health").status_code == 200
+
+
+def test_an_engine_may_die_before_everybody_was_ready() -> None:
+    """Several API processes take their time; the engine is lost when the first of them already serves."""
+    with live(*STAND_IN, "--workers", "3") as server:
+        (pid,) = server.engine_pids
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+        # Each HTTP process learns of it in its own time.
+        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
+        until(lambda: "ready    http" in server.log, what="the announcement")
+
+
+def test_what_a_lost_engine_owed_is_sent_once_more(healing: Live) -> None:
+    server = healing
+    answers: list[httpx.Response] = []
+    slow = [101, HELD, 102]
+    with server.held():
+        threads = [post(server, [slow], answers)]
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the first")
+        threads.append(post(server, [[101, 5000, 102]] * 3, answers))  # waits until the first is done
+        until(lambda: server.metrics()["embert_queue_tokens"] == 9, what="the second")
+        os.kill(server.engine_pids[0], signal.SIGKILL)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [answer.status_code for answer in answers] == [200, 200]
+    by_size = sorted((np.array(answer.json()) for answer in answers), key=len)
+    np.testing.assert_allclose(by_size[0], [expected(slow)], atol=1e-5)
+    np.testing.assert_allclose(by_size[1], [expected([101, 5000, 102])] * 3, atol=1e-5)
+
+
+def test_a_request_that_kills_every_engine_is_given_up_on_and_others_live(healing: Live) -> None:
+    server = healing
+    answer = server.post("/embed", {"inputs": [[101, CRASH, 102]]})
+    assert answer.status_code == 424
+    assert "lost twice" in answer.json()["error"]
+    server.wait_ready()
+    assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+
+
+@pytest.mark.parametrize("poison", [CRASH, LOSE])
+def test_a_request_that_kills_engines_fails_none_of_its_neighbours(pair: Live, poison: int) -> None:
+    """Two engines, both busy, so that it is in a batch with others; and with others again when those are sent again."""
+    server = pair
+    up = [f'embert_engine_up{{engine="{i}"}}' for i in range(2)]
+    until(lambda: [server.metrics()[name] for name in up] == [1, 1], what="both engines")
+    answers: list[httpx.Response] = []
+    killed: list[httpx.Response] = []
+    with server.held():
+        busy = [post(server, [[101, HELD, 102]], answers) for _ in range(2)]
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 6, what="both engines at work")
+        threads = [post(server, [[101, poison, 102]], killed)]
+        threads += [post(server, [[101, 1000 + number, 102]], answers) for number in range(12)]
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 6 + 3 * 13, what="all of them")
+    for thread in (*busy, *threads):
+        thread.join(PATIENCE_S * 2)
+    assert [answer.status_code for answer in killed] == [424]
+    assert Counter(answer.status_code for answer in answers) == {200: 14}
+
+
+def test_a_lost_encoder_answers_424_and_is_replaced(healing: Live) -> None:
+    server = healing
+    (pid,) = server.engine_pids
+    answer = server.post("/embed", {"inputs": [[101, LOSE, 102]]})
+    assert answer.status_code == 424
+    until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+    server.wait_ready()
+    assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+
+
+def test_a_failing_request_does_not_fail_its_neighbours(healing: Live) -> None:
+    with Crowd(healing) as crowd:
+        crowd.wait_for(20)
+        for _ in range(10):
+            assert healing.post("/embed", {"inputs": [[101, FAIL, 102]]}).status_code == 424
+        crowd.wait_for(20)
+        assert set(crowd.answers) == {"200"}
+
+
+def test_a_hanging_engine_keeps_nobody_waiting() -> None:
+    with live(*STAND_IN, "--request-timeout", "1", "--drain-timeout", "1", status=None) as server:
+        answer = server.post("/embed", {"inputs": [[101, HANG, 102]]})
+        assert answer.status_code == 503
+        assert "--request-timeout" in answer.json()["error"]
+        assert server.metrics()['embert_rejected_total{reason="deadline"}'] == 1
+
+
+def test_a_killed_api_process_comes_back(healing: Live) -> None:
+    server = healing
+    engine = server.engine_pids
+    with Crowd(server) as crowd:
+        crowd.wait_for(50)
+        (pid,) = server.api_pids
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: server.api_pids not in ([], [pid]), what="a new API process")
+        crowd.wait_for(50)
+    assert not any(status.isdigit() and status not in ("200", "503") for status in crowd.answers), crowd.answers
+    assert server.engine_pids == engine  # nobody else was disturbed
+    assert server.metrics()["embert_requests_in_flight"] == 1  # the dead process's share is forgotten
+
+
+def test_restarts_keep_the_totals_and_leave_no_files(healing: Live) -> None:
+    server = healing
+    restarts = server.metrics()["embert_api_restarts_total"]
+    metrics = server.runtime_folder / "metrics"
+
+    def samples(name: str) -> float:
+        return sum(value for sample, value in server.metrics().items() if sample.startswith(name))
+
+    def ask() -> None:
+        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
+
+    def killed(pids: Callable[[], list[int]]) -> None:
+        (pid,) = pids()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: pids() not in ([], [pid]), what="another process")
+        server.wait_ready()
+
+    ask()
+    files = {path.name for path in metrics.iterdir()}
+    for turn in range(1, 3):
+        texts, batches = samples("embert_texts_total"), samples("embert_batches_total")
+        assert batches >= turn
+        killed(lambda: server.engine_pids)
+        assert samples("embert_batches_total") == batches
+        ask()
+        assert samples("embert_batches_total") > batches
+        until(lambda old=texts: samples("embert_texts_total") > old, what="its texts")  # type: ignore[misc]
+        texts, sizes = samples("embert_texts_total"), samples("embert_request_texts_bucket")
+        killed(lambda: server.api_pids)
+        assert samples("embert_texts_total") == texts
+        assert samples("embert_request_texts_bucket") == sizes
+        assert {path.name for path in metrics.iterdir()} == files
+    assert server.metrics()["embert_api_restarts_total"] == restarts + 2
+    assert server.metrics()["embert_requests_in_flight"] == 1
+
+
+def test_with_two_api_processes_one_may_die() -> None:
+    with live(*STAND_IN, "--workers", "2") as server:
+        os.kill(server.api_pids[0], signal.SIGKILL)
+        for _ in range(20):
+            assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(healing: Live) -> None:
+    """The supervisor has no descriptors left: first for the control connection, then for the process."""
+    server = healing
+    supervisor = server.process.pid
+    limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    opened = descriptors(supervisor)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (max(opened) + 1, limits[1]))
+    os.kill(server.engine_pids[0], signal.SIGKILL)
+    cannot = "engine-0 cannot be started: [Errno 24] Too many open files"
+    until(lambda: cannot in server.log, what="a start that fails")
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (max(opened) + 2, limits[1]))
+    until(lambda: f"{cannot}: '/dev/null'" in server.log, what="one that fails later")
+    assert server.get("/livez").status_code == 200
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limits)
+    server.wait_ready()
+    assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+    assert descriptors(supervisor) == opened
+
+
+def descriptors(pid: int) -> set[int]:
+    return {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def test_a_signal_without_a_name_kills_nobody_else(healing: Live) -> None:
+    server = healing
+    (pid,) = server.engine_pids
+    os.kill(pid, signal.SIGRTMIN + 7)
+    until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+    assert f"engine-0 was killed by signal {signal.SIGRTMIN + 7}" in server.log

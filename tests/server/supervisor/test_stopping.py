@@ -1,0 +1,134 @@
+"""Signals, drains and the end of the server: children end in order, and no client is left without an answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.server.crowd import PATIENCE_S, ask_held, post
+from tests.server.live import STAND_IN, Live, live, until
+from tests.server.stand_in import HELD
+
+
+def test_sigterm_lets_requests_in_flight_finish() -> None:
+    with live(*STAND_IN, "--max-queue-tokens", "100") as server:
+        folder = server.runtime_folder
+        answers: list[httpx.Response] = []
+        with server.held(), server.client() as client:
+            thread = post(server, [[101, HELD, 102]], answers)
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request in flight")
+            client.get("/livez")
+            server.signal(signal.SIGTERM)
+            until(lambda: client.get("/readyz").json()["status"] == "draining", what="readiness to flip")
+            for text in ("too late", "too many words " * 50):  # 503 even where there is no room in the queue
+                refused = client.post("/embed", json={"inputs": text})
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"]
+        thread.join(PATIENCE_S)
+        assert [answer.status_code for answer in answers] == [200]
+        assert server.wait() == 0
+        assert not folder.exists()
+
+
+def test_drain_timeout_bounds_the_wait() -> None:
+    with live(*STAND_IN, "--drain-timeout", "1") as server, server.held():
+        answers: list[object] = []
+        thread = ask_held(server, answers)
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        thread.join(PATIENCE_S)
+        (answer,) = answers
+        assert isinstance(answer, httpx.Response)
+        assert answer.status_code == 503  # and no connection that breaks
+        assert "shutting down" in answer.json()["error"]
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with live(*STAND_IN, status=1) as server, server.held():
+        answers: list[object] = []
+        thread = ask_held(server, answers)
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
+        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGTERM)  # `timeout` and shells tell one wish twice; this is no second one
+        time.sleep(0.8)
+        assert server.process.poll() is None
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 1
+        thread.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_loading_server_can_be_stopped(number: signal.Signals) -> None:
+    with live(*STAND_IN, loading=True) as server:
+        until(lambda: server.engine_pids and server.api_pids, what="the children")
+        until(lambda: _answers(server, "/livez"), what="an answer")
+        server.signal(number)
+        assert server.wait() == 0
+
+
+def _answers(server: Live, path: str) -> bool:
+    try:
+        return server.get(path).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_an_engine_that_never_comes_up_ends_the_server() -> None:
+    with live(*STAND_IN, env={"STAND_IN_LOAD": "exit"}, ready=False, status=1) as server:
+        assert server.wait() == 1
+        assert "never was ready" in server.log
+
+
+def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None:
+    """So that whoever watches the server, which answers `/livez` all the time, brings another one."""
+    broken = tmp_path / "broken"
+    env = {"STAND_IN_EXIT_FILE": str(broken)}
+    with live(*STAND_IN, "--give-up-after", "1", env=env, status=1) as server, server.held():
+        until(lambda: "ready    http" in server.log, what="the announcement")
+        broken.touch()
+        answers: list[httpx.Response] = []
+        thread = post(server, [[101, HELD, 102]], answers)
+        until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
+        os.kill(server.engine_pids[0], signal.SIGKILL)
+        assert server.wait() == 1
+        assert re.search(r"no engine could work for \d+ s \(--give-up-after\): leaving", server.log)
+        thread.join(PATIENCE_S)
+        assert [answer.status_code for answer in answers] == [503]  # and no connection that breaks
+
+
+def test_what_comes_back_in_time_is_waited_for(tmp_path: Path) -> None:
+    """Never for less than twice the longest start: with the second that is asked for, no start could succeed."""
+    broken = tmp_path / "broken"
+    env = {"STAND_IN_EXIT_FILE": str(broken), "STAND_IN_LOAD_S": "1.5"}
+    with live(*STAND_IN, "--give-up-after", "1", env=env) as server:
+        (pid,) = server.engine_pids
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+        server.wait_ready()
+        assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
+
+
+def test_children_do_not_outlive_a_killed_supervisor() -> None:
+    with live(*STAND_IN, status=-signal.SIGKILL) as server:
+        children = server.api_pids + server.engine_pids
+        folders = [Path(path) for path in re.findall(r"/\S*/embert-\w+", " ".join(_open_paths(server.engine_pids[0])))]
+        server.signal(signal.SIGKILL)
+        until(lambda: not alive(children), what="the end of the children")
+        assert folders
+        until(lambda: not any(folder.exists() for folder in folders), what="the end of the runtime folder")
+
+
+def _open_paths(pid: int) -> list[str]:
+    return [mapped.path for mapped in psutil.Process(pid).memory_maps()]
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,189 @@
+"""An engine process in threads, over its real socket, with an encoder that can be held and made to fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine import Model, PackedBatch, Task
+from embert.engine.errors import EncoderError, EncoderLost
+from embert.server.config import ServeConfig
+from embert.server.ipc.control import StartEngine
+from embert.server.ipc.messages import EMBED, EncodeRequest, Part, Submit, decode_results, encode
+from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.worker.loop import EngineLoop
+from tests.server.wire import Wire
+
+WIDTH = 4
+FAILS, NOT_FINITE, LOST = 1001, 1002, 1003  # token ids that make a forward go wrong
+BUDGET = 64
+
+
+class Clock:
+    """Time that passes only while the loop sleeps; `wake` cleared, it sleeps until it is set."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+        self.slept_s: list[float] = []
+        self.asleep, self.wake = threading.Event(), threading.Event()
+        self.wake.set()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.asleep.set()
+        assert self.wake.wait(60)
+        self.now += seconds
+
+
+class Recorder:
+    """Vectors are [sum of ids, length, first id, 1]; remembers its batches, and waits to be let go."""
+
+    name, device, device_name, dtype, choice = "recorder", "cuda:0", "a test", "float32", "asked for"
+    width = hidden_size = WIDTH
+    max_batch_tokens = BUDGET
+
+    def __init__(self) -> None:
+        self.batches: list[PackedBatch] = []
+        self.let_go = threading.Semaphore(0)
+        self.free = True
+        self.entered = threading.Semaphore(0)
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> tuple[PackedBatch, Task]:
+        self.batches.append(batch)
+        return batch, task
+
+    def wait(self, ticket: tuple[PackedBatch, Task]) -> npt.NDArray[np.float32]:
+        batch, task = ticket
+        self.entered.release()
+        if not self.free:
+            assert self.let_go.acquire(timeout=60)
+        if LOST in batch.ids:
+            raise EncoderLost("the device is gone")
+        if FAILS in batch.ids:
+            raise EncoderError("a kernel failed")
+        if task is Task.TOKENS:
+            return np.repeat(batch.ids[:, None], WIDTH, axis=1).astype(np.float32)
+        rows = [
+            vector_of(batch.ids[start:stop].tolist())
+            for start, stop in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)
+        ]
+        return np.array(rows, np.float32).reshape(-1, WIDTH)
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        return self.wait((batch, task))
+
+    def close(self) -> None:
+        pass
+
+
+def vector_of(ids: Sequence[int]) -> list[float]:
+    return [np.nan if NOT_FINITE in ids else float(sum(ids)), float(len(ids)), float(ids[0]), 1.0]
+
+
+class Harness:
+    """An engine process in threads, and an API process's socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.encoder = Recorder()
+        self.exits: list[int] = []
+        self.counters = SharedCounters.create(1, 1)
+        start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
+        model = cast("Model", SimpleNamespace(model_id="m"))
+        self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
+        self.loop.listen()
+        self.thread = threading.Thread(target=self.loop.run, daemon=True)
+        self.thread.start()
+        self.wire = Wire.connect(start.endpoint)
+        self._ids = 0
+
+    def send(
+        self, *requests: list[list[int]], task: int = EMBED, cancelled: Sequence[int] = (), **how: Any
+    ) -> list[int]:
+        """Send these requests, each a list of token lists, in one message; returns their ids."""
+        messages = [self._request(texts, task, **how) for texts in requests]
+        self.wire.send(encode(Submit(messages, list(cancelled))))
+        return [message.id for message in messages]
+
+    def _request(
+        self,
+        texts: list[list[int]],
+        task: int,
+        dimensions: int = 0,
+        normalize: bool = True,
+        patience_s: float = 60.0,
+        alone: bool = False,
+    ) -> EncodeRequest:
+        self._ids += 1
+        ids = np.array([token for text in texts for token in text], np.int32)
+        lengths = np.array([len(text) for text in texts], np.int32)
+        now = time.monotonic()
+        return EncodeRequest(
+            self._ids,
+            task,
+            ids.tobytes(),
+            lengths.tobytes(),
+            dimensions,
+            normalize,
+            now + patience_s,
+            now,
+            alone=alone,
+        )
+
+    def receive(self, texts: int) -> dict[int, list[Part]]:
+        """Parts by request, until they answer this many texts (an error answers one)."""
+        parts: dict[int, list[Part]] = {}
+        deadline = time.monotonic() + 60
+        while texts > 0:
+            message = self.wire.next(deadline - time.monotonic())
+            assert message is not None, f"{texts} texts without an answer after 60 s"
+            for part in decode_results(message).parts:
+                parts.setdefault(part.id, []).append(part)
+                texts -= 1 if part.error else part.texts
+        return parts
+
+    def hold(self) -> None:
+        """Make the next forwards wait for `release`."""
+        self.encoder.free = False
+
+    def wait_until_running(self) -> None:
+        assert self.encoder.entered.acquire(timeout=60)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def release(self, forwards: int = 1) -> None:
+        for _ in range(forwards):
+            self.encoder.let_go.release()
+
+    def queued(self) -> int:
+        return self.loop._queue.texts()
+
+    def close(self) -> None:
+        self.encoder.free = True
+        self.release(100)
+        self.loop._queue.drain()
+        self.thread.join(timeout=60)
+        assert not self.thread.is_alive()
+        if not self.exits:
+            self.loop.close()
+        self.wire.close()
+
+
+def rows(part: Part) -> list[list[float]]:
+    return np.frombuffer(part.vectors, np.float32).reshape(-1, WIDTH).tolist()

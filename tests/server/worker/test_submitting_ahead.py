@@ -1,0 +1,79 @@
+"""The next batch is submitted while the last one runs: a full one at once, any other shortly before its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.worker.harness import BUDGET, Clock, Harness
+
+
+def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engine: Harness, clock: Clock) -> None:
+    engine.loop._throughput.calibrate(0.09, 0.0)
+    engine.hold()
+    clock.wake.clear()
+    engine.send([[1, 2]])
+    assert clock.asleep.wait(60)
+    engine.send([[10]])
+    engine.send([[11]], [[12]])
+    engine.wait_until(lambda: engine.queued() == 3)
+    assert len(engine.encoder.batches) == 1  # gathering until then
+    clock.wake.set()
+    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
+    assert engine.encoder.batches[1].sequences == 3
+    assert 0.06 < clock.slept_s[0] < 0.0895
+    engine.release(2)
+    engine.receive(4)
+
+
+def test_an_expectation_that_is_too_long_is_given_up(engine: Harness, clock: Clock) -> None:
+    # Of a machine that was busy while the encoder warmed up, say: here a batch takes no time at all.
+    engine.loop._throughput.calibrate(0.09, 0.0)
+    for number in range(20):
+        engine.send([[number, 2]])
+        engine.receive(1)
+    assert len(clock.slept_s) == 13  # then it is too short to wait for
+    assert engine.loop._throughput.expected_end(clock.now, 2) - clock.now < 0.002
+
+
+@pytest.mark.parametrize("batch_s", [0.0008, 0.11])
+def test_batches_too_short_or_too_long_for_it_are_waited_for(engine: Harness, clock: Clock, batch_s: float) -> None:
+    engine.loop._throughput.calibrate(batch_s, 0.0)
+    engine.hold()
+    engine.send([[1] * (BUDGET - 1)], [[3, 3]])  # not both in one batch, and neither fills one
+    engine.wait_until_running()
+    assert clock.slept_s == []
+    assert engine.queued() == 1
+    assert len(engine.encoder.batches) == 1
+    engine.release(2)
+    engine.receive(2)
+
+
+def test_a_full_batch_is_handed_over_while_another_runs(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1] * BUDGET], [[2] * BUDGET], [[3] * BUDGET])
+    engine.wait_until_running()
+    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
+    engine.release(3)
+    engine.receive(3)
+    assert [batch.tokens for batch in engine.encoder.batches] == [BUDGET] * 3
+
+
+def test_the_encoder_works_on_while_answers_are_made(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_over = []  # batches, each time one is answered
+    answer = engine.loop._responder.answer
+
+    def counted(*arguments: Any) -> None:
+        handed_over.append(len(engine.encoder.batches))
+        answer(*arguments)
+
+    monkeypatch.setattr(engine.loop._responder, "answer", counted)
+    engine.hold()
+    engine.send([[1, 2]])
+    engine.wait_until_running()
+    engine.send([[3]])
+    engine.wait_until(lambda: engine.queued() == 1)
+    engine.release(2)
+    engine.receive(2)
+    assert handed_over == [2, 2]

@@ -1,0 +1,80 @@
+"""Rooms, not heaps: folders of at most a dozen files, files of one idea, arrows one way."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.server.live import ROOT
+
+FILES, LINES = 12, 450
+ROOMS = ("server", "engine", "benchmarks", "loadtests")
+RECORDS = ROOT / "benchmarks" / "results"  # a file for each machine, of no code
+CODE = {".py", ".js", ".css", ".html"}
+
+# What is still too large, and how large it may be. Rows leave this table; none is added.
+LARGE_FOLDERS = {"server/api": 14, "engine": 17, "benchmarks": 34}
+LONG_FILES = {"server/api/engine_client.py": 491, "server/http/protocol.py": 455, "engine/tokenizer.py": 523}
+
+
+def is_made(path: Path) -> bool:
+    """Whether something that runs has made it."""
+    return path.name.startswith(".") or path.suffix in (".pyc", ".so") or "__pycache__" in path.parts
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file() and not is_made(path)]
+
+
+FOLDERS = sorted(
+    folder
+    for room in ROOMS
+    for folder in (ROOT / room, *(ROOT / room).rglob("*"))
+    if folder.is_dir() and folder != RECORDS and not is_made(folder) and files(folder)
+)
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=named)
+def test_a_folder_holds_a_dozen_files(folder: Path) -> None:
+    found = len(files(folder))
+    assert found <= LARGE_FOLDERS.get(named(folder), FILES)
+    assert found > FILES or named(folder) not in LARGE_FOLDERS, "take its row out of LARGE_FOLDERS"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=named)
+def test_a_file_is_one_idea(folder: Path) -> None:
+    for path in files(folder):
+        if path.suffix in CODE:
+            lines = len(path.read_text().splitlines())
+            assert lines <= LONG_FILES.get(named(path), LINES), path
+            assert lines > LINES or named(path) not in LONG_FILES, f"take {path} out of LONG_FILES"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=named)
+def test_a_folder_says_what_it_is(folder: Path) -> None:
+    """In the first line of its __init__.py or README."""
+    module = folder / "__init__.py"
+    if (folder / "README.md").is_file():
+        assert (folder / "README.md").read_text().strip()
+    else:
+        assert ast.get_docstring(ast.parse(module.read_text())), module
+
+
+def test_rows_of_the_tables_are_there() -> None:
+    assert [name for name in (*LARGE_FOLDERS, *LONG_FILES) if not (ROOT / name).exists()] == []
+
+
+def test_imports_go_one_way() -> None:
+    """The contracts in pyproject.toml."""
+    pytest.importorskip("importlinter", reason="import-linter is of the extra dev")
+    lint = Path(sys.executable).with_name("lint-imports")
+    ran = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
