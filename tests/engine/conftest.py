@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from embert import engine
-from embert.engine.encoders import Encoder
+from embert.engine.encoders.base import Encoder
 from embert.engine.model import Model
 
 Ids = npt.NDArray[np.int32]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.base import PackedBatch, Task
-from embert.engine.encoders.torch import TorchEncoder
+from embert.engine.encoders.base import Task
+from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
 from tests.engine.conftest import Floats
 
 __all__ = ["StandInEncoder", "StandInGpu"]

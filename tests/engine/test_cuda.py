@@ -13,13 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders import PackedBatch, cuda
+from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
-from tests.engine.architectures import ARCHITECTURES, build, byte_level
+from embert.engine.packing import PackedBatch
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, write_modules
+from tests.engine.families import FAMILIES, build, byte_level
 from tests.engine.stand_in_gpu import StandInGpu
 
 Install = Callable[..., StandInGpu]
@@ -47,17 +48,15 @@ def batch(ids: list[int], **more: Any) -> PackedBatch:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
-@pytest.mark.parametrize("architecture", ["bert", *(name for name in ARCHITECTURES if "long" not in name)])
-def test_the_known_vector_is_hugging_faces(
-    tmp_path: Path, build_bert: BuildBert, architecture: str, pooling: str
-) -> None:
-    folder = build_bert(hidden_act="gelu_new") if architecture == "bert" else build(tmp_path, architecture)
+@pytest.mark.parametrize("family", ["bert", *(name for name in FAMILIES if "long" not in name)])
+def test_the_known_vector_is_hugging_faces(tmp_path: Path, build_bert: BuildBert, family: str, pooling: str) -> None:
+    folder = build_bert(hidden_act="gelu_new") if family == "bert" else build(tmp_path, family)
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder), pooling=pooling)
-    ids = known_text(model.config)
+    ids = known_text(model.architecture)
     assert len(ids) == 5
-    assert model.config.padding_id not in ids
-    got = vector_of(ids, model.config, Checkpoint.open(model), pooling)
+    assert model.architecture.padding_id not in ids
+    got = vector_of(ids, model.architecture, Checkpoint.open(model), pooling)
     np.testing.assert_allclose(got, HuggingFace(folder).pooled(ids, pooling), rtol=1e-4, atol=1e-5)
 
 
@@ -65,7 +64,7 @@ def test_a_known_text_is_asked_alone_and_in_a_full_batch(model: Model, install: 
     gpu = install(model)
     encoder = CudaEncoder(model, max_batch_tokens=1000)
     (alone, full) = gpu.encoders[0].batches
-    known = known_text(model.config)
+    known = known_text(model.architecture)
     np.testing.assert_array_equal(alone[0], known)
     assert full[1].tolist() == [0, 5, 133, 261, 389, 517, 645, 773, 901, 906]
     np.testing.assert_array_equal(full[0][:5], known)

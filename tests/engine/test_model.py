@@ -27,7 +27,7 @@ def change(path: Path, **fields: Any) -> None:
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys, engine; engine.Tokenizer(engine.load_model()).encode(['a'], truncate=True); "
+        "import sys; from embert import engine; engine.Tokenizer(engine.load_model()).encode(['a'], truncate=True); "
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
@@ -44,8 +44,14 @@ def test_the_default_model(default_model: Model) -> None:
     assert (default_model.pooling, default_model.normalize, default_model.dense) == ("mean", True, ())
     assert (default_model.width, default_model.max_input_length) == (384, 256)
     assert (default_model.prompts, default_model.default_prompt_name, default_model.notices) == ({}, None, ())
-    config = default_model.config
-    assert (config.layers, config.heads, config.head_size, config.activation) == (6, 12, 32, "gelu")
+    architecture = default_model.architecture
+    assert (
+        architecture.family,
+        architecture.layers,
+        architecture.heads,
+        architecture.head_size,
+        architecture.activation,
+    ) == ("bert", 6, 12, 32, "gelu")
 
 
 def test_the_default_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,21 +13,21 @@ import pytest
 import torch
 
 from embert.engine import Model, pack
-from embert.engine.encoders.torch import TorchEncoder
-from embert.engine.encoders.torch_linear import kernel_rows, row_counts
+from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.encoders.torch.linear import kernel_rows, row_counts
 
 ENCODE = """
 import dataclasses, os, sys
 import numpy as np
 import torch
 from embert import engine
-from embert.engine.encoders.torch import TorchEncoder
+from embert.engine.encoders.torch.encoder import TorchEncoder
 dtype, pooling, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.sched_getaffinity = lambda pid: set(range(threads))
 torch.set_num_threads(threads)
 model = engine.load_model(pooling=pooling)
-config = dataclasses.replace(model.config, layers=2)  # all but the last are alike
-model = dataclasses.replace(model, config=config, max_input_length=512)
+architecture = dataclasses.replace(model.architecture, layers=2)  # all but the last are alike
+model = dataclasses.replace(model, architecture=architecture, max_input_length=512)
 encoder = TorchEncoder(model, dtype=dtype)
 print("loaded", flush=True)
 random = np.random.default_rng(0)
@@ -58,8 +58,8 @@ class Watched:
 def test_short_texts_have_two_threads(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     encoder = TorchEncoder(default_model)
-    watched = Watched(encoder._bert)
-    monkeypatch.setattr(encoder, "_bert", watched)
+    watched = Watched(encoder._transformer)
+    monkeypatch.setattr(encoder, "_transformer", watched)
     monkeypatch.setattr(encoder, "_threads", 3)
     try:
         for length in (1, 12, 40, 41, 128):
