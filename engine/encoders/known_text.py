@@ -113,7 +113,7 @@ def _activated(x: Floats, activation: str) -> Floats:
         return np.maximum(x, np.float32(0))
     if activation == "gelu":
         curve = _erf(x / math.sqrt(2)).astype(np.float32)
-    else:
+    else:  # the tanh approximation of Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016
         curve = np.tanh(math.sqrt(2 / math.pi) * (x + np.float32(0.044715) * x**3))
     y: Floats = np.float32(0.5) * x * (np.float32(1) + curve)
     return y

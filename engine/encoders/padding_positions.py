@@ -1,8 +1,8 @@
 """Positions where padding tokens stand inside a text, for architectures with a `padding_id`.
 
-HuggingFace's rule for RoBERTa and the models made after it: every token whose id is `pad_token_id` takes the padding's
-own row of the position table, and positions count only the other tokens. A text that spells out `<pad>`, or a list of
-token ids that holds it, is valid input.
+The rule is `create_position_ids_from_input_ids` of transformers, for RoBERTa and the models made after it: every token
+whose id is `pad_token_id` takes the padding's own row of the position table, and positions count only the other tokens.
+A text that spells out `<pad>`, or a list of token ids that holds it, is valid input.
 """
 
 from __future__ import annotations

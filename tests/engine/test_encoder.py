@@ -1,4 +1,4 @@
-"""The encoder beside HuggingFace in float32."""
+"""The CPU encoder beside HuggingFace in float32."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def oracle(real_texts: list[str], tokenizer: engine.Tokenizer, hugging_face: Hug
     return unit(rows)
 
 
-# In bfloat16 with LayerNorms' gamma and beta in that type, too, the error would be 8.9e-3; so it is 7.0e-3.
+# The bfloat16 error is 7.0e-3. With LayerNorms' gamma and beta in bfloat16, too, it would be 8.9e-3.
 @pytest.mark.parametrize(
     ("name", "cosine", "error"), [("float32_encoder", 0.999999, 5e-6), ("bfloat16_encoder", 0.9998, 8e-3)]
 )
@@ -168,7 +168,7 @@ def test_poolings(build_bert: BuildBert, pooling: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 80, 81, 129, 300, 512])
 def test_attention_of_every_length(length: int, dtype: torch.dtype) -> None:
-    """bfloat16's longer sequences are computed with rows of zeros behind them, which must count for nothing."""
+    """Longer bfloat16 sequences are padded with rows of zeros, which must not change the result."""
     texts, heads, size = 5, 12, 8
     torch.manual_seed(length)
     queries_keys_values = torch.tensor([0.7, -0.7, 0.0]).repeat_interleave(heads * size)
@@ -183,7 +183,7 @@ def test_attention_of_every_length(length: int, dtype: torch.dtype) -> None:
 
 
 def test_bfloat16_attention_has_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a kernel of its own, which is kept: or memory would grow with every new length and number of texts."""
+    """Each shape has a kernel that is kept, so with many shapes memory would grow."""
     shapes = set()
     bmm = torch.bmm
 

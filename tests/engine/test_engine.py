@@ -25,7 +25,7 @@ from tests.engine.conftest import unit
 
 
 class Lengths:
-    """An encoder that answers each sequence's length and first id, and keeps what it was given."""
+    """An encoder that answers each sequence's length and first id, and records its batches."""
 
     name, device, device_name, dtype, choice = "lengths", "nowhere", "nothing", "float32", ""
 
@@ -80,7 +80,7 @@ def test_embed_keeps_order_and_budget(default_model: Model, words: list[int], bu
     assert sum(done) == len(words)
     assert len(done) == len(encoder.batches)
     assert all(batch.tokens <= budget for batch in encoder.batches)
-    # Each batch is full: the first text of the next one would not have fitted.
+    # Each batch is full: the first text of the next batch does not fit.
     for batch, following in zip(encoder.batches, encoder.batches[1:], strict=False):
         assert batch.tokens + following.cu_seqlens[1] > budget
 
@@ -267,7 +267,7 @@ def test_errors_of_a_forward_reach_the_caller(
 def test_a_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
     default_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine with a GPU: the module that would find it is put in the CUDA encoder's place."""
+    """A stand-in for the CUDA encoder's module makes this a machine with a GPU."""
 
     def refuse(*_: object, **__: object) -> engine.Encoder:
         raise UnsupportedModel("head size 24 is not supported on CUDA")

@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and MPNet beside HuggingFace: other names, places and tokenizers."""
+"""Every family beside HuggingFace: names of tensors and fields, positions, tokenizers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ from embert.engine.encoders import cuda
 from embert.engine.encoders.base import Task
 from embert.engine.encoders.relative_positions import buckets
 from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.families import FAMILIES as READERS
 from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit
 from tests.engine.families import FAMILIES, build, byte_level, unigram
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
+
+
+def test_every_family_has_a_model_here() -> None:
+    assert {name.partition(",")[0] for name in FAMILIES} == set(READERS)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name])
@@ -39,7 +44,7 @@ def test_hidden_states_equal_hugging_face(tmp_path: Path, family: str, head: str
 
 
 def with_padding_inside(padding: int) -> list[npt.NDArray[np.int32]]:
-    """Texts that hold padding tokens: first, in the middle, last, several, nothing else; and texts that hold none."""
+    """Texts with padding tokens first, in the middle, last, several, or nothing else, and texts without any."""
     patterns = [
         "p",
         "pt",
@@ -74,7 +79,7 @@ def test_padding_tokens_inside_texts_stand_where_hugging_face_puts_them(tmp_path
     encoder, reference = engine.load_encoder(model, device="cpu"), HuggingFace(folder)
     expected = np.concatenate(list(map(reference.hidden, sequences)))
     np.testing.assert_allclose(encoder.encode(engine.pack(sequences), Task.TOKENS), expected, atol=2e-4)
-    # Alone, too, and pooled.
+    # The same for each text alone, pooled.
     for ids in sequences:
         wanted = unit(reference.pooled(ids, "mean"))
         np.testing.assert_allclose(encoder.encode(engine.pack([ids]))[0], wanted, atol=1e-5)
@@ -99,7 +104,7 @@ def test_relative_positions_of_long_texts(tmp_path: Path, dtype: str, cosine: fl
     folder = build(tmp_path, "mpnet, long")
     byte_level(300).save(str(folder / "tokenizer.json"))
     encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu", dtype=dtype)
-    # Several of a length, and scores that are computed a part of a sequence's heads at a time.
+    # Several sequences of a length, and scores that are computed for some heads of a sequence at a time.
     sequences = [ids % 50 + 10 for ids in random_sequences([512, 3, 512, 129, 40, 40, 40, 200, 500], 64)]
     expected = unit(np.stack([HuggingFace(folder).hidden(ids).mean(0) for ids in sequences]))
     vectors = encoder.encode(engine.pack(sequences))
@@ -141,7 +146,7 @@ def test_what_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fa
         np.testing.assert_array_equal(by_distance[:, positions - positions[:, None] + 127], scores)
 
 
-@pytest.mark.timeout(60)  # kernels are not made beforehand for every length up to 8 192
+@pytest.mark.timeout(60)  # passes only if kernels are not made at load for every length up to 8 192
 @pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.999)])
 def test_a_model_for_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
     folder = build(tmp_path, "xlm-roberta, long")

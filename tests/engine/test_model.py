@@ -1,4 +1,4 @@
-"""What a model folder's files say, and what is said of folders that cannot be served."""
+"""What a model folder's files say, and the errors for folders that cannot be served."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import embert
 from embert import engine
 from embert.engine.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
 from embert.engine.model import Model
@@ -36,6 +37,9 @@ def test_importing_is_light() -> None:
 
 def test_public_names() -> None:
     assert all(hasattr(engine, name) for name in engine.__all__)
+    assert all(hasattr(embert, name) for name in embert.__all__)
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    assert not [name for name in embert.__all__ if not name.startswith("_") and f"`{name}" not in page]
 
 
 def test_the_default_model(default_model: Model) -> None:
@@ -67,7 +71,7 @@ def test_a_folder_handed_on_with_its_name(default_model: Model) -> None:
 
 @pytest.fixture
 def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a hub that cannot be reached. Returns the cache."""
+    """An empty cache and an unreachable hub. Returns the cache."""
     from huggingface_hub import constants
 
     cache = tmp_path / "hub"

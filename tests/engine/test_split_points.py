@@ -24,7 +24,7 @@ from embert.engine.tokenization.turns import finish
 from tests.engine.conftest import small_tokenizer
 from tests.engine.families import byte_level, unigram
 
-PART = 3  # characters, so that short texts have many parts
+PART = 3  # characters, so short texts have many parts
 
 
 def bert(**normalizer: Any) -> Backend:
@@ -45,7 +45,7 @@ def changed(tokenizer: Backend, **parts: Any) -> Backend:
 
 
 def precompiled_like() -> Any:
-    """XLM-RoBERTa's steps, but for its table."""
+    """XLM-RoBERTa's normalizer without its table."""
     return normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
     )

@@ -1,4 +1,4 @@
-"""The tokenizer beside the library that it stands on, and its word cache beside both."""
+"""The tokenizer and its word cache, compared with the library."""
 
 # ruff: noqa: RUF001  # texts that look like others are the point
 from __future__ import annotations
@@ -43,9 +43,9 @@ def expected(library: Backend, text: str, limit: int = 256, direction: str = "ri
     return ids
 
 
-@functools.cache  # made anew it takes longer than a test's texts
+@functools.cache  # making one takes longer than a test's texts
 def cutting(library: Backend, limit: int, direction: str) -> Backend:
-    """The same library, which cuts."""
+    """The same library, with truncation on."""
     copied = Backend.from_str(library.to_str())
     copied.enable_truncation(limit, direction=direction)
     return copied

@@ -1,4 +1,4 @@
-"""Few kernels, all made at load: what keeps the CPU encoder's memory where it starts."""
+"""The CPU encoder makes few kernels, all at load, so its memory does not grow later."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print("encoded", flush=True)
 
 
 class Watched:
-    """A model that notes how many threads torch's loops have."""
+    """A model that records how many threads torch's loops have."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -81,7 +81,7 @@ def test_numbers_of_rows() -> None:
     ("dtype", "pooling", "threads"), [("float32", "mean", 2), ("float32", "cls", 2), ("bfloat16", "cls", 4)]
 )
 def test_no_kernel_is_made_after_loading(dtype: str, pooling: str, threads: int) -> None:
-    """oneDNN says so itself, and what it makes later it would make for ever: its caches would be too small.
+    """oneDNN's own log tells. A kernel made later would be made again and again, because the caches are too small.
 
     The most kernels are those of bfloat16, one pooled row, and more threads than short texts have.
     """
