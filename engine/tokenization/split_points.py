@@ -18,7 +18,7 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as Library
 
 __all__ = ["NoSplitPoint", "SplitPoints", "split_points_of"]
 
@@ -117,13 +117,13 @@ def _word_start(text: str, place: int) -> int:
     return place
 
 
-def split_points_of(description: dict[str, Any], backend: Backend) -> SplitPoints:
+def split_points_of(description: dict[str, Any], library: Library) -> SplitPoints:
     """The split points of a tokenizer. `description` is its tokenizer.json, parsed."""
     added = list(description.get("added_tokens") or ())
     contents = [str(token["content"]) for token in added]
     pre_tokenizers = _flat(description.get("pre_tokenizer"), "pretokenizers")
     kinds = [part["type"] for part in pre_tokenizers]
-    if not _crosses_no_space(added, backend) or not _known_model(description.get("model") or {}):
+    if not _crosses_no_space(added, library) or not _known_model(description.get("model") or {}):
         return SplitPoints()
     normalizers = _flat(description.get("normalizer"), "normalizers")
     strips = any(token.get("lstrip") or token.get("rstrip") for token in added)
@@ -140,7 +140,7 @@ def split_points_of(description: dict[str, Any], backend: Backend) -> SplitPoint
         return SplitPoints()
     if not _SPLIT_AT_SPACES.intersection(kinds) or {"ByteLevel", "Metaspace"}.intersection(kinds[:-1]):
         return SplitPoints()
-    spaces = "".join(space for space in " \n" if _splits(backend, space))
+    spaces = "".join(space for space in " \n" if _splits(library, space))
     if " " not in spaces:
         return SplitPoints()
     rules = [f"(?<=[{_BEFORE}])(?=[{spaces}][{_PLAIN}])"]
@@ -169,14 +169,14 @@ def _flat(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]
     return [component]
 
 
-def _crosses_no_space(added: list[dict[str, Any]], backend: Backend) -> bool:
+def _crosses_no_space(added: list[dict[str, Any]], library: Library) -> bool:
     """Whether no added token can reach across a space between plain characters."""
     before, after = re.compile(f"[{_BEFORE}]"), re.compile(f"[{_PLAIN}]")
     for token in added:
         content = str(token["content"])
         forms = [content]
-        if token.get("normalized") and backend.normalizer is not None:
-            forms.append(backend.normalizer.normalize_str(content))
+        if token.get("normalized") and library.normalizer is not None:
+            forms.append(library.normalizer.normalize_str(content))
         if not content or any(not form or re.search(r"\s", form) for form in forms):
             return False
         if token.get("lstrip") and any(after.match(form) for form in forms):
@@ -203,12 +203,12 @@ def _known(parts: list[dict[str, Any]], kinds: set[str]) -> bool:
     return True
 
 
-def _splits(backend: Backend, space: str) -> bool:
+def _splits(library: Library, space: str) -> bool:
     """Whether this character between two words divides them. A normalizer's table may turn a newline into a space."""
     text = f"a{space}b"
-    if backend.normalizer is not None:
-        text = backend.normalizer.normalize_str(text)
-    if backend.pre_tokenizer is None or not re.fullmatch(r"a\sb", text):
+    if library.normalizer is not None:
+        text = library.normalizer.normalize_str(text)
+    if library.pre_tokenizer is None or not re.fullmatch(r"a\sb", text):
         return False
-    pieces = backend.pre_tokenizer.pre_tokenize_str(text)
+    pieces = library.pre_tokenizer.pre_tokenize_str(text)
     return len(pieces) > 1 and pieces[0][1] == (0, 1)
