@@ -1,7 +1,7 @@
 """The tokenizer of one model: texts or token ids to packed ids, texts to tokens with offsets, and ids back to texts.
 
 Each kind of work can be done in turns (turns.py). A long text is divided where that provably makes no difference
-(split_points.py), and no more of it is read than the model can take.
+(split_points.py), and no more of it is read than the model can take. A text's body is its ids without special tokens.
 """
 
 from __future__ import annotations
