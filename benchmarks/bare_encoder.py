@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import PackedBatch, load_encoder, load_model, pack
-from embert.engine.tokenizer import Tokenizer
+from embert.engine import PackedBatch, Tokenizer, load_encoder, load_model, pack
 
 __all__ = ["Bare", "measure"]
 

@@ -28,8 +28,8 @@ from benchmarks import record
 from benchmarks.gpu import SHAPES
 from benchmarks.texts import PASSAGE_TOKENS, texts
 from embert import engine
-from embert.engine.encoders.base import PackedBatch
 from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.packing import PackedBatch
 
 MAX_TOKENS = 16384
 Vectors = npt.NDArray[np.float64]

@@ -37,8 +37,8 @@ from benchmarks import record
 from benchmarks.extension import use_build
 from benchmarks.rivals.packed_torch import PackedBert
 from embert import engine
-from embert.engine.encoders.base import PackedBatch
 from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.packing import PackedBatch
 
 SHAPES: dict[str, dict[str, Any]] = {
     "base": {},
@@ -119,7 +119,7 @@ def run_model(name: str, folder: Path, options: argparse.Namespace, peak: float)
     ours = Embert(folder, options.pooling)
     ready, (weights, _, total) = ours.started
     print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
-    is_bert = engine.load_model(str(folder)).config.architecture == "bert"
+    is_bert = engine.load_model(str(folder)).architecture.family == "bert"
     attention = "sdpa" if is_bert else "eager"  # what transformers has of MPNet
     model: Any = transformers.AutoModel.from_pretrained(
         folder, add_pooling_layer=False, dtype=torch.float16, attn_implementation=attention

@@ -7,8 +7,9 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.base import PackedBatch, Task
+from embert.engine.encoders.base import Task
 from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
 
 __all__ = ["PacedEncoder", "StandInEncoder"]
 
@@ -24,7 +25,7 @@ class StandInEncoder:
 
     def __init__(self, model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> None:  # noqa: ARG002
         self.width = model.width
-        self.hidden_size = model.config.hidden_size
+        self.hidden_size = model.architecture.hidden_size
         self.max_batch_tokens = max_batch_tokens or 16384
         self._tables = {Task.EMBED: self._table(self.width), Task.TOKENS: self._table(self.hidden_size)}
 

@@ -1,24 +1,24 @@
 """Embeddings from encoders of the BERT family: `from embert import Engine`, or `embert serve`.
 
-`embert.engine` turns a model directory into vectors; `embert.server` serves it over HTTP.
+`embert.engine` turns a model directory into vectors; `embert.server` serves it over HTTP. The names here are
+`embert.engine`'s, and docs/python.md shows each of them at work.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embert.engine import Engine
+    from embert.engine import Engine, Task, Tokenizer, errors, load_encoder, load_model, pack
 
-__all__ = ["Engine", "__version__"]
+__all__ = ["Engine", "Task", "Tokenizer", "__version__", "errors", "load_encoder", "load_model", "pack"]
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when asked for: the supervisor and the command line need neither numpy nor tokenizers.
-    if name == "Engine":
-        from embert.engine import Engine
-
-        return Engine
+    # Imported on first use: the supervisor and the command line need neither numpy nor tokenizers.
+    if name in __all__:
+        return getattr(importlib.import_module("embert.engine"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,8 +3,11 @@
     engine = Engine.load("path/or/hub-id")
     vectors = engine.embed(["a text", "another"])  # float32 [2, width]
 
-Importing this package imports nothing else; names come from their modules when they are first asked for. Neither torch,
-transformers nor huggingface_hub is imported before it is needed.
+Importing this package imports nothing else: each name is imported from its module on first use. torch, transformers and
+huggingface_hub are imported only where they are needed.
+
+Rooms, each of which uses only those before it: `families` (config.json → Architecture), `heads` (what follows the last
+layer), `tokenization` (texts → ids), `encoders` (ids → rows).
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from embert.engine import errors
 
 if TYPE_CHECKING:
-    from embert.engine.encoders import Encoder, PackedBatch, Task, load_encoder
+    from embert.engine.encoders.base import Encoder, Task
+    from embert.engine.encoders.load import load_encoder
     from embert.engine.engine import Engine
     from embert.engine.model import Model, load_model
-    from embert.engine.packing import pack
-    from embert.engine.tokenizer import Encoded, Tokenizer
+    from embert.engine.packing import PackedBatch, pack
+    from embert.engine.tokenization.encoded import Encoded
+    from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = [
     "Encoded",
@@ -36,16 +41,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    "embert.engine.encoders": ("Encoder", "PackedBatch", "Task", "load_encoder"),
-    "embert.engine.engine": ("Engine",),
-    "embert.engine.model": ("Model", "load_model"),
-    "embert.engine.packing": ("pack",),
-    "embert.engine.tokenizer": ("Encoded", "Tokenizer"),
+    "Encoded": "embert.engine.tokenization.encoded",
+    "Encoder": "embert.engine.encoders.base",
+    "Engine": "embert.engine.engine",
+    "Model": "embert.engine.model",
+    "PackedBatch": "embert.engine.packing",
+    "Task": "embert.engine.encoders.base",
+    "Tokenizer": "embert.engine.tokenization.tokenizer",
+    "load_encoder": "embert.engine.encoders.load",
+    "load_model": "embert.engine.model",
+    "pack": "embert.engine.packing",
 }
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(module), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

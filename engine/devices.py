@@ -1,4 +1,4 @@
-"""Which devices `--device` means."""
+"""Which devices a `--device` option means."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ print(0 if cuda.unavailable_reason() else cuda._extension().device_count())
 def devices(device: str, encoder: str = "auto") -> list[str]:
     """The devices to run an encoder on, each in a process of its own.
 
-    "cuda" is every GPU that can be seen (CUDA_VISIBLE_DEVICES chooses), "cuda:0,1" those two. "auto" is every GPU where
-    there are several; with one or none it stays "auto", so that a model which the GPU cannot run may go to the CPU.
+    "cuda" is every visible GPU (CUDA_VISIBLE_DEVICES chooses), "cuda:0,1" is those two. "auto" is every GPU if there
+    are several; with one or none it stays "auto", so that a model that the GPU cannot run goes to the CPU.
     """
     kind, colon, numbers = device.partition(":")
     if colon:
@@ -32,12 +32,12 @@ def devices(device: str, encoder: str = "auto") -> list[str]:
 
 
 def _visible_gpus() -> int:
-    """Asked in a process of its own: a driver, once loaded, stays in a process until its end."""
+    """Count in a process of its own, because a loaded driver stays in a process until its end."""
     if importlib.util.find_spec("embert.engine._cuda") is None:
         return 0
-    command = [sys.executable, "-P", "-c", _ASK]  # -P: the working folder is not for code
+    command = [sys.executable, "-P", "-c", _ASK]  # -P: do not import from the working folder
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except subprocess.TimeoutExpired:  # a driver that hangs; the encoder that is asked for will say what it can
+    except subprocess.TimeoutExpired:  # the driver hangs; loading the encoder will report it
         return 0
     return int(asked.stdout) if asked.returncode == 0 else 0

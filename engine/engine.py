@@ -1,4 +1,4 @@
-"""Texts in, vectors out, in one process: what `embert embed` runs, and the shortest way to use this package."""
+"""Texts in, vectors out, in one process: the shortest way to use this package, and what `embert embed` runs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders import Encoder, load_encoder
-from embert.engine.encoders.base import PackedBatch
+from embert.engine.encoders.base import Encoder
+from embert.engine.encoders.load import load_encoder
 from embert.engine.errors import InputError
 from embert.engine.model import Model, load_model
-from embert.engine.packing import cumulative
-from embert.engine.tokenizer import Encoded, Tokenizer
+from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.tokenization.encoded import Encoded
+from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
 
 Vectors = npt.NDArray[np.float32]
 
-# Texts sorted by length among themselves by embed_iter: enough that a batch's texts are of nearly one length.
+# Texts that embed_iter sorts by length: enough that the texts of a batch are of nearly the same length.
 WINDOW_TEXTS = 4096
 
 
 class Engine:
-    """A model's tokenizer and encoder together."""
+    """A model, its tokenizer and its encoder."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, encoder: Encoder) -> None:
         self.model = model
@@ -44,7 +45,7 @@ class Engine:
         encoder: str = "auto",
         progress: bool = False,
     ) -> Engine:
-        """Load everything; the arguments are those of `load_model` and `load_encoder`, and so are the errors."""
+        """Load everything. The arguments and the errors are those of `load_model` and `load_encoder`."""
         if not isinstance(model, Model):
             model = load_model(model, revision=revision, pooling=pooling, progress=progress)
         tokenizer = Tokenizer(model)
@@ -78,12 +79,12 @@ class Engine:
         """Embed texts: float32 [n, dimensions or width], rows in the order of the texts.
 
         `prompt_name` names one of the model's prompts; None uses the model's default prompt, if it has one.
-        `normalize` gives rows of length 1. `dimensions` keeps the first so many columns (before normalising).
-        `batch_tokens` bounds a forward, by default the encoder's own bound. `progress` is called with the number of
-        texts that were just done, after each batch.
+        `normalize` gives rows of length 1. `dimensions` keeps that many columns of each row, before normalising.
+        `batch_tokens` bounds the tokens of a forward; None is the encoder's own bound. `progress` is called after each
+        batch with the number of its texts.
 
-        Raises InputError for an unknown prompt, bad dimensions, a text too long with `truncate` false, or no Unicode;
-        EncoderError when a forward fails.
+        Raises InputError for an unknown prompt, for dimensions outside 1 … width, for a text that is not valid Unicode,
+        or too long while `truncate` is false; EncoderError if a forward fails.
         """
         width = self._width(dimensions)
         encoded = self.tokenizer.encode(texts, truncate=truncate, prompt=self._prompt(prompt_name), param="texts")
@@ -99,7 +100,7 @@ class Engine:
 
         for rows, batch in _batches(encoded, budget, width if dimensions else 0, normalize):
             ticket = self.encoder.submit(batch)
-            # The next batch is handed over before the last one is waited for, so that a device is never idle.
+            # Submit the next batch before waiting for the last one, so that the device is never idle.
             if in_flight is not None:
                 collect(*in_flight)
             in_flight = rows, ticket
@@ -108,7 +109,7 @@ class Engine:
         return vectors
 
     def embed_iter(self, texts: Iterable[str], *, window: int = WINDOW_TEXTS, **options: object) -> Iterator[Vectors]:
-        """As `embed` for any number of texts: yields blocks of at most `window` rows, in order, holding one at once."""
+        """As `embed` for any number of texts: yield blocks of at most `window` rows, in order, one at a time."""
         source = iter(texts)
         while block := list(islice(source, window)):
             yield self.embed(block, **options)  # type: ignore[arg-type]  # the options are embed's own
@@ -132,9 +133,9 @@ class Engine:
 def _batches(
     encoded: Encoded, budget: int, dimensions: int, normalize: bool
 ) -> Iterator[tuple[npt.NDArray[np.intp], PackedBatch]]:
-    """Batches of at most `budget` tokens, longest texts first, and the rows of their texts."""
+    """Yield batches of at most `budget` tokens, longest texts first, each with the numbers of its texts."""
     starts = cumulative(encoded.lengths)
-    # Longest first: the largest allocations happen at once, and a progress bar speeds up instead of slowing down.
+    # Longest first: the largest allocations come first, and a progress bar speeds up instead of slowing down.
     order = np.argsort(-encoded.lengths, kind="stable")
     ends = np.cumsum(encoded.lengths[order])
     first = 0

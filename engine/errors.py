@@ -1,14 +1,14 @@
-"""Everything `engine` raises on purpose.
+"""Every error that `embert.engine` raises on purpose.
 
 EngineError
-  ModelError            the model cannot be served; said once, at start
+  ModelError            the model cannot be served; raised once, at start
     ModelNotFound         no such folder, or the hub does not know or cannot be reached
-    UnsupportedModel      an architecture, activation or module this engine does not run
+    UnsupportedModel      an architecture, activation or module that this engine does not run
     BrokenModel           files missing, truncated, or contradicting each other
   InputError            one request's input is not acceptable; names the field, the limit and the value
-    InputTooLarge         ... because it would be too much work to look at
+    InputTooLarge         ... because reading it would be too much work
   EncoderError          a forward failed; the message says where
-    EncoderLost           ... and the encoder cannot be used again (its process must be replaced)
+    EncoderLost           ... and the encoder cannot be used again: its process must be replaced
 """
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class EngineError(Exception):
-    """Base of all errors raised on purpose by `engine`."""
+    """Base of all errors that `embert.engine` raises on purpose."""
 
 
 class ModelError(EngineError):
@@ -37,7 +37,7 @@ class ModelNotFound(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """The model asks for something this engine does not run."""
+    """The model asks for something that this engine does not run."""
 
 
 class BrokenModel(ModelError):
@@ -47,7 +47,7 @@ class BrokenModel(ModelError):
 class InputError(EngineError):
     """A text or token list that cannot be encoded.
 
-    `param` names the request field, `kind` is `"tokenizer"` or `"validation"`. The message never holds the text itself.
+    `param` names the request field. `kind` is "tokenizer" or "validation". The message never contains the text itself.
     """
 
     def __init__(self, message: str, *, param: str, kind: str = "validation") -> None:
@@ -61,8 +61,8 @@ class InputTooLarge(InputError):
 
 
 class EncoderError(EngineError):
-    """A forward failed; the same encoder may be used again."""
+    """A forward failed. The same encoder may be used again."""
 
 
 class EncoderLost(EncoderError):
-    """A forward failed and the encoder cannot be used again."""
+    """A forward failed, and the encoder cannot be used again."""

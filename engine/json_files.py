@@ -1,4 +1,4 @@
-"""A model folder's JSON files, with errors that name the file."""
+"""Reads a model folder's JSON files, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["read_json", "read_object"]
 
 
 def read_json(path: Path) -> Any:
-    """Parse a file. Raises BrokenModel when it cannot be read or is not JSON."""
+    """Parse a file. Raises BrokenModel if it cannot be read or is not JSON."""
     try:
         return json.loads(path.read_bytes())
     except OSError as error:

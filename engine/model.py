@@ -1,39 +1,40 @@
-"""A model's files and everything their JSON says; no weights are read here."""
+"""A model: where its files are, and everything that their JSON says. No weights are read here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from embert.engine.config import EncoderConfig
 from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.families import Architecture, read_architecture
+from embert.engine.heads.dense import Dense
+from embert.engine.heads.modules import Modules, read_modules
+from embert.engine.heads.pooling import POOLINGS
 from embert.engine.hub import locate
 from embert.engine.json_files import read_object
-from embert.engine.modules import Dense, Modules, read_modules, read_prompts
+from embert.engine.prompts import read_prompts
 
-__all__ = ["POOLINGS", "Model", "load_model"]
+__all__ = ["Model", "load_model"]
 
-POOLINGS = ("cls", "mean", "max", "last-token")
-
-# Where a model without sentence-transformers' files keeps its own idea of a length, "no limit" is a very large number.
+# tokenizer_config.json writes "no limit" as a very large number of tokens.
 NO_LENGTH_LIMIT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model: where its files are and how they are to be read. Built by `load_model`; picklable."""
+    """One model. Built by `load_model`; picklable."""
 
     model_id: str  # as users know it: what they typed, or the default model's hub id
     folder: Path
     revision: str | None  # the hub's commit, when known
-    config: EncoderConfig
-    pooling: str  # "cls", "mean", "max", "last-token"
-    dense: tuple[Dense, ...]  # layers after pooling, in order
+    architecture: Architecture  # what the encoder computes
+    pooling: str  # one of POOLINGS
+    dense: tuple[Dense, ...]  # modules after pooling, in order
     normalize: bool  # the model itself ends in a Normalize module
     max_input_length: int  # tokens, special tokens included
     prompts: dict[str, str]  # name → text put before the input
     default_prompt_name: str | None
-    width: int  # columns of a vector, after the dense layers
+    width: int  # columns of a vector, after the Dense modules
     lowercase: bool  # texts are lowercased before the tokenizer sees them
     transformer: str  # the folder of config, tokenizer and weights inside `folder`; mostly ""
     notices: tuple[str, ...]  # sentences for the start-up log
@@ -56,7 +57,7 @@ def load_model(
 
     `model` is a local folder, a hub id (fetched into the hub's cache; `HF_HUB_OFFLINE` is honoured), or None for the
     packaged default. `revision` is a hub branch, tag or commit. `pooling` overrides what the model says. `model_id`
-    overrides the name, for processes that are handed a folder. `progress` shows the download's progress bar.
+    overrides the name, for processes that get a folder. `progress` shows the download's progress bar.
 
     Raises ModelNotFound, UnsupportedModel or BrokenModel, each with one sentence for the user.
     """
@@ -71,10 +72,10 @@ def load_model(
     transformer = folder / modules.transformer
     if not (transformer / "config.json").is_file():
         raise BrokenModel(f"{transformer} has no config.json, so it is not a model folder")
-    # The architecture is judged first: no command that _check_files names would help a model that cannot be run at all.
-    config = EncoderConfig.read(transformer / "config.json")
+    # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
+    architecture = read_architecture(transformer / "config.json")
     _check_files(transformer)
-    width = config.hidden_size
+    width = architecture.hidden_size
     for layer in modules.dense:
         if layer.inputs != width:
             raise BrokenModel(f"{folder / layer.folder} takes {layer.inputs} columns, but is given {width}")
@@ -84,11 +85,11 @@ def load_model(
         model_id=model_id or location.model_id,
         folder=folder,
         revision=location.revision or revision,
-        config=config,
+        architecture=architecture,
         pooling=modules.pooling or "mean",
         dense=modules.dense,
         normalize=modules.normalize,
-        max_input_length=_max_input_length(transformer, config, modules.max_length),
+        max_input_length=_max_input_length(transformer, architecture, modules.max_length),
         prompts=prompts,
         default_prompt_name=default_prompt_name,
         width=width,
@@ -98,9 +99,9 @@ def load_model(
     )
 
 
-def _max_input_length(folder: Path, config: EncoderConfig, modules_limit: int | None) -> int:
+def _max_input_length(folder: Path, architecture: Architecture, modules_limit: int | None) -> int:
     """The smallest limit that the model's files state, in tokens."""
-    limits = [config.max_positions]
+    limits = [architecture.max_positions]
     if modules_limit is not None:
         limits.append(modules_limit)
     path = folder / "tokenizer_config.json"
@@ -112,7 +113,7 @@ def _max_input_length(folder: Path, config: EncoderConfig, modules_limit: int | 
 
 
 def _check_files(folder: Path) -> None:
-    """Say in one sentence what is missing, and the command that makes it where there is one."""
+    """Raise a ModelError that names the missing file, and the command that makes it where there is one."""
     if not (folder / "tokenizer.json").is_file():
         raise BrokenModel(
             f'{folder} has no tokenizer.json; make it with: python -c "from transformers import AutoTokenizer as T; '

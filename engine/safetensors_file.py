@@ -1,8 +1,8 @@
-"""Reading a safetensors file: a length, a JSON header, then raw tensors.
+"""Reads a safetensors file: a length, a JSON header, then raw tensors.
 
-The `safetensors` package is not used because its numpy side cannot deliver bfloat16, and its torch side would bring
-torch into the CUDA engine. Tensors are views of the mapped file: nothing is copied until it is converted, and processes
-that serve the same model share the pages.
+The `safetensors` package does not fit: its numpy side has no bfloat16, and its torch side would bring torch into the
+CUDA engine. Tensors are views of the mapped file. Nothing is copied before it is converted, and processes that serve
+the same model share the pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from embert.engine.errors import BrokenModel
 
 __all__ = ["SafetensorsFile", "Tensor"]
 
-# numpy has no bfloat16: its bits are delivered as uint16 and the tag tells.
+# numpy has no bfloat16: its bits come as uint16, and the dtype tag tells them apart from integers.
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -51,8 +51,15 @@ class Tensor:
         """The tensor's shape."""
         return self.array.shape
 
+    def check(self, path: Path, name: str, shape: tuple[int, ...]) -> None:
+        """Raise BrokenModel, naming the file and the tensor, for another shape or a dtype that is no float."""
+        if self.shape != shape:
+            raise BrokenModel(f"{path}: {name} has shape {list(self.shape)}, config.json implies {list(shape)}")
+        if self.dtype not in FLOATS:
+            raise BrokenModel(f"{path}: {name} has dtype {self.dtype}, expected one of {', '.join(FLOATS)}")
+
     def float32(self) -> npt.NDArray[np.float32]:
-        """The values in float32: the mapped view itself when they are stored so, else a copy."""
+        """The values in float32: the mapped view itself where they are stored so, else a copy."""
         if self.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
             return (self.array.astype(np.uint32) << 16).view(np.float32)
@@ -67,8 +74,8 @@ class SafetensorsFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                # A private copy-on-write mapping: writable for torch, which warns about read-only memory, though
-                # nothing writes to it; unwritten pages stay shared.
+                # A private, copy-on-write mapping, because torch warns about read-only memory. Nothing writes to it, so
+                # all pages stay shared.
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise BrokenModel(f"{path} cannot be read: {error.strerror or error}") from error
@@ -85,7 +92,7 @@ class SafetensorsFile:
         return list(self._header)
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the file; KeyError when there is none of this name."""
+        """A tensor of the file. Raises KeyError if there is none of this name."""
         entry = self._header[name]
         dtype = DTYPES[entry["dtype"]]
         start, stop = entry["data_offsets"]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from embert.engine.encoders.base import PackedBatch
+from embert.engine.packing import PackedBatch
 
 __all__ = ["PackedBert"]
 

@@ -128,7 +128,7 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
   const bool is_gamma = name == "gamma" || name == "attention.gamma" || name == "out.gamma";
   if (!keeps_exact_ || !(is_matrix || is_gamma)) return {};
   // BF16 fits FP16, but not the other way: what is below 2⁻¹⁷ loses at most 2⁻²⁵, and a tensor to which that matters,
-  // or with an element above 65 504, is not loaded as FP16 (engine/encoders/number_ranges.py).
+  // or with an element above 65 504, is not loaded as FP16 (engine/encoders/float16_range.py).
   if (stored != shape_.dtype && !(stored == DType::kBFloat16 && shape_.dtype == DType::kFloat16)) ++rounded_;
   if (is_gamma) return {};
   if (exact_.bytes() == 0) EMBERT_TRY(exact_.allocate(exact_count() * shape_.layers * sizeof(float)));

@@ -1,51 +1,24 @@
-"""What an encoder is: packed token ids in, float32 vectors out.
-
-Texts of a batch lie end to end, so there is no padding to describe:
-
-    ids         int32 [T]      all tokens of all sequences
-    cu_seqlens  int32 [B + 1]  prefix sums of the lengths: sequence i is ids[cu_seqlens[i]:cu_seqlens[i + 1]]
-"""
+"""What an encoder is: packed token ids in (packing.py), float32 vectors out."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import EncoderError
+from embert.engine.packing import PackedBatch
 
-__all__ = ["Encoder", "PackedBatch", "Task", "check_dimensions"]
+__all__ = ["Encoder", "Task", "check_dimensions"]
 
 
 class Task(enum.Enum):
     """What a batch asks for."""
 
-    EMBED = "embed"  # one vector a sequence: pooled, through the model's dense layers, cut, normalised
-    TOKENS = "tokens"  # one vector a token: the last hidden state, as it is
-
-
-@dataclass(frozen=True, slots=True)
-class PackedBatch:
-    """Sequences laid end to end, each 1 … max_input_length tokens; B may be 0."""
-
-    ids: npt.NDArray[np.int32]  # [T]
-    cu_seqlens: npt.NDArray[np.int32]  # [B + 1], starts at 0, strictly increasing, ends at T
-    token_types: npt.NDArray[np.int32] | None = None  # [T]; None means all 0
-    dimensions: npt.NDArray[np.int32] | None = None  # [B], 1 … width, 0 = all; cut before normalising
-    normalize: npt.NDArray[np.bool_] | None = None  # [B]; None means all True
-
-    @property
-    def tokens(self) -> int:
-        """T, the number of tokens."""
-        return int(self.cu_seqlens[-1])
-
-    @property
-    def sequences(self) -> int:
-        """B, the number of sequences."""
-        return len(self.cu_seqlens) - 1
+    EMBED = "embed"  # one vector a sequence: pooled, through the model's Dense modules, cut, normalised
+    TOKENS = "tokens"  # one vector a token: the last hidden state, unchanged
 
 
 def check_dimensions(batch: PackedBatch, width: int) -> None:
@@ -66,21 +39,21 @@ class Encoder(Protocol):
 
     name: str  # "cuda", "torch"
     device: str  # "cpu", "cuda:0"
-    device_name: str  # what a human calls it: "AMD EPYC", "NVIDIA H100 80GB HBM3"
+    device_name: str  # for people: "AMD EPYC", "NVIDIA H100 80GB HBM3"
     dtype: str  # "float32", "float16", "bfloat16"
     width: int  # columns of an EMBED answer
     hidden_size: int  # columns of a TOKENS answer
     max_batch_tokens: int  # the largest T that submit takes
-    choice: str  # why load_encoder chose this one, for the start-up log; set by load_encoder
+    choice: str  # why load_encoder chose this encoder, for the start-up log; set by load_encoder
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Any:
-        """Start a forward and return a ticket for `wait`; the arrays may be reused as soon as it returns."""
+        """Start a forward and return a ticket for `wait`. The arrays may be reused as soon as it returns."""
         ...
 
     def wait(self, ticket: Any) -> npt.NDArray[np.float32]:
         """Return float32 [B, width] for EMBED (columns past `dimensions` are 0), [T, hidden_size] for TOKENS.
 
-        Raises EncoderError when this forward failed, EncoderLost when no later one can work either.
+        Raises EncoderError if this forward failed, EncoderLost if no later one can work either.
         """
         ...
 
@@ -89,5 +62,5 @@ class Encoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back threads and memory; the encoder cannot be used afterwards."""
+        """Release threads and memory. The encoder cannot be used afterwards."""
         ...

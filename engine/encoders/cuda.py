@@ -10,23 +10,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import PADDING_POSITION, RELATIVE, Checkpoint, encoder_tensors
-from embert.engine.config import EncoderConfig
-from embert.engine.encoders.base import PackedBatch, Task, check_dimensions
+from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
+from embert.engine.encoders.base import Task, check_dimensions
+from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
-from embert.engine.encoders.number_ranges import unfit_for_float16
 from embert.engine.encoders.padding_positions import padding_positions
-from embert.engine.encoders.relative_positions import scores_by_distance
+from embert.engine.encoders.relative_positions import bias_by_distance
 from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
-from embert.engine.heads import Heads
+from embert.engine.families.architecture import Architecture
+from embert.engine.families.tensor_names import (
+    POSITION_EMBEDDINGS,
+    RELATIVE_ATTENTION_BIAS,
+    TOKEN_TYPE_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+)
+from embert.engine.families.tensor_shapes import tensor_shapes
+from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
-from embert.engine.packing import cumulative
+from embert.engine.packing import PackedBatch, cumulative
 
 __all__ = ["CudaEncoder", "unavailable_reason"]
 
 DEFAULT_MAX_BATCH_TOKENS = 16384
 
-# What the extension calls the weights of a layer, and BERT's names for them.
+# The extension's name of a layer's weight → BERT's.
 LAYER_WEIGHTS = {
     "query.weight": "attention.self.query.weight",
     "query.bias": "attention.self.query.bias",
@@ -46,9 +53,9 @@ LAYER_WEIGHTS = {
     "out.beta": "output.LayerNorm.bias",
 }
 EMBEDDING_WEIGHTS = {
-    "word": "embeddings.word_embeddings.weight",
-    "position": "embeddings.position_embeddings.weight",
-    "type": "embeddings.token_type_embeddings.weight",
+    "word": WORD_EMBEDDINGS,
+    "position": POSITION_EMBEDDINGS,
+    "type": TOKEN_TYPE_EMBEDDINGS,
     "gamma": "embeddings.LayerNorm.weight",
     "beta": "embeddings.LayerNorm.bias",
 }
@@ -57,7 +64,7 @@ STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def unavailable_reason() -> str | None:
-    """Why no CUDA encoder can run here, in half a sentence; None when one can."""
+    """Why no CUDA encoder can run here, in half a sentence; None if one can."""
     try:
         cuda = _extension()
     except ImportError as error:
@@ -75,7 +82,7 @@ def unavailable_reason() -> str | None:
 
 
 def _incapable(name: str, capability: int) -> str | None:
-    """Why this GPU cannot run the CUDA encoder; None when it can."""
+    """Why this GPU cannot run the CUDA encoder; None if it can."""
     if capability >= LEAST_CAPABILITY:
         return None
     has, needs = (f"{each // 10}.{each % 10}" for each in (capability, LEAST_CAPABILITY))
@@ -84,7 +91,7 @@ def _incapable(name: str, capability: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A batch in flight, and what is still to be done with its answer on the host."""
+    """A batch in flight, and what the host has yet to do with its answer."""
 
     number: int
     task: Task
@@ -93,16 +100,16 @@ class Ticket:
 
 
 class CudaEncoder:
-    """BERT on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `encoders.base.Encoder`.
+    """An encoder on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `encoders.base.Encoder`.
 
     `dtype` is "auto" (float16, or bfloat16 where float16 does not hold the weights), "float16", "bfloat16" or "float32"
-    (no TF32). `gemm` is "auto", "hopper" (our own
-    kernels, compute capability 9.0) or "cublaslt", which is the portable path on any GPU: attention without Hopper's
-    instructions and LayerNorms by themselves come with it. `fold` lets the products take LayerNorms over where they
-    can; `fold_refusal` says why a model's weights did not allow it, else it is empty. `graphs` captures small batches'
-    forwards at start. Before it is handed out, an encoder is asked for a vector that is known (known_text.py).
+    (no TF32). `gemm` is "auto", "hopper" (our own kernels, for compute capability 9.0) or "cublaslt": the portable path
+    for any GPU, whose attention does without Hopper's instructions and whose LayerNorms are kernels of their own.
+    `fold` lets the matrix products compute LayerNorms where they can; `fold_refusal` says why a model's weights do not
+    allow it, else it is empty. `graphs` captures the forwards of small batches at start.
 
-    Raises UnsupportedModel when the device or the model cannot be run, BrokenModel for weights that cannot be read.
+    A new encoder must first compute a known vector (known_text.py). Raises UnsupportedModel if the device or the model
+    cannot run, BrokenModel for weights that cannot be read, EncoderLost if the device fails.
     """
 
     name = "cuda"
@@ -123,33 +130,33 @@ class CudaEncoder:
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
         self._cuda = _extension()
         index = _device_index(device, self._cuda.device_count())
-        config = model.config
+        architecture = model.architecture
         self.device = f"cuda:{index}"
         self.device_name, self.compute_capability, _ = self._cuda.device_info(index)
         reason = _incapable(self.device_name, self.compute_capability)
         if reason is not None:
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
-        self.hidden_size = config.hidden_size
+        self.hidden_size = architecture.hidden_size
         self.width = model.width
         self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
-        self._heads = Heads(model) if model.dense else None
+        self._head = EmbeddingHead(model.folder, model.dense) if model.dense else None
         checkpoint = Checkpoint.open(model)
-        self._config = config
+        self._architecture = architecture
         self.dtype, dtype_reason = _dtype(dtype, model, checkpoint)
 
         def made(fold: bool) -> tuple[Any, str]:
             encoder = self._cuda.make_encoder(
-                hidden=config.hidden_size,
-                layers=config.layers,
-                heads=config.heads,
-                inner=config.intermediate_size,
-                vocabulary=config.vocab_size,
-                positions=config.max_positions,
-                types=config.type_vocab_size,
-                padding=config.padding_id is not None,
-                relative=config.relative_buckets > 0,
-                epsilon=config.layer_norm_eps,
-                activation=config.activation,
+                hidden=architecture.hidden_size,
+                layers=architecture.layers,
+                heads=architecture.heads,
+                inner=architecture.intermediate_size,
+                vocabulary=architecture.vocab_size,
+                positions=architecture.max_positions,
+                types=architecture.type_vocab_size,
+                padding=architecture.padding_id is not None,
+                relative=architecture.relative_buckets > 0,
+                epsilon=architecture.layer_norm_eps,
+                activation=architecture.activation,
                 pooling=model.pooling,
                 dtype=self.dtype,
                 device=index,
@@ -159,12 +166,12 @@ class CudaEncoder:
                 fold=fold,
                 graphs=graphs,
             )
-            return encoder, _load(encoder, checkpoint, config)
+            return encoder, _load(encoder, checkpoint, architecture)
 
         try:
             self._encoder, self.fold_refusal = made(fold)
             if self.fold_refusal:
-                self._encoder = None  # its memory, before the next one asks for it
+                self._encoder = None  # gives its memory back before the next one asks for it
                 self._encoder, _ = made(False)
             self._check_known_text(model, checkpoint)
         except self._cuda.Refused as error:
@@ -196,11 +203,14 @@ class CudaEncoder:
         return int(weights), int(activations), int(total)
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Ticket:
-        """Start a forward and return a ticket for `wait`; the arrays may be reused as soon as it returns."""
+        """Start a forward and return a ticket for `wait`. The arrays may be reused as soon as it returns.
+
+        Raises EncoderError for a batch that the extension refuses, EncoderLost if the device has failed.
+        """
         dimensions, normalize = batch.dimensions, batch.normalize
         later: tuple[npt.NDArray[np.int32] | None, npt.NDArray[np.bool_] | None] = (None, None)
-        if self._heads is not None and task is Task.EMBED:
-            # The dense layers follow the pooling, so cutting and normalising are the host's.
+        if self._head is not None and task is Task.EMBED:
+            # Dense modules follow pooling and run on the host, so the host cuts and normalises, too.
             later = (
                 None if dimensions is None else dimensions.copy(),
                 None if normalize is None else normalize.copy(),
@@ -216,15 +226,15 @@ class CudaEncoder:
         normalize: npt.NDArray[np.bool_] | None,
         task: Task,
     ) -> int:
-        """Hand a batch over, and answer what the extension knows it by."""
-        config = self._config
+        """Hand a batch to the extension, and return the extension's number for it."""
+        architecture = self._architecture
         try:
             return int(
                 self._opened().submit(
                     _contiguous(batch.ids, np.int32),
                     _contiguous(batch.cu_seqlens, np.int32),
                     _contiguous(batch.token_types, np.int32),
-                    _padding_positions(batch, config),
+                    _padding_positions(batch, architecture),
                     _contiguous(dimensions, np.int32),
                     _contiguous(normalize, np.bool_),
                     task is Task.TOKENS,
@@ -236,14 +246,14 @@ class CudaEncoder:
     def wait(self, ticket: Ticket) -> npt.NDArray[np.float32]:
         """Return the answer: float32 [B, width] for EMBED, [T, hidden_size] for TOKENS.
 
-        Raises EncoderError when this forward failed, EncoderLost when no later one can work either.
+        Raises EncoderError if this forward failed, EncoderLost if no later one can work either.
         """
         try:
             answer: npt.NDArray[np.float32] = self._opened().wait(ticket.number)
         except (self._cuda.Refused, self._cuda.Lost) as error:
             raise self._translated(error) from error
-        if self._heads is not None and ticket.task is Task.EMBED:
-            return self._heads(answer, ticket.dimensions, ticket.normalize)
+        if self._head is not None and ticket.task is Task.EMBED:
+            return self._head(answer, ticket.dimensions, ticket.normalize)
         return answer
 
     def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
@@ -251,7 +261,7 @@ class CudaEncoder:
         return self.wait(self.submit(batch, task))
 
     def close(self) -> None:
-        """Give back the device's memory; the encoder cannot be used afterwards."""
+        """Release the device's memory. The encoder cannot be used afterwards."""
         self._encoder = None
 
     def _opened(self) -> Any:
@@ -260,15 +270,15 @@ class CudaEncoder:
         return self._encoder
 
     def _check_known_text(self, model: Model, checkpoint: Checkpoint) -> None:
-        """Raise UnsupportedModel where a known text's vector comes out wrong: alone, or first and last of a full batch.
+        """Raise UnsupportedModel if a known text's vector comes out wrong: alone, or first and last of a full batch.
 
-        Few rows and many take different kernels.
+        Both batches are needed, because few rows and many rows take different kernels.
         """
-        ids = known_text(model.config)[: self.max_batch_tokens]
-        expected = vector_of(ids, model.config, checkpoint, model.pooling)
-        for lengths in _known_batches(len(ids), model.config.max_positions, self.max_batch_tokens):
+        ids = known_text(model.architecture)[: self.max_batch_tokens]
+        expected = vector_of(ids, model.architecture, checkpoint, model.pooling)
+        for lengths in _known_batches(len(ids), model.architecture.max_positions, self.max_batch_tokens):
             cu_seqlens = cumulative(np.array(lengths, np.int32))
-            filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.config.vocab_size
+            filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.architecture.vocab_size
             batch = PackedBatch(filled.astype(np.int32), cu_seqlens)
             batch.ids[: len(ids)] = batch.ids[-len(ids) :] = ids
             ticket = self._encoder.submit(
@@ -289,14 +299,16 @@ class CudaEncoder:
         return kind(f"{self.device} ({self.device_name}): {error}")
 
 
-def _load(encoder: Any, checkpoint: Checkpoint, config: EncoderConfig) -> str:
-    """Upload all weights as they are stored (the device converts), and start; the arrays live until it has."""
-    alive = []
+def _load(encoder: Any, checkpoint: Checkpoint, architecture: Architecture) -> str:
+    """Upload all weights as they are stored (the device converts), and start. Returns why LayerNorms are not folded."""
+    alive = []  # the arrays that the extension reads until it has started
     tensors = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
     tensors += [
-        (ours, i, f"encoder.layer.{i}.{theirs}") for i in range(config.layers) for ours, theirs in LAYER_WEIGHTS.items()
+        (ours, i, f"encoder.layer.{i}.{theirs}")
+        for i in range(architecture.layers)
+        for ours, theirs in LAYER_WEIGHTS.items()
     ]
-    if config.padding_id is not None:
+    if architecture.padding_id is not None:
         tensors.append(("padding", -1, PADDING_POSITION))
     for ours, layer, theirs in tensors:
         tensor = checkpoint.stored(theirs)
@@ -305,17 +317,21 @@ def _load(encoder: Any, checkpoint: Checkpoint, config: EncoderConfig) -> str:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         alive.append(data)
         encoder.load(ours, layer, data, list(tensor.shape), dtype)
-    if config.relative_buckets:
-        scores = scores_by_distance(checkpoint.float32(RELATIVE), config.max_positions)
-        encoder.load("relative", -1, scores.reshape(-1).view(np.uint8), list(scores.shape), "float32")
+    if architecture.relative_buckets:
+        bias = bias_by_distance(checkpoint.float32(RELATIVE_ATTENTION_BIAS), architecture.max_positions)
+        encoder.load("relative", -1, bias.reshape(-1).view(np.uint8), list(bias.shape), "float32")
     return str(encoder.start())
 
 
 def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
-    """What to compute in, and why where "auto" is not float16. Raises UnsupportedModel for an unfit float16."""
+    """What to compute in, and the reason if "auto" is not float16. Raises UnsupportedModel if float16 does not fit."""
     if asked not in ("auto", "float16"):
         return asked, ""
-    matrices = [name for name, shape in encoder_tensors(model.config).items() if len(shape) == 2 and name != RELATIVE]
+    matrices = [
+        name
+        for name, shape in tensor_shapes(model.architecture).items()
+        if len(shape) == 2 and name != RELATIVE_ATTENTION_BIAS
+    ]
     unfit = unfit_for_float16(checkpoint, matrices)
     if unfit is None:
         return "float16", ""
@@ -330,11 +346,11 @@ def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
     return [[length], [length, *[longest] * fillers, length]] if tokens >= 2 * length else [[length]]
 
 
-def _padding_positions(batch: PackedBatch, config: EncoderConfig) -> npt.NDArray[np.int32] | None:
+def _padding_positions(batch: PackedBatch, architecture: Architecture) -> npt.NDArray[np.int32] | None:
     cu_seqlens = batch.cu_seqlens
-    if config.padding_id is None or len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
-        return None  # what is wrong with the batch, the extension says
-    return padding_positions(batch.ids, cu_seqlens, config.padding_id, config.max_positions)
+    if architecture.padding_id is None or len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
+        return None  # the extension says what is wrong with the batch
+    return padding_positions(batch.ids, cu_seqlens, architecture.padding_id, architecture.max_positions)
 
 
 def _extension() -> Any:
@@ -358,7 +374,7 @@ def _contiguous(array: npt.NDArray[Any] | None, dtype: type[np.generic]) -> npt.
 
 
 def _cublaslt_library() -> str:
-    """The cuBLASLt of the nvidia-cublas wheel, if it is installed; else empty: the loader's own search."""
+    """The path of the nvidia-cublas wheel's cuBLASLt; empty, for the loader's own search, if it is not installed."""
     try:
         roots = importlib.import_module("nvidia").__path__
     except ImportError:

@@ -1,8 +1,8 @@
-"""One text whose vector is known: computed here with the checkpoint's weights in numpy, and by the encoder that starts.
+"""A self-test: one text whose vector numpy computes here, to compare with the vector of an encoder that starts.
 
-An encoder whose kernels are another GPU's, do nothing, or read the wrong weights still answers with vectors, and nobody
-can tell from their shape. So it is asked once before it serves. The reference shares no code with it: it is BERT's
-definition, a text at a time, in float32.
+An encoder whose kernels are built for another GPU, do nothing, or read the wrong weights still answers with vectors of
+the right shape. This test finds it before it serves. The reference shares no code with the encoder: it is the
+architecture's definition, one text at a time, in float32.
 """
 
 from __future__ import annotations
@@ -12,9 +12,15 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import RELATIVE, Checkpoint
-from embert.engine.config import EncoderConfig
-from embert.engine.encoders.relative_positions import scores_by_distance
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.relative_positions import bias_by_distance
+from embert.engine.families.architecture import Architecture
+from embert.engine.families.tensor_names import (
+    POSITION_EMBEDDINGS,
+    RELATIVE_ATTENTION_BIAS,
+    TOKEN_TYPE_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+)
 
 __all__ = ["disagreement", "known_text", "vector_of"]
 
@@ -22,29 +28,29 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 LENGTH = 5
-# Relative errors that no rounding makes: float16's is about 1e-3 here, bfloat16's 1e-2. Kernels that do not run, or run
-# on other weights, miss by the vector's own length.
+# Relative errors far above rounding, which is about 1e-3 in float16 and 1e-2 in bfloat16. Kernels that do not run, or
+# run on other weights, are off by the vector's own length.
 TOLERANCE = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.3}
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-def known_text(config: EncoderConfig) -> Ints:
-    """A few tokens from all over the vocabulary, none of them padding: int32 [L]."""
-    length = min(LENGTH, config.max_positions)
-    ids = (np.arange(length) * 2 + 1) * config.vocab_size // (2 * length)
-    if config.padding_id is not None:
-        ids[ids == config.padding_id] = 0 if config.padding_id > 0 else config.vocab_size - 1
+def known_text(architecture: Architecture) -> Ints:
+    """A few tokens spread over the vocabulary, none of them padding: int32 [L]."""
+    length = min(LENGTH, architecture.max_positions)
+    ids = (np.arange(length) * 2 + 1) * architecture.vocab_size // (2 * length)
+    if architecture.padding_id is not None:
+        ids[ids == architecture.padding_id] = 0 if architecture.padding_id > 0 else architecture.vocab_size - 1
     return ids.astype(np.int32)
 
 
-def vector_of(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint, pooling: str) -> Floats:
-    """The pooled last hidden state of a text of token ids [L], not normalised: float32 [hidden]."""
+def vector_of(ids: Ints, architecture: Architecture, checkpoint: Checkpoint, pooling: str) -> Floats:
+    """The pooled last hidden state of token ids [L], not normalised: float32 [hidden]."""
     tensor = checkpoint.float32
 
     def row(name: str, of: npt.NDArray[np.signedinteger] | slice) -> Floats:
         stored = checkpoint.stored(name)
-        return type(stored)(stored.array[of], stored.dtype).float32()  # of a large table only what is read
+        return type(stored)(stored.array[of], stored.dtype).float32()  # converts only the rows that are read
 
     def linear(x: Floats, name: str) -> Floats:
         y: Floats = x @ tensor(f"{name}.weight").T + tensor(f"{name}.bias")
@@ -52,33 +58,33 @@ def vector_of(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint, pooling:
 
     def norm(x: Floats, name: str) -> Floats:
         centred = x - x.mean(-1, keepdims=True)
-        scale = np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(config.layer_norm_eps))
+        scale = np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(architecture.layer_norm_eps))
         y: Floats = centred / scale * tensor(f"{name}.weight") + tensor(f"{name}.bias")
         return y
 
-    length, heads, size = len(ids), config.heads, config.head_size
-    nearness: Floats | None = None
-    if config.relative_buckets:
-        places = np.arange(length)
-        by_distance = scores_by_distance(tensor(RELATIVE), length)
-        nearness = by_distance[:, places - places[:, None] + length - 1]
-    x = row("embeddings.word_embeddings.weight", ids)
-    x = x + row("embeddings.position_embeddings.weight", slice(length))
-    x = norm(x + row("embeddings.token_type_embeddings.weight", slice(1)), "embeddings.LayerNorm")
-    for layer in range(config.layers):
+    length, heads, size = len(ids), architecture.heads, architecture.head_size
+    bias: Floats | None = None  # [heads, queries, keys]
+    if architecture.relative_buckets:
+        positions = np.arange(length)
+        by_distance = bias_by_distance(tensor(RELATIVE_ATTENTION_BIAS), length)
+        bias = by_distance[:, positions - positions[:, None] + length - 1]
+    x = row(WORD_EMBEDDINGS, ids)
+    x = x + row(POSITION_EMBEDDINGS, slice(length))
+    x = norm(x + row(TOKEN_TYPE_EMBEDDINGS, slice(1)), "embeddings.LayerNorm")
+    for layer in range(architecture.layers):
         at = f"encoder.layer.{layer}."
         q, k, v = (
             linear(x, f"{at}attention.self.{name}").reshape(length, heads, size).swapaxes(0, 1)
             for name in ("query", "key", "value")
         )
         scores = q @ k.swapaxes(1, 2) / np.float32(math.sqrt(size))
-        if nearness is not None:
-            scores = scores + nearness
+        if bias is not None:
+            scores = scores + bias
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         context = (weights @ v).swapaxes(0, 1).reshape(length, -1)
         x = norm(x + linear(context, f"{at}attention.output.dense"), f"{at}attention.output.LayerNorm")
-        inner = _activated(linear(x, f"{at}intermediate.dense"), config.activation)
+        inner = _activated(linear(x, f"{at}intermediate.dense"), architecture.activation)
         x = norm(x + linear(inner, f"{at}output.dense"), f"{at}output.LayerNorm")
     pooled: Floats = {
         "cls": lambda: x[0],
@@ -90,7 +96,7 @@ def vector_of(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint, pooling:
 
 
 def disagreement(got: Floats, expected: Floats, dtype: str) -> str | None:
-    """Why `got` [hidden] cannot be the vector that is `expected`, in half a sentence; None where it can."""
+    """Why `got` [hidden] cannot be the `expected` vector, in half a sentence; None if it can."""
     if not np.isfinite(got).all():
         return "its vector is not finite"
     if not got.any():
@@ -107,7 +113,7 @@ def _activated(x: Floats, activation: str) -> Floats:
         return np.maximum(x, np.float32(0))
     if activation == "gelu":
         curve = _erf(x / math.sqrt(2)).astype(np.float32)
-    else:
+    else:  # the tanh approximation of Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016
         curve = np.tanh(math.sqrt(2 / math.pi) * (x + np.float32(0.044715) * x**3))
     y: Floats = np.float32(0.5) * x * (np.float32(1) + curve)
     return y

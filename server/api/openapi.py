@@ -189,7 +189,7 @@ def _state_bounds(schemas: dict[str, Any], model: Model, max_texts: int) -> None
             if form["type"] == "string":
                 form["minLength"] = shortest
             elif form["type"] == "integer":
-                form.update(minimum=0, maximum=model.config.vocab_size - 1)
+                form.update(minimum=0, maximum=model.architecture.vocab_size - 1)
             elif form["type"] == "array":
                 form["minItems"] = 1
                 if form["items"]["type"] != "integer":

@@ -140,7 +140,7 @@ def operations(service: Service) -> APIRouter:
             backend_choice=engine.choice if engine else "",
             device=engine.device if engine else config.device,
             device_name=engine.device_name if engine else "",
-            architecture=model.config.architecture,
+            architecture=model.architecture.family,
             dimensions=model.width,
             prompts=sorted(model.prompts),
             max_queue_tokens=service.max_queue_tokens,

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from embert.engine.tokenizer import TokenInfo, Turns
+from embert.engine.tokenization.encoded import TokenInfo
+from embert.engine.tokenization.turns import Turns
 from embert.server.api.large_bodies import LARGE, SplitIds, check_values, split_ids
 from embert.server.api.request_options import read_terms
 from embert.server.api.schemas import (

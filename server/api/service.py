@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from embert.engine import Encoded, Model, Tokenizer
 from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenizer import Turns
+from embert.engine.tokenization.turns import Turns
 from embert.server.api.engine_client import Answer, EngineClient, Receive
 from embert.server.api.large_bodies import LongSteps
 from embert.server.api.request_options import Terms

@@ -33,7 +33,7 @@ def info(arguments: argparse.Namespace) -> int:
 
 
 def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
-    config = model.config
+    architecture = model.architecture
     began = time.monotonic()
     encoder = load_encoder(model, device=arguments.device, dtype=arguments.dtype, encoder=arguments.encoder)
     load_s = time.monotonic() - began
@@ -42,13 +42,13 @@ def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
             "model": model.model_id,
             "revision": model.revision,
             "folder": str(model.folder),
-            "architecture": config.architecture,
-            "layers": config.layers,
-            "hidden_size": config.hidden_size,
-            "heads": config.heads,
-            "intermediate_size": config.intermediate_size,
-            "activation": config.activation,
-            "vocabulary": config.vocab_size,
+            "architecture": architecture.family,
+            "layers": architecture.layers,
+            "hidden_size": architecture.hidden_size,
+            "heads": architecture.heads,
+            "intermediate_size": architecture.intermediate_size,
+            "activation": architecture.activation,
+            "vocabulary": architecture.vocab_size,
             "pooling": model.pooling,
             "dimensions": model.width,
             "max_input_length": model.max_input_length,

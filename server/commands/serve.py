@@ -42,13 +42,13 @@ def serve(config: ServeConfig) -> int:
         log.error("%s", error)  # noqa: TRY400 - users need the sentence, not the traceback
         return 1
     _check_model(config, model)
-    described = model.config
+    architecture = model.architecture
     log.info(
         "model    %s (%s, %d layers, hidden size %d, %s pooling, %d dimensions, up to %d tokens)",
         model.model_id,
-        described.architecture,
-        described.layers,
-        described.hidden_size,
+        architecture.family,
+        architecture.layers,
+        architecture.hidden_size,
         model.pooling,
         model.width,
         model.max_input_length,

@@ -16,10 +16,11 @@ import torch
 import transformers
 
 from embert import engine
-from embert.engine.encoders.base import PackedBatch, Task
+from embert.engine.encoders.base import Task
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import EncoderError, UnsupportedModel
-from tests.engine import architectures
+from embert.engine.packing import PackedBatch
+from tests.engine import families
 
 pytestmark = pytest.mark.gpu
 
@@ -270,7 +271,7 @@ def test_a_narrow_model_has_the_same_bits_in_any_company(tmp_path: Path, random:
 
 @pytest.mark.parametrize("architecture", ["xlm-roberta", "distilbert", "mpnet"])
 def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str) -> None:
-    folder = architectures.build(tmp_path, architecture, vocab_size=30522)
+    folder = families.build(tmp_path, architecture, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS)
@@ -283,11 +284,11 @@ def test_other_architectures(tmp_path: Path, random: np.random.Generator, archit
 @pytest.mark.parametrize("architecture", ["roberta, padded with 5", "xlm-roberta", "mpnet"])
 @pytest.mark.parametrize("graphs", [True, False])
 def test_padding_tokens_inside_texts(tmp_path: Path, architecture: str, graphs: bool) -> None:
-    folder = architectures.build(tmp_path, architecture, vocab_size=30522)
+    folder = families.build(tmp_path, architecture, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS, graphs=graphs)
-    padding = model.config.padding_id
+    padding = model.architecture.padding_id
     assert padding is not None
     random = np.random.default_rng(0)
     patterns = ["p", "pt", "tp", "tptt", "ttpp", "pptt", "ptptp", "tttp" * 30, "p" * 128, "ttttt", "t" * 128]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-# As the encoder does: without it, transformers' threads spin for each other where tests share their cores.
+# As encoders/torch does: otherwise transformers' threads spin for each other where tests share cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from embert import engine
-from embert.engine.encoders import Encoder
+from embert.engine.encoders.base import Encoder
 from embert.engine.model import Model
 
 Ids = npt.NDArray[np.int32]
@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class BuildBert(Protocol):
-    """Writes a model folder with random weights; keyword arguments are BertConfig's."""
+    """Writes a model folder with random weights. Keyword arguments are BertConfig's."""
 
     def __call__(
         self, *, pooling: str | None = "mean", shard_size: str | None = None, dtype: torch.dtype = ..., **config: Any
@@ -78,15 +78,15 @@ def build_bert(tmp_path: Path) -> BuildBert:
             "num_attention_heads": 4,
             "intermediate_size": 96,
             "max_position_embeddings": 128,
-            "initializer_range": 0.3,  # large enough that an error anywhere shows
+            "initializer_range": 0.3,  # large enough to show an error anywhere
         }
         torch.manual_seed(0)
         model = transformers.BertModel(transformers.BertConfig(**{**shape, **config}), add_pooling_layer=False)
         for name, parameter in model.named_parameters():
-            # HuggingFace starts biases at 0 and LayerNorm at 1: an encoder that forgets them would pass.
+            # HuggingFace starts biases at 0 and LayerNorm at 1, so an encoder that forgets them would pass.
             if "LayerNorm" in name or name.endswith("bias"):
                 parameter.data += torch.randn_like(parameter) * 0.2
-        torch.nn.Module.to(model, dtype)  # transformers hides the type of its own
+        torch.nn.Module.to(model, dtype)  # transformers' own `to` has no type
         model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
         small_tokenizer(model.config.vocab_size).save(str(folder / "tokenizer.json"))
         if pooling is not None:
@@ -115,7 +115,7 @@ def write_modules(
     dense: Sequence[tuple[int, int, str]] = (),
     normalize: bool = True,
 ) -> None:
-    """Write sentence-transformers' files: modules.json, 1_Pooling, and random dense layers (in, out, activation)."""
+    """Write sentence-transformers' files: modules.json, 1_Pooling, and random Dense modules (in, out, activation)."""
     kinds = ["Transformer", "Pooling", *(["Dense"] * len(dense)), *(["Normalize"] if normalize else [])]
     paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
     modules = [
@@ -142,7 +142,7 @@ def write_modules(
 
 
 class HuggingFace:
-    """transformers' float32 answers for sequences of one length, so without its padding."""
+    """transformers' float32 answers for sequences of one length, so without padding."""
 
     def __init__(self, folder: Path) -> None:
         self._model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -187,7 +187,7 @@ def random_sequences(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> 
 
 @pytest.fixture(scope="session")
 def real_texts() -> list[str]:
-    """500 texts: the standard library's docstrings whole and cut, and what people type that is not English prose."""
+    """500 texts: docstrings of the standard library, whole and cut, and texts that are not English prose."""
     odd = [
         "",
         " ",
@@ -223,6 +223,6 @@ def real_texts() -> list[str]:
         docs += filter(None, map(ast.get_docstring, nodes))
     random = np.random.default_rng(0)
     chosen = [docs[i] for i in random.permutation(len(docs))[: 500 - len(odd)]]
-    # A third are cut to a few words: queries.
+    # A third are cut to a few words, like queries.
     cut = [" ".join(doc.split()[: 1 + i % 12]) if i % 3 == 0 else doc for i, doc in enumerate(chosen)]
     return odd + cut

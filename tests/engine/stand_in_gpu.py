@@ -1,4 +1,4 @@
-"""Stands in for `embert.engine._cuda` where there is no GPU: takes what the extension takes; the CPU computes."""
+"""Stands in for the extension `embert.engine._cuda` where there is no GPU: the same calls, computed by the CPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.base import PackedBatch, Task
-from embert.engine.encoders.torch import TorchEncoder
+from embert.engine.encoders.base import Task
+from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
 from tests.engine.conftest import Floats
 
 __all__ = ["StandInEncoder", "StandInGpu"]
@@ -25,7 +26,7 @@ class Lost(RuntimeError):
 
 
 class StandInGpu:
-    """The extension. `spoil` changes pooled vectors before they are handed out, as broken kernels would."""
+    """The extension. `spoil` changes pooled vectors, as broken kernels would."""
 
     Refused, Lost = Refused, Lost
 
@@ -52,7 +53,7 @@ class StandInGpu:
         return "A GPU", self.capability, 1 << 34
 
     def make_encoder(self, **shape: Any) -> StandInEncoder:
-        """One more encoder."""
+        """Make an encoder, and keep it in `encoders`."""
         self.encoders.append(StandInEncoder(self, shape))
         return self.encoders[-1]
 
@@ -76,11 +77,11 @@ class StandInEncoder:
         self.loaded[name, layer] = data.view(stored).reshape(shape).copy()
 
     def start(self) -> str:
-        """Folded."""
+        """Start. LayerNorms are folded."""
         return ""
 
     def submit(self, ids: Any, cu_seqlens: Any, types: Any, positions: Any, dims: Any, norm: Any, tokens: bool) -> int:
-        """Compute at once. Positions are noted: the CPU finds them by itself."""
+        """Compute at once. Positions are only recorded, because the CPU encoder finds its own."""
         self.batches.append((ids, cu_seqlens, types, positions, dims, norm, tokens))
         states = self._cpu.encode(PackedBatch(ids, cu_seqlens, types), Task.TOKENS)
         pool = {
@@ -98,7 +99,7 @@ class StandInEncoder:
         return self.gpu.tickets
 
     def wait(self, ticket: int) -> Floats:
-        """Once."""
+        """The answer. Each ticket is valid once."""
         if ticket not in self._answers:
             raise Refused("this ticket is not in flight")
         return self._answers.pop(ticket)

@@ -1,4 +1,4 @@
-"""Weight files that are truncated, lie in their headers, or hold other tensors than the model needs."""
+"""Weight files that are truncated, have wrong headers, or hold other tensors than the model needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engine.conftest import BuildBert
 
 
 def rewrite(path: Path, change_header: Any) -> None:
-    """Rewrite a safetensors file with its parsed header changed and its data as it was."""
+    """Rewrite a safetensors file with a changed header and the same data."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])

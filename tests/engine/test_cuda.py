@@ -1,4 +1,4 @@
-"""What the CUDA encoder decides on the host, before a stand-in for the extension: what it refuses, and why."""
+"""What the CUDA encoder decides on the host, with a stand-in for the extension: what it refuses, and why."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders import PackedBatch, cuda
+from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
-from tests.engine.architectures import ARCHITECTURES, build, byte_level
+from embert.engine.packing import PackedBatch
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, write_modules
+from tests.engine.families import FAMILIES, build, byte_level
 from tests.engine.stand_in_gpu import StandInGpu
 
 Install = Callable[..., StandInGpu]
@@ -47,17 +48,15 @@ def batch(ids: list[int], **more: Any) -> PackedBatch:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
-@pytest.mark.parametrize("architecture", ["bert", *(name for name in ARCHITECTURES if "long" not in name)])
-def test_the_known_vector_is_hugging_faces(
-    tmp_path: Path, build_bert: BuildBert, architecture: str, pooling: str
-) -> None:
-    folder = build_bert(hidden_act="gelu_new") if architecture == "bert" else build(tmp_path, architecture)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name])
+def test_the_known_vector_is_hugging_faces(tmp_path: Path, family: str, pooling: str) -> None:
+    folder = build(tmp_path, family)
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder), pooling=pooling)
-    ids = known_text(model.config)
+    ids = known_text(model.architecture)
     assert len(ids) == 5
-    assert model.config.padding_id not in ids
-    got = vector_of(ids, model.config, Checkpoint.open(model), pooling)
+    assert model.architecture.padding_id not in ids
+    got = vector_of(ids, model.architecture, Checkpoint.open(model), pooling)
     np.testing.assert_allclose(got, HuggingFace(folder).pooled(ids, pooling), rtol=1e-4, atol=1e-5)
 
 
@@ -65,7 +64,7 @@ def test_a_known_text_is_asked_alone_and_in_a_full_batch(model: Model, install: 
     gpu = install(model)
     encoder = CudaEncoder(model, max_batch_tokens=1000)
     (alone, full) = gpu.encoders[0].batches
-    known = known_text(model.config)
+    known = known_text(model.architecture)
     np.testing.assert_array_equal(alone[0], known)
     assert full[1].tolist() == [0, 5, 133, 261, 389, 517, 645, 773, 901, 906]
     np.testing.assert_array_equal(full[0][:5], known)
@@ -79,7 +78,7 @@ def test_a_known_text_is_asked_alone_and_in_a_full_batch(model: Model, install: 
         (np.zeros_like, "its vector is all zeros"),
         (lambda vectors: vectors * np.nan, "its vector is not finite"),
         (lambda vectors: np.roll(vectors, 1, axis=1), "of its length off, at most 0.1 is rounding"),
-        # Right alone, wrong where rows are many: other kernels.
+        # Right alone, wrong among many rows, which take other kernels.
         (lambda vectors: vectors if len(vectors) == 1 else np.zeros_like(vectors), "its vector is all zeros"),
     ],
     ids=["zeros", "NaN", "other columns", "zeros in a full batch"],
@@ -92,7 +91,7 @@ def test_an_encoder_whose_kernels_do_nothing_does_not_start(
         UnsupportedModel, match=f"a known text in a batch of .* does not come out as it must: .*{reason}"
     ):
         engine.load_encoder(model, device="cuda")
-    # Where nobody asked for CUDA the CPU serves, and says why.
+    # Where nobody asked for CUDA, the CPU serves and says why.
     encoder = engine.load_encoder(model)
     assert encoder.device == "cpu"
     assert encoder.choice.startswith("the GPU is not used: ")
@@ -168,7 +167,7 @@ def test_small_numbers_among_usual_ones_fit_float16(build_bert: BuildBert, insta
     weights = load_file(folder / "model.safetensors")
     for tensor in weights.values():
         tensor.view(-1)[::3] = 2.0**-20
-    weights["encoder.layer.0.output.dense.weight"][:] = 0  # a matrix of noughts is held, too
+    weights["encoder.layer.0.output.dense.weight"][:] = 0  # float16 holds a matrix of zeros, too
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     model = engine.load_model(str(folder))
     install(model)
@@ -177,7 +176,7 @@ def test_small_numbers_among_usual_ones_fit_float16(build_bert: BuildBert, insta
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_weights_that_are_no_numbers(build_bert: BuildBert, install: Install, stored: torch.dtype, bad: float) -> None:
+def test_weights_that_are_not_finite(build_bert: BuildBert, install: Install, stored: torch.dtype, bad: float) -> None:
     folder = build_bert(dtype=stored)
     weights = load_file(folder / "model.safetensors")
     weights["embeddings.word_embeddings.weight"][7, 3] = bad

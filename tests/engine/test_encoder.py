@@ -1,4 +1,4 @@
-"""The encoder beside HuggingFace in float32."""
+"""The CPU encoder beside HuggingFace in float32."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.encoders import Encoder, PackedBatch, Task, torch_bert
+from embert.engine.encoders.base import Encoder, Task
+from embert.engine.encoders.torch.attention import attention
 from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, random_sequences, unit, write_modules
 
 LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 5, 5, 5, 64, 127, 128]
@@ -29,7 +31,7 @@ def oracle(real_texts: list[str], tokenizer: engine.Tokenizer, hugging_face: Hug
     return unit(rows)
 
 
-# In bfloat16 with LayerNorms' gamma and beta in that type, too, the error would be 8.9e-3; so it is 7.0e-3.
+# The bfloat16 error is 7.0e-3. With LayerNorms' gamma and beta in bfloat16, too, it would be 8.9e-3.
 @pytest.mark.parametrize(
     ("name", "cosine", "error"), [("float32_encoder", 0.999999, 5e-6), ("bfloat16_encoder", 0.9998, 8e-3)]
 )
@@ -81,26 +83,26 @@ def test_hidden_states_equal_hugging_face(
     build_bert: BuildBert, config: dict[str, Any], packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packed:
-        monkeypatch.setattr("embert.engine.encoders.torch_bert.packed_works", lambda *_: False)
+        monkeypatch.setattr("embert.engine.encoders.torch.transformer.packed_works", lambda *_: False)
     folder = build_bert(**config)
     model = engine.load_model(str(folder))
     reference = HuggingFace(folder)
-    sequences = random_sequences(LENGTHS, model.config.vocab_size)
-    types = random_sequences(LENGTHS, model.config.type_vocab_size, seed=1)
+    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
+    types = random_sequences(LENGTHS, model.architecture.type_vocab_size, seed=1)
     encoder = engine.load_encoder(model, device="cpu")
     for token_types in (None, types):
         hidden = encoder.encode(engine.pack(sequences, token_types=token_types), Task.TOKENS)
         expected = np.concatenate(
             [reference.hidden(ids, None if token_types is None else types[i]) for i, ids in enumerate(sequences)]
         )
-        assert hidden.shape == (sum(LENGTHS), model.config.hidden_size)
+        assert hidden.shape == (sum(LENGTHS), model.architecture.hidden_size)
         np.testing.assert_allclose(hidden, expected, atol=2e-4)
 
 
 def test_the_longest_sequences(build_bert: BuildBert) -> None:
     folder = build_bert(max_position_embeddings=512)
     model = engine.load_model(str(folder))
-    sequences = random_sequences([512, 511, 257, 512], model.config.vocab_size)
+    sequences = random_sequences([512, 511, 257, 512], model.architecture.vocab_size)
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     reference = HuggingFace(folder)
     np.testing.assert_allclose(hidden, np.concatenate(list(map(reference.hidden, sequences))), atol=2e-4)
@@ -113,11 +115,11 @@ def test_the_last_layer_on_pooled_rows_only(
     build_bert: BuildBert, pooling: str, dtype: str, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packed:
-        monkeypatch.setattr("embert.engine.encoders.torch_bert.packed_works", lambda *_: False)
+        monkeypatch.setattr("embert.engine.encoders.torch.transformer.packed_works", lambda *_: False)
     model = engine.load_model(str(build_bert()), pooling=pooling)
     encoder = engine.load_encoder(model, device="cpu", dtype=dtype)
     for lengths in (LENGTHS * 4, [1], [128], [3, 3]):
-        batch = engine.pack(random_sequences(lengths, model.config.vocab_size))
+        batch = engine.pack(random_sequences(lengths, model.architecture.vocab_size))
         states = encoder.encode(batch, Task.TOKENS)
         rows = batch.cu_seqlens[:-1] if pooling == "cls" else batch.cu_seqlens[1:] - 1
         np.testing.assert_allclose(encoder.encode(batch), unit(states[rows]), atol=1e-6 if dtype == "float32" else 1e-2)
@@ -125,21 +127,21 @@ def test_the_last_layer_on_pooled_rows_only(
 
 @pytest.mark.parametrize("chunk", [1, 1 << 14, 1 << 30])
 def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders.torch_bert.MAX_SCORE_BYTES", chunk)
+    monkeypatch.setattr("embert.engine.encoders.torch.attention.MAX_SCORE_BYTES", chunk)
     folder = build_bert()
     model = engine.load_model(str(folder))
-    sequences = random_sequences([40, 40, 40, 33], model.config.vocab_size)
+    sequences = random_sequences([40, 40, 40, 33], model.architecture.vocab_size)
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     np.testing.assert_allclose(hidden, np.concatenate(list(map(HuggingFace(folder).hidden, sequences))), atol=2e-4)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 50), (200, 300), (100_000, 100_000)])
 def test_runs_change_nothing(build_bert: BuildBert, low: int, high: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders.torch.MIN_RUN_TOKENS", low)
-    monkeypatch.setattr("embert.engine.encoders.torch.MAX_RUN_TOKENS", high)
+    monkeypatch.setattr("embert.engine.encoders.torch.runs.MIN_RUN_TOKENS", low)
+    monkeypatch.setattr("embert.engine.encoders.torch.runs.MAX_RUN_TOKENS", high)
     folder = build_bert()
     model = engine.load_model(str(folder))
-    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
     types = random_sequences(LENGTHS, 2, seed=1)
     encoder = engine.load_encoder(model, device="cpu")
     reference = HuggingFace(folder)
@@ -155,7 +157,7 @@ def test_poolings(build_bert: BuildBert, pooling: str, dtype: str) -> None:
     folder = build_bert(pooling=pooling.replace("-token", "token"), initializer_range=0.1)
     model = engine.load_model(str(folder))
     assert model.pooling == pooling
-    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
     vectors = engine.load_encoder(model, device="cpu", dtype=dtype).encode(engine.pack(sequences))
     reference = HuggingFace(folder)
     expected = unit(np.stack([reference.pooled(ids, pooling) for ids in sequences]))
@@ -166,12 +168,12 @@ def test_poolings(build_bert: BuildBert, pooling: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 80, 81, 129, 300, 512])
 def test_attention_of_every_length(length: int, dtype: torch.dtype) -> None:
-    """bfloat16's longer sequences are computed with rows of zeros behind them, which must count for nothing."""
+    """Longer bfloat16 sequences are padded with rows of zeros, which must not change the result."""
     texts, heads, size = 5, 12, 8
     torch.manual_seed(length)
     queries_keys_values = torch.tensor([0.7, -0.7, 0.0]).repeat_interleave(heads * size)
     qkv = (0.3 * torch.randn(texts * length + 3, 3 * heads * size) + queries_keys_values).to(dtype)  # scores near -4
-    got = torch_bert._attention(qkv, [(0, texts, length)], heads)
+    got = attention(qkv, [(0, texts, length)], heads)
     q, k, v = qkv[: texts * length].double().view(texts, length, 3, heads, size).permute(2, 0, 3, 1, 4)
     wanted = ((q @ k.transpose(-1, -2)).softmax(-1) @ v).transpose(1, 2).reshape(texts * length, heads * size)
     torch.testing.assert_close(
@@ -181,7 +183,7 @@ def test_attention_of_every_length(length: int, dtype: torch.dtype) -> None:
 
 
 def test_bfloat16_attention_has_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a kernel of its own, which is kept: or memory would grow with every new length and number of texts."""
+    """Each shape has a kernel that is kept, so with many shapes memory would grow."""
     shapes = set()
     bmm = torch.bmm
 
@@ -192,9 +194,7 @@ def test_bfloat16_attention_has_few_shapes(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch, "bmm", noting)
     for length in range(1, 513):
-        torch_bert._attention(
-            torch.zeros(3 * length, 3 * 12 * 8, dtype=torch.bfloat16), [(0, 1 + length % 3, length)], 12
-        )
+        attention(torch.zeros(3 * length, 3 * 12 * 8, dtype=torch.bfloat16), [(0, 1 + length % 3, length)], 12)
     assert len(shapes) == 2 * (512 - 64) // 16
 
 
@@ -205,8 +205,8 @@ def test_dense_layers(build_bert: BuildBert) -> None:
         dense=[(64, 48, "torch.nn.modules.activation.Tanh"), (48, 20, "torch.nn.modules.linear.Identity")],
     )
     model = engine.load_model(str(folder))
-    assert (model.width, model.config.hidden_size) == (20, 64)
-    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    assert (model.width, model.architecture.hidden_size) == (20, 64)
+    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
     encoder = engine.load_encoder(model, device="cpu")
     assert (encoder.width, encoder.hidden_size) == (20, 64)
     vectors = encoder.encode(engine.pack(sequences))
@@ -240,7 +240,7 @@ def test_dimensions_and_normalize_by_row(float32_encoder: Encoder) -> None:
 def test_checkpoints_in_other_precisions(build_bert: BuildBert, stored: torch.dtype) -> None:
     folder = build_bert(dtype=stored)
     model = engine.load_model(str(folder))
-    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
     np.testing.assert_allclose(hidden, expected, atol=2e-4)
@@ -250,7 +250,7 @@ def test_a_sharded_checkpoint(build_bert: BuildBert) -> None:
     folder = build_bert(shard_size="100KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     model = engine.load_model(str(folder))
-    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
     np.testing.assert_allclose(hidden, expected, atol=2e-4)
@@ -259,7 +259,7 @@ def test_a_sharded_checkpoint(build_bert: BuildBert) -> None:
 def test_names_of_old_checkpoints(build_bert: BuildBert) -> None:
     folder = build_bert()
     model = engine.load_model(str(folder))
-    batch = engine.pack(random_sequences(LENGTHS, model.config.vocab_size))
+    batch = engine.pack(random_sequences(LENGTHS, model.architecture.vocab_size))
     expected = engine.load_encoder(model, device="cpu").encode(batch)
     path = folder / "model.safetensors"
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}

@@ -16,22 +16,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from embert import engine
-from embert.engine.encoders import Encoder, PackedBatch, Task
+from embert.engine.encoders.base import Encoder, Task
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
-from embert.engine.heads import Heads
+from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
-from embert.engine.packing import cumulative
+from embert.engine.packing import PackedBatch, cumulative
 from tests.engine.conftest import unit
 
 
 class Lengths:
-    """An encoder that answers each sequence's length and first id, and keeps what it was given."""
+    """An encoder that answers each sequence's length and first id, and records its batches."""
 
     name, device, device_name, dtype, choice = "lengths", "nowhere", "nothing", "float32", ""
 
     def __init__(self, model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> None:
         self.asked = (device, dtype)
-        self.width, self.hidden_size = model.width, model.config.hidden_size
+        self.width, self.hidden_size = model.width, model.architecture.hidden_size
         self.max_batch_tokens = max_batch_tokens or 64
         self.batches: list[PackedBatch] = []
         self.in_flight = 0
@@ -80,7 +80,7 @@ def test_embed_keeps_order_and_budget(default_model: Model, words: list[int], bu
     assert sum(done) == len(words)
     assert len(done) == len(encoder.batches)
     assert all(batch.tokens <= budget for batch in encoder.batches)
-    # Each batch is full: the first text of the next one would not have fitted.
+    # Each batch is full: the first text of the next batch does not fit.
     for batch, following in zip(encoder.batches, encoder.batches[1:], strict=False):
         assert batch.tokens + following.cu_seqlens[1] > budget
 
@@ -149,7 +149,7 @@ def test_heads(default_model: Model, data: st.DataObject) -> None:
     pooled = data.draw(arrays.arrays(np.float32, (n, 384), elements=st.floats(-100, 100, width=32)))
     dimensions = data.draw(arrays.arrays(np.int32, n, elements=st.integers(0, 384)))
     normalize = data.draw(arrays.arrays(np.bool_, n))
-    vectors = Heads(default_model)(pooled.copy(), dimensions, normalize)
+    vectors = EmbeddingHead(default_model.folder, default_model.dense)(pooled.copy(), dimensions, normalize)
     assert np.isfinite(vectors).all()
     for row, vector, kept, unit_length in zip(pooled, vectors, dimensions, normalize, strict=True):
         kept = kept or 384
@@ -162,7 +162,7 @@ def test_heads(default_model: Model, data: st.DataObject) -> None:
 
 
 def test_heads_of_zero_rows_and_all_defaults(default_model: Model) -> None:
-    heads = Heads(default_model)
+    heads = EmbeddingHead(default_model.folder, default_model.dense)
     random = np.random.default_rng(0).standard_normal((3, 384)).astype(np.float32)
     random[1] = 0
     vectors = heads(random.copy())
@@ -172,7 +172,7 @@ def test_heads_of_zero_rows_and_all_defaults(default_model: Model) -> None:
 
 
 def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders._cuda_unavailable", lambda: "built without CUDA")
+    monkeypatch.setattr("embert.engine.encoders.load._cuda_unavailable", lambda: "built without CUDA")
     chosen = engine.load_encoder(default_model)
     assert (chosen.name, chosen.choice) == ("torch", "no CUDA device: built without CUDA")
     assert chosen.max_batch_tokens == 2048
@@ -239,14 +239,14 @@ def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monke
 def test_encoders_that_cannot_be_had(
     default_model: Model, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embert.engine.encoders._cuda_unavailable", lambda: "built without CUDA")
+    monkeypatch.setattr("embert.engine.encoders.load._cuda_unavailable", lambda: "built without CUDA")
     with pytest.raises(UnsupportedModel) as caught:
         engine.load_encoder(default_model, **options)
     assert str(caught.value) == message
 
 
 def test_the_torch_encoder_runs_on_a_cpu_only(default_model: Model) -> None:
-    from embert.engine.encoders.torch import TorchEncoder
+    from embert.engine.encoders.torch.encoder import TorchEncoder
 
     with pytest.raises(UnsupportedModel, match="the torch encoder runs on device cpu, not cuda"):
         TorchEncoder(default_model, device="cuda")
@@ -258,7 +258,7 @@ def test_errors_of_a_forward_reach_the_caller(
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(float32_encoder, "_bert", fail)
+    monkeypatch.setattr(float32_encoder, "_transformer", fail)
     loaded = engine.Engine(default_model, tokenizer, float32_encoder)
     with pytest.raises(EncoderError, match=r"the forward of 200 sequences, \d+ tokens, .* failed: out of memory"):
         loaded.embed(["some text"] * 200)
@@ -267,7 +267,7 @@ def test_errors_of_a_forward_reach_the_caller(
 def test_a_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
     default_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine with a GPU: the module that would find it is put in the CUDA encoder's place."""
+    """A stand-in for the CUDA encoder's module makes this a machine with a GPU."""
 
     def refuse(*_: object, **__: object) -> engine.Encoder:
         raise UnsupportedModel("head size 24 is not supported on CUDA")

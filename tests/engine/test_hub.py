@@ -1,4 +1,4 @@
-"""Private and gated models: what the hub is sent, and what is said when it refuses."""
+"""Private and gated models: what the hub is sent, and what the error says if the hub refuses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TOKEN = "hf_a_token_of_this_test"
 
 @dataclass
 class Hub:
-    """A hub with one private model, `org/private`, for who has TOKEN."""
+    """A hub with one private model, `org/private`, for clients that send TOKEN."""
 
     folder: Path
     refusal: tuple[int, str] | None = None  # status and the hub's own error code, whatever the token
-    tokens: set[str | None] = field(default_factory=set)  # that asked for the model
+    tokens: set[str | None] = field(default_factory=set)  # of requests for the model
 
     def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
@@ -49,7 +49,7 @@ class Hub:
 
 @pytest.fixture
 def hub(tmp_path: Path, build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub on this machine that the hub's client asks, and an empty cache."""
+    """A hub on this machine for the hub's client, and an empty cache."""
     from huggingface_hub import constants
 
     served = Hub(build_bert())

@@ -1,4 +1,4 @@
-"""What a model folder's files say, and what is said of folders that cannot be served."""
+"""What a model folder's files say, and the errors for folders that cannot be served."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import embert
 from embert import engine
 from embert.engine.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
 from embert.engine.model import Model
@@ -27,7 +28,7 @@ def change(path: Path, **fields: Any) -> None:
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys, engine; engine.Tokenizer(engine.load_model()).encode(['a'], truncate=True); "
+        "import sys; from embert import engine; engine.Tokenizer(engine.load_model()).encode(['a'], truncate=True); "
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
@@ -36,6 +37,9 @@ def test_importing_is_light() -> None:
 
 def test_public_names() -> None:
     assert all(hasattr(engine, name) for name in engine.__all__)
+    assert all(hasattr(embert, name) for name in embert.__all__)
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    assert not [name for name in embert.__all__ if not name.startswith("_") and f"`{name}" not in page]
 
 
 def test_the_default_model(default_model: Model) -> None:
@@ -44,8 +48,14 @@ def test_the_default_model(default_model: Model) -> None:
     assert (default_model.pooling, default_model.normalize, default_model.dense) == ("mean", True, ())
     assert (default_model.width, default_model.max_input_length) == (384, 256)
     assert (default_model.prompts, default_model.default_prompt_name, default_model.notices) == ({}, None, ())
-    config = default_model.config
-    assert (config.layers, config.heads, config.head_size, config.activation) == (6, 12, 32, "gelu")
+    architecture = default_model.architecture
+    assert (
+        architecture.family,
+        architecture.layers,
+        architecture.heads,
+        architecture.head_size,
+        architecture.activation,
+    ) == ("bert", 6, 12, 32, "gelu")
 
 
 def test_the_default_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +71,7 @@ def test_a_folder_handed_on_with_its_name(default_model: Model) -> None:
 
 @pytest.fixture
 def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a hub that cannot be reached. Returns the cache."""
+    """An empty cache and an unreachable hub. Returns the cache."""
     from huggingface_hub import constants
 
     cache = tmp_path / "hub"

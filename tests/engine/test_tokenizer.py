@@ -1,4 +1,4 @@
-"""The tokenizer beside the library that it stands on, and its word cache beside both."""
+"""The tokenizer and its word cache, compared with the library."""
 
 # ruff: noqa: RUF001  # texts that look like others are the point
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as Backend
 from embert import engine
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
-from embert.engine.tokenizer import Direction, TokenInfo
-from embert.engine.word_cache import MAX_CHUNKS, WordCache
+from embert.engine.tokenization.encoded import Direction, TokenInfo
+from embert.engine.tokenization.word_cache import MAX_CHUNKS, WordCache
 from tests.engine.conftest import BuildBert
 
 
@@ -43,9 +43,9 @@ def expected(library: Backend, text: str, limit: int = 256, direction: str = "ri
     return ids
 
 
-@functools.cache  # made anew it takes longer than a test's texts
+@functools.cache  # making one takes longer than a test's texts
 def cutting(library: Backend, limit: int, direction: str) -> Backend:
-    """The same library, which cuts."""
+    """The same library, with truncation on."""
     copied = Backend.from_str(library.to_str())
     copied.enable_truncation(limit, direction=direction)
     return copied
@@ -244,7 +244,7 @@ def test_known_words_need_no_library() -> None:
 
 
 def test_the_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.word_cache.MAX_CHUNKS", 50)
+    monkeypatch.setattr("embert.engine.tokenization.word_cache.MAX_CHUNKS", 50)
     asked: list[list[str]] = []
 
     def encode(chunks: Any) -> list[bytes]:

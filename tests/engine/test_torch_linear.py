@@ -1,4 +1,4 @@
-"""Few kernels, all made at load: what keeps the CPU encoder's memory where it starts."""
+"""The CPU encoder makes few kernels, all at load, so its memory does not grow later."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pytest
 import torch
 
 from embert.engine import Model, pack
-from embert.engine.encoders.torch import TorchEncoder
-from embert.engine.encoders.torch_linear import kernel_rows, row_counts
+from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.encoders.torch.linear import kernel_rows, row_counts
 
 ENCODE = """
 import dataclasses, os, sys
 import numpy as np
 import torch
 from embert import engine
-from embert.engine.encoders.torch import TorchEncoder
+from embert.engine.encoders.torch.encoder import TorchEncoder
 dtype, pooling, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.sched_getaffinity = lambda pid: set(range(threads))
 torch.set_num_threads(threads)
 model = engine.load_model(pooling=pooling)
-config = dataclasses.replace(model.config, layers=2)  # all but the last are alike
-model = dataclasses.replace(model, config=config, max_input_length=512)
+architecture = dataclasses.replace(model.architecture, layers=2)  # all but the last are alike
+model = dataclasses.replace(model, architecture=architecture, max_input_length=512)
 encoder = TorchEncoder(model, dtype=dtype)
 print("loaded", flush=True)
 random = np.random.default_rng(0)
@@ -43,7 +43,7 @@ print("encoded", flush=True)
 
 
 class Watched:
-    """A model that notes how many threads torch's loops have."""
+    """A model that records how many threads torch's loops have."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -58,8 +58,8 @@ class Watched:
 def test_short_texts_have_two_threads(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     encoder = TorchEncoder(default_model)
-    watched = Watched(encoder._bert)
-    monkeypatch.setattr(encoder, "_bert", watched)
+    watched = Watched(encoder._transformer)
+    monkeypatch.setattr(encoder, "_transformer", watched)
     monkeypatch.setattr(encoder, "_threads", 3)
     try:
         for length in (1, 12, 40, 41, 128):
@@ -81,7 +81,7 @@ def test_numbers_of_rows() -> None:
     ("dtype", "pooling", "threads"), [("float32", "mean", 2), ("float32", "cls", 2), ("bfloat16", "cls", 4)]
 )
 def test_no_kernel_is_made_after_loading(dtype: str, pooling: str, threads: int) -> None:
-    """oneDNN says so itself, and what it makes later it would make for ever: its caches would be too small.
+    """oneDNN's own log tells. A kernel made later would be made again and again, because the caches are too small.
 
     The most kernels are those of bfloat16, one pooled row, and more threads than short texts have.
     """

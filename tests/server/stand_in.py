@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders import Encoder, PackedBatch, Task
+from embert.engine import Encoder, PackedBatch, Task
 from embert.engine.errors import BrokenModel, EncoderError, EncoderLost
 from embert.engine.model import Model
 
@@ -74,7 +74,7 @@ class StandIn:
         if self.device == "cuda":
             self.device += ":" + device.partition(":")[2]
         self.width = model.width
-        self.hidden_size = model.config.hidden_size
+        self.hidden_size = model.architecture.hidden_size
         self.max_batch_tokens = max_batch_tokens or 16384
         self._tokens_per_s = float(os.environ.get("STAND_IN_TOKENS_PER_S", "inf"))
         self._warm_s = float(os.environ.get("STAND_IN_WARM_S", "0"))

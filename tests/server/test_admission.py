@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenizer import Turns
+from embert.engine.tokenization.turns import Turns
 from embert.server.api.request_options import Terms
 from embert.server.api.service import Service, _least_tokens
 from embert.server.config import ServeConfig

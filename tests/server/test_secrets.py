@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from embert.engine.encoders import Encoder, PackedBatch, Task
+from embert.engine import Encoder, PackedBatch, Task
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.server.config import ServeConfig, read_api_keys

@@ -1,9 +1,9 @@
-"""A linear layer on a CPU, with what follows it fused in.
+"""A linear layer on a CPU, fused with the activation or the residual that follows it.
 
-oneDNN's packed weights are used where they work: on the machine this was tuned on (Zen 5) they run float32 2.3 times
-as fast as `F.linear`, whose MKL keeps to AVX2 on AMD, and exact GELU costs 5 % instead of a pass of its own. torch
-reaches them by operators that its compiler uses and that it does not document, so they are tried on real weights when a
-model is loaded, and `F.linear` stands in wherever they are absent, refuse, or answer differently.
+oneDNN's packed weights are used where they work. On Zen 5 they run float32 2.3 times as fast as `F.linear`, whose MKL
+uses only AVX2 on AMD, and exact GELU costs 5 % instead of a pass of its own. torch reaches them through operators of
+its compiler, which it does not document. So they are tried on real weights when a model is loaded, and `F.linear`
+replaces them wherever they are absent, refuse, or answer differently.
 """
 
 from __future__ import annotations
@@ -29,29 +29,28 @@ __all__ = [
 
 Activation = Literal["none", "gelu", "gelu_tanh", "relu"]
 
-# Our name → oneDNN's operation and algorithm. "none" for gelu is the erf form.
+# Our name → oneDNN's operation and algorithm. The algorithm "none" of gelu is the erf form.
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
 
 
 def limit_kernel_caches() -> None:
-    """Room for the kernels of `row_counts(1024)`, on one thread, on all, and for few rows on two.
+    """Bound the caches of kernels: room for `row_counts(1024)` on one thread, on all threads, and for few rows on two.
 
-    To be called before the first product.
+    Call this before the first product.
 
-    oneDNN, and torch's layer above it, together keep about 0.6 MB for every product, number of rows and number of
-    threads they have met, in two entries of oneDNN's cache. With their own limits of 1024 a server of MiniLM grew to
-    1.8 GB; with less room than there are kernels, they would be made again and again (see `kernel_rows`).
+    oneDNN and torch's layer above it together keep about 0.6 MB for every product, number of rows and number of
+    threads they meet, in two entries of oneDNN's cache. With their own limits of 1024 entries a server of MiniLM grew
+    to 1.8 GB. With fewer entries than there are kernels, kernels would be made again and again (see `kernel_rows`).
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, "896")
 
 
 def kernel_rows(rows: int) -> int:
-    """The number of rows that a product of `rows` is done with: one of few, so that every kernel is made only once.
+    """`rows` rounded up to one of few numbers, so that every kernel is made only once.
 
-    oneDNN makes a kernel for each number of rows, and packed batches have ever new ones. Kernels that are made and
-    thrown away cost 5 % of the throughput of mixed work, and lie between the buffers of the heap, which falls to
-    pieces: 300 MB that nobody could use after some minutes.
+    oneDNN makes a kernel for each number of rows, and packed batches keep bringing new numbers. Without rounding, new
+    kernels cost 5 % of the throughput of mixed work, and fragmented the heap: 300 MB were unusable after some minutes.
     """
     step = 8 if rows <= 128 else 16 if rows <= 256 else 32
     return -(-rows // step) * step
@@ -69,12 +68,12 @@ class Linear(Protocol):
     """activation(x · weightᵀ + bias), or x · weightᵀ + bias + residual."""
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, in] → [T, out]; `residual` is [T, out] and left as it is."""
+        """[T, in] → [T, out]. `residual` is [T, out] and is not changed."""
         ...
 
 
 class PackedLinear:
-    """oneDNN, with the weight in the layout that its kernels want."""
+    """oneDNN, with the weight in the layout of its kernels."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
@@ -92,7 +91,7 @@ class PackedLinear:
 
 
 class PlainLinear:
-    """torch's own operators: everywhere."""
+    """torch's own operators, which run everywhere."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> None:
         self._weight = weight

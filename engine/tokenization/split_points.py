@@ -1,14 +1,14 @@
 """Where a long text may be divided so that the tokens of its parts, end to end, are the tokens of the whole.
 
-A tokenizer normalizes, finds added tokens, splits into words and looks up each word by itself. A place is safe where
-no step looks across it. That is decided from tokenizer.json, by a list of components whose behaviour is known:
+A tokenizer normalizes, finds added tokens, splits into words and looks up each word by itself. A split point is a place
+that no step looks across. Where they are follows from tokenizer.json, by a list of components of known behaviour:
 
     any that splits at spaces    before a single space (or newline) between two plain letters or digits
     byte-level                   also between an ASCII letter and a digit: its pattern never joins them
     BERT                         also next to whitespace, ideographs, and punctuation that no added token has
 
-Parts other than the first may need something before them, so that they do not look like the start of a text: `lead`,
-whose tokens the caller drops. What no rule covers has no cuts, and is tokenised whole.
+Parts other than the first may need a `lead` before them, so that they do not look like the start of a text; the caller
+drops its tokens. A tokenizer that no rule covers has no split points: its texts are tokenised whole.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as Library
 
-__all__ = ["Cuts", "Unbroken", "cuts_of"]
+__all__ = ["NoSplitPoint", "SplitPoints", "split_points_of"]
 
-# Letters and digits that no normalizer named below joins with a space, reorders, or turns into one: no combining
+# Letters and digits that no normalizer named below joins with a space, reorders, or turns into a space: no combining
 # marks, nothing that extends or precedes a grapheme, no compatibility character that contains a space.
 _PLAIN = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-ΡΣ-ΩάέήίαβγδεζηθικλμνξοπρςστυφχψωА-яЁёא-תء-يअ-हก-ฮぁ-ゖァ-ヺ一-鿿가-힣"
 _BEFORE = _PLAIN + ".,;:!?)。！？，、；："  # noqa: RUF001  # may also stand before the space
@@ -39,23 +39,23 @@ _WINDOW = 65_536
 _SEEN = 2  # characters after a place that a pattern looks at
 
 
-class Unbroken(Exception):
-    """A text has no place to divide it for longer than is allowed."""
+class NoSplitPoint(Exception):
+    """A text has no split point for longer than is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
-    """Places of one tokenizer, as patterns of no width; None where there are none."""
+class SplitPoints:
+    """The split points of one tokenizer, as patterns of zero width; None if there are none."""
 
     of_ids: re.Pattern[str] | None = None  # the parts' ids are the whole's
-    of_places: re.Pattern[str] | None = None  # ... and so are the places of the tokens in the text
+    of_offsets: re.Pattern[str] | None = None  # the parts' ids and offsets are the whole's
     lead: str = ""  # goes before every part but the first
-    word_edge: int | None = None  # of an ASCII word that is unknown for its length, so many characters at either end do
+    word_edge: int | None = None  # characters to keep at either end of an ASCII word that is too long to be known
 
     def end(self, text: str, start: int, least: int, most: int, pattern: re.Pattern[str] | None) -> int:
         """Where a part that begins at `start` may end: at least `least` characters on, if the text has as many.
 
-        Raises Unbroken when there is no place within `most`.
+        Raises NoSplitPoint if there is none within `most` characters.
         """
         if len(text) - start <= least:
             return len(text)
@@ -63,11 +63,11 @@ class Cuts:
         if found is not None:
             return found.start()
         if len(text) - start > most:
-            raise Unbroken
+            raise NoSplitPoint
         return len(text)
 
     def start(self, text: str, end: int, least: int, most: int, pattern: re.Pattern[str] | None) -> int:
-        """`end` seen from the other side: where a part that ends at `end` may start."""
+        """Where a part that ends at `end` may start: as `end`, from the other side."""
         if end <= least:
             return 0
         high, floor, width = end - least, max(0, end - most), 64
@@ -78,13 +78,13 @@ class Cuts:
                 return places[-1]
             high, width = low, min(2 * width, _WINDOW)
         if floor:
-            raise Unbroken
+            raise NoSplitPoint
         return 0
 
     def shorten(self, text: str, inside: int) -> str | None:
-        """The text without the middle of the long ASCII word around `inside`; None when it is not long, or matters.
+        """The text without the middle of the long ASCII word around `inside`; None if it is not long, or matters.
 
-        WordPiece knows no word of more than `max_input_chars_per_word` characters: its length makes no difference.
+        WordPiece gives every word of more than `max_input_chars_per_word` characters the same token.
         """
         if self.word_edge is None:
             return None
@@ -99,7 +99,7 @@ def _is_word(text: str) -> bool:
 
 
 def _word_end(text: str, place: int) -> int:
-    """The end of the ASCII letters and digits from `place` on; in strides, which are ten times as fast as a pattern."""
+    """The end of the ASCII letters and digits from `place` on. Strides are ten times as fast as a pattern."""
     stride = _WINDOW
     while stride:
         while place + stride <= len(text) and _is_word(text[place : place + stride]):
@@ -117,14 +117,14 @@ def _word_start(text: str, place: int) -> int:
     return place
 
 
-def cuts_of(description: dict[str, Any], backend: Backend) -> Cuts:
-    """The cuts of a tokenizer; `description` is its tokenizer.json, parsed."""
+def split_points_of(description: dict[str, Any], library: Library) -> SplitPoints:
+    """The split points of a tokenizer. `description` is its tokenizer.json, parsed."""
     added = list(description.get("added_tokens") or ())
     contents = [str(token["content"]) for token in added]
     pre_tokenizers = _flat(description.get("pre_tokenizer"), "pretokenizers")
     kinds = [part["type"] for part in pre_tokenizers]
-    if not _looks_at_no_spaces(added, backend) or not _known_model(description.get("model") or {}):
-        return Cuts()
+    if not _crosses_no_space(added, library) or not _known_model(description.get("model") or {}):
+        return SplitPoints()
     normalizers = _flat(description.get("normalizer"), "normalizers")
     strips = any(token.get("lstrip") or token.get("rstrip") for token in added)
     alone = any(token.get("single_word") for token in added)
@@ -135,24 +135,24 @@ def cuts_of(description: dict[str, Any], backend: Backend) -> Cuts:
         if (description["model"] or {}).get("type") == "WordPiece" and not any(map(_is_word, contents)):
             limit = description["model"].get("max_input_chars_per_word", 100)
             edge = limit + 1 + max(map(len, contents), default=0)
-        return Cuts(places, general if strips else places, word_edge=edge)
+        return SplitPoints(places, general if strips else places, word_edge=edge)
     if not _known(normalizers, _NORMALIZERS) or not _known(pre_tokenizers, _PRE_TOKENIZERS):
-        return Cuts()
+        return SplitPoints()
     if not _SPLIT_AT_SPACES.intersection(kinds) or {"ByteLevel", "Metaspace"}.intersection(kinds[:-1]):
-        return Cuts()
-    spaces = "".join(space for space in " \n" if _splits(backend, space))
+        return SplitPoints()
+    spaces = "".join(space for space in " \n" if _splits(library, space))
     if " " not in spaces:
-        return Cuts()
+        return SplitPoints()
     rules = [f"(?<=[{_BEFORE}])(?=[{spaces}][{_PLAIN}])"]
     joined = any(re.search("[A-Za-z][0-9]", content) for content in contents)
     if kinds[-1] == "ByteLevel" and not joined and not alone:
         rules.append("(?<=[A-Za-z])(?=[0-9])")
     pattern = re.compile("|".join(rules))
-    return Cuts(pattern, pattern, lead=_LEAD)
+    return SplitPoints(pattern, pattern, lead=_LEAD)
 
 
 def _bert(normalizers: list[dict[str, Any]], contents: list[str], *, alone: bool) -> re.Pattern[str]:
-    # The underscore is a letter to added tokens that stand alone.
+    # To added tokens that stand alone, the underscore is a letter.
     single = [each for each in string.punctuation + "。、！？，" if each != "_"]  # noqa: RUF001
     free = "".join(each for each in single if not any(each in content for content in contents))
     ideographs = any(part.get("handle_chinese_chars") for part in normalizers)
@@ -169,14 +169,14 @@ def _flat(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]
     return [component]
 
 
-def _looks_at_no_spaces(added: list[dict[str, Any]], backend: Backend) -> bool:
-    """Whether no added token reaches over a space between plain characters."""
+def _crosses_no_space(added: list[dict[str, Any]], library: Library) -> bool:
+    """Whether no added token can reach across a space between plain characters."""
     before, after = re.compile(f"[{_BEFORE}]"), re.compile(f"[{_PLAIN}]")
     for token in added:
         content = str(token["content"])
         forms = [content]
-        if token.get("normalized") and backend.normalizer is not None:
-            forms.append(backend.normalizer.normalize_str(content))
+        if token.get("normalized") and library.normalizer is not None:
+            forms.append(library.normalizer.normalize_str(content))
         if not content or any(not form or re.search(r"\s", form) for form in forms):
             return False
         if token.get("lstrip") and any(after.match(form) for form in forms):
@@ -203,12 +203,12 @@ def _known(parts: list[dict[str, Any]], kinds: set[str]) -> bool:
     return True
 
 
-def _splits(backend: Backend, space: str) -> bool:
-    """Whether this between two words divides them: whether a newline does is in the normalizer's table."""
+def _splits(library: Library, space: str) -> bool:
+    """Whether this character between two words divides them. A normalizer's table may turn a newline into a space."""
     text = f"a{space}b"
-    if backend.normalizer is not None:
-        text = backend.normalizer.normalize_str(text)
-    if backend.pre_tokenizer is None or not re.fullmatch(r"a\sb", text):
+    if library.normalizer is not None:
+        text = library.normalizer.normalize_str(text)
+    if library.pre_tokenizer is None or not re.fullmatch(r"a\sb", text):
         return False
-    pieces = backend.pre_tokenizer.pre_tokenize_str(text)
+    pieces = library.pre_tokenizer.pre_tokenize_str(text)
     return len(pieces) > 1 and pieces[0][1] == (0, 1)

@@ -1,4 +1,4 @@
-"""Texts divided for tokenising: the parts' tokens are the whole's, whatever the text and the kind of tokenizer."""
+"""Texts divided for tokenization: the parts' tokens are the whole's, whatever the text and the kind of tokenizer."""
 
 # ruff: noqa: RUF001  # texts that look like others are the point
 from __future__ import annotations
@@ -16,14 +16,15 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 from tokenizers import Tokenizer as Backend
 
 from embert import engine
-from embert.engine.cuts import cuts_of
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.model import Model
-from embert.engine.tokenizer import Direction, TokenInfo, finish
-from tests.engine.architectures import byte_level, unigram
+from embert.engine.tokenization.encoded import Direction, TokenInfo
+from embert.engine.tokenization.split_points import split_points_of
+from embert.engine.tokenization.turns import finish
 from tests.engine.conftest import small_tokenizer
+from tests.engine.families import byte_level, unigram
 
-PART = 3  # characters, so that short texts have many parts
+PART = 3  # characters, so short texts have many parts
 
 
 def bert(**normalizer: Any) -> Backend:
@@ -44,7 +45,7 @@ def changed(tokenizer: Backend, **parts: Any) -> Backend:
 
 
 def precompiled_like() -> Any:
-    """XLM-RoBERTa's steps, but for its table."""
+    """XLM-RoBERTa's normalizer without its table."""
     return normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
     )
@@ -70,7 +71,7 @@ KINDS: dict[str, Callable[[], Backend]] = {
         pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True),
         post_processor=processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=True),
     ),
-    "byte-level, places with spaces": lambda: changed(
+    "byte-level, offsets with spaces": lambda: changed(
         byte_level(300), post_processor=processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=False)
     ),
     "byte-level, NFC": lambda: changed(byte_level(300), normalizer=normalizers.NFC()),
@@ -126,7 +127,7 @@ def test_the_ids_are_those_of_the_whole(
     divided: dict[str, engine.Tokenizer], kind: str, texts: list[str], direction: Direction
 ) -> None:
     tokenizer = divided[kind]
-    whole = tokenizer._library(texts)
+    whole = tokenizer._backend.library_ids(texts)
     asked = tokenizer.encode_turns(texts, truncate=True, direction=direction, turn_characters=PART + 2)
     expected = tokenizer._encoded(whole, True, direction, "inputs")
     encoded = finish(asked)
@@ -138,15 +139,15 @@ def test_the_ids_are_those_of_the_whole(
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(hostile, min_size=1, max_size=3), special=st.booleans())
 @LENIENT
-def test_the_places_are_those_of_the_whole(
+def test_the_offsets_are_those_of_the_whole(
     divided: dict[str, engine.Tokenizer], kind: str, texts: list[str], special: bool
 ) -> None:
     tokenizer = divided[kind]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embert.engine.tokenizer.TURN_PLACES", PART)
+        patch.setattr("embert.engine.tokenization.offsets.TURN_CHARACTERS", PART)
         found = tokenizer.tokenize(texts, add_special_tokens=special)
     for text, tokens in zip(texts, found, strict=True):
-        encoding = tokenizer._backend.encode(text, add_special_tokens=special)
+        encoding = tokenizer._backend._library.encode(text, add_special_tokens=special)
         assert tokens == [
             TokenInfo(id_, name, True, None, None) if mask else TokenInfo(id_, text[start:stop], False, start, stop)
             for id_, name, (start, stop), mask in zip(
@@ -186,22 +187,26 @@ def test_all_of_these_kinds_are_divided(divided: dict[str, engine.Tokenizer], ki
     ids=range(11),
 )
 def test_what_is_not_known_to_be_safe_is_not_divided(tokenizer: Backend) -> None:
-    cuts = cuts_of(json.loads(tokenizer.to_str()), tokenizer)
-    assert (cuts.of_ids, cuts.of_places, cuts.lead) == (None, None, "")
+    split_points = split_points_of(json.loads(tokenizer.to_str()), tokenizer)
+    assert (split_points.of_ids, split_points.of_offsets, split_points.lead) == (None, None, "")
 
 
-def test_a_text_is_read_no_further_than_the_model_can(
-    tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    library = tokenizer._library
+@pytest.fixture
+def read(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the library is given to read, with the word cache off."""
+    texts: list[str] = []
+    library_ids = tokenizer._backend.library_ids
 
-    def spied(texts: Sequence[str]) -> list[bytes]:
-        seen.extend(texts)
-        return library(texts)
+    def spy(given: Sequence[str]) -> list[bytes]:
+        texts.extend(given)
+        return library_ids(given)
 
-    monkeypatch.setattr(tokenizer, "_words", None)
-    monkeypatch.setattr(tokenizer, "_library", spied)
+    monkeypatch.setattr(tokenizer._backend, "_words", None)
+    monkeypatch.setattr(tokenizer._backend, "library_ids", spy)
+    return texts
+
+
+def test_a_text_is_read_no_further_than_the_model_can(tokenizer: engine.Tokenizer, read: list[str]) -> None:
     for text in (
         "." * 3_000_000,
         "日本" * 1_000_000,
@@ -209,37 +214,27 @@ def test_a_text_is_read_no_further_than_the_model_can(
         "a" + " " * 20 + "b" * 9_000 + "é 。" * 900_000,
     ):
         for direction in ("right", "left"):
-            seen.clear()
+            read.clear()
             encoded = finish(tokenizer.encode_turns([text], truncate=True, direction=direction, most_unbroken=100_000))
             assert encoded.lengths.tolist() == [256]
-            assert sum(map(len, seen)) < 50_000
+            assert sum(map(len, read)) < 50_000
     with pytest.raises(InputError, match=r"`inputs`: text 0 has more than \d+ tokens, the limit is 256; shorten it or"):
         finish(tokenizer.encode_turns(["." * 3_000_000], truncate=False))
 
 
-def test_words_too_long_to_be_known_are_not_looked_at_whole(
-    tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    library = tokenizer._library
-
-    def spied(texts: Sequence[str]) -> list[bytes]:
-        seen.extend(texts)
-        return library(texts)
-
-    monkeypatch.setattr(tokenizer, "_words", None)
-    monkeypatch.setattr(tokenizer, "_library", spied)
+def test_words_too_long_to_be_known_are_not_read_whole(tokenizer: engine.Tokenizer, read: list[str]) -> None:
     for text in (
         "x" * 3_000_000,
         "the " + "x1" * 1_000_000 + "é end",
         "ab." * 20 + "x" * 300_000 + " y" + "z" * 400_000,
     ):
-        expected = tokenizer._encoded(library([text]), True, "right", "inputs").ids.tolist()
+        whole = tokenizer._backend.library_ids([text])
+        expected = tokenizer._encoded(whole, True, "right", "inputs").ids.tolist()
         for direction in ("right", "left"):
-            seen.clear()
+            read.clear()
             asked = tokenizer.encode_turns([text], truncate=True, direction=direction, most_unbroken=100_000)
             assert finish(asked).ids.tolist() == expected
-            assert sum(map(len, seen)) < 20_000
+            assert sum(map(len, read)) < 20_000
 
 
 @pytest.mark.parametrize("kind", ["bert", "byte-level", "metaspace"])

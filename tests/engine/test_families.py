@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and MPNet beside HuggingFace: other names, places and tokenizers."""
+"""Every family beside HuggingFace: names of tensors and fields, positions, tokenizers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ from tokenizers import Tokenizer as Backend
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from embert import engine
-from embert.engine.encoders import Task, cuda
+from embert.engine.encoders import cuda
+from embert.engine.encoders.base import Task
 from embert.engine.encoders.relative_positions import buckets
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from tests.engine.architectures import ARCHITECTURES, build, byte_level, unigram
+from embert.engine.families import FAMILIES as READERS
 from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit
+from tests.engine.families import FAMILIES, build, byte_level, unigram
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if "long" not in name])
+def test_every_family_has_a_model_here() -> None:
+    assert {name.partition(",")[0] for name in FAMILIES} == set(READERS)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name])
 @pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
-def test_hidden_states_equal_hugging_face(tmp_path: Path, architecture: str, head: str) -> None:
-    folder = build(tmp_path, architecture, head=head)
+def test_hidden_states_equal_hugging_face(tmp_path: Path, family: str, head: str) -> None:
+    folder = build(tmp_path, family, head=head)
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder))
-    assert (model.config.architecture, model.config.max_positions) == (architecture.partition(",")[0], 128)
+    assert (model.architecture.family, model.architecture.max_positions) == (family.partition(",")[0], 128)
     sequences = [ids % 50 + 10 for ids in random_sequences([1, 2, 15, 16, 17, 64, 65, 127, 128], 64)]  # no padding
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
@@ -38,7 +44,7 @@ def test_hidden_states_equal_hugging_face(tmp_path: Path, architecture: str, hea
 
 
 def with_padding_inside(padding: int) -> list[npt.NDArray[np.int32]]:
-    """Texts that hold padding tokens: first, in the middle, last, several, nothing else; and texts that hold none."""
+    """Texts with padding tokens first, in the middle, last, several, or nothing else, and texts without any."""
     patterns = [
         "p",
         "pt",
@@ -61,27 +67,27 @@ def with_padding_inside(padding: int) -> list[npt.NDArray[np.int32]]:
     ]
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if "long" not in name])
-def test_padding_tokens_inside_texts_stand_where_hugging_face_puts_them(tmp_path: Path, architecture: str) -> None:
-    folder = build(tmp_path, architecture)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name])
+def test_padding_tokens_inside_texts_stand_where_hugging_face_puts_them(tmp_path: Path, family: str) -> None:
+    folder = build(tmp_path, family)
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder))
     padding = json.loads((folder / "config.json").read_text()).get("pad_token_id", 1)
-    expects_rule = architecture.partition(",")[0] in ("roberta", "xlm-roberta", "camembert", "mpnet")
-    assert model.config.padding_id == (padding if expects_rule else None)
+    expects_rule = family.partition(",")[0] in ("roberta", "xlm-roberta", "camembert", "mpnet")
+    assert model.architecture.padding_id == (padding if expects_rule else None)
     sequences = with_padding_inside(padding)
     encoder, reference = engine.load_encoder(model, device="cpu"), HuggingFace(folder)
     expected = np.concatenate(list(map(reference.hidden, sequences)))
     np.testing.assert_allclose(encoder.encode(engine.pack(sequences), Task.TOKENS), expected, atol=2e-4)
-    # Alone, too, and pooled.
+    # The same for each text alone, pooled.
     for ids in sequences:
         wanted = unit(reference.pooled(ids, "mean"))
         np.testing.assert_allclose(encoder.encode(engine.pack([ids]))[0], wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ["roberta", "xlm-roberta"])
-def test_texts_that_spell_out_the_padding_token(tmp_path: Path, architecture: str) -> None:
-    folder = build(tmp_path, architecture, vocab_size=400)
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta"])
+def test_texts_that_spell_out_the_padding_token(tmp_path: Path, family: str) -> None:
+    folder = build(tmp_path, family, vocab_size=400)
     backend = byte_level(400)
     backend.save(str(folder / "tokenizer.json"))
     texts = ["hello <pad> world", "<pad> hello", "hello<pad>", "<pad><pad>hello<pad>", "<pad>", "hello world"]
@@ -98,7 +104,7 @@ def test_relative_positions_of_long_texts(tmp_path: Path, dtype: str, cosine: fl
     folder = build(tmp_path, "mpnet, long")
     byte_level(300).save(str(folder / "tokenizer.json"))
     encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu", dtype=dtype)
-    # Several of a length, and scores that are computed a part of a sequence's heads at a time.
+    # Several sequences of a length, and scores that are computed for some heads of a sequence at a time.
     sequences = [ids % 50 + 10 for ids in random_sequences([512, 3, 512, 129, 40, 40, 40, 200, 500], 64)]
     expected = unit(np.stack([HuggingFace(folder).hidden(ids).mean(0) for ids in sequences]))
     vectors = encoder.encode(engine.pack(sequences))
@@ -114,9 +120,9 @@ def test_buckets_of_distances_equal_hugging_face() -> None:
     np.testing.assert_array_equal(buckets(distances, 32), wanted.numpy())
 
 
-@pytest.mark.parametrize("architecture", ["mpnet", "distilbert"])
-def test_what_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
-    folder = build(tmp_path, architecture)
+@pytest.mark.parametrize("family", ["mpnet", "distilbert"])
+def test_what_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    folder = build(tmp_path, family)
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder))
     gpu = StandInGpu(model)
@@ -128,11 +134,11 @@ def test_what_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ar
     assert not ours.loaded["type", -1].any()
     places = theirs.embeddings.position_embeddings.weight.detach().numpy()
     np.testing.assert_array_equal(ours.loaded["position", -1].reshape(128, 64), places[len(places) - 128 :])
-    assert ours.shape["padding"] == (architecture == "mpnet")
-    if architecture == "mpnet":
+    assert ours.shape["padding"] == (family == "mpnet")
+    if family == "mpnet":
         np.testing.assert_array_equal(ours.loaded["padding", -1], places[1:2])
-    assert ours.shape["relative"] == (architecture == "mpnet") == (("relative", -1) in ours.loaded)
-    if architecture == "mpnet":
+    assert ours.shape["relative"] == (family == "mpnet") == (("relative", -1) in ours.loaded)
+    if family == "mpnet":
         with torch.inference_mode():
             scores = theirs.encoder.compute_position_bias(torch.zeros(1, 128, 64))[0].numpy()
         by_distance = ours.loaded["relative", -1].reshape(4, 255)
@@ -140,7 +146,7 @@ def test_what_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ar
         np.testing.assert_array_equal(by_distance[:, positions - positions[:, None] + 127], scores)
 
 
-@pytest.mark.timeout(60)  # kernels are not made beforehand for every length up to 8 192
+@pytest.mark.timeout(60)  # passes only if kernels are not made at load for every length up to 8 192
 @pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.999)])
 def test_a_model_for_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
     folder = build(tmp_path, "xlm-roberta, long")
@@ -176,7 +182,7 @@ def test_texts_to_vectors(tmp_path: Path, kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "fields", "error", "message"),
+    ("family", "fields", "error", "message"),
     [
         ("roberta", {"pad_token_id": -1}, BrokenModel, "pad_token_id must be an int of at least 0, found -1"),
         ("roberta", {"pad_token_id": True}, BrokenModel, "pad_token_id must be an int of at least 0, found True"),
@@ -192,9 +198,9 @@ def test_texts_to_vectors(tmp_path: Path, kind: Any) -> None:
     ],
 )
 def test_what_cannot_be_read_is_named_as_the_model_names_it(
-    tmp_path: Path, architecture: str, fields: dict[str, Any], error: type[Exception], message: str
+    tmp_path: Path, family: str, fields: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    folder = build(tmp_path, architecture)
+    folder = build(tmp_path, family)
     byte_level(300).save(str(folder / "tokenizer.json"))
     edit_json(folder / "config.json", **fields)
     with pytest.raises(error, match=message):

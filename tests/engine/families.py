@@ -1,4 +1,4 @@
-"""Small models of other architectures than BERT, with random weights, and their kinds of tokenizers."""
+"""Small models of every family, with random weights, and their kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from tests.engine.conftest import write_modules
 
-__all__ = ["ARCHITECTURES", "build", "byte_level", "unigram"]
+__all__ = ["FAMILIES", "build", "byte_level", "unigram"]
 
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
 DISTILBERT = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 128}
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+# A family's `model_type`, and what is special where a family has several models → HuggingFace's class and its config.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", {**BERT_LIKE, "max_position_embeddings": 128}),
+    "bert, tanh": ("Bert", {**BERT_LIKE, "max_position_embeddings": 128, "hidden_act": "gelu_new"}),
     "roberta": ("Roberta", ROBERTA_LIKE),
     "roberta, padded with 5": ("Roberta", {**ROBERTA_LIKE, "pad_token_id": 5, "max_position_embeddings": 134}),
     "xlm-roberta": ("XLMRoberta", ROBERTA_LIKE),
@@ -30,16 +33,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(folder: Path, architecture: str, *, vocab_size: int = 64, head: str = "Model") -> Path:
-    """A model folder with random weights; `head` "ForMaskedLM" stores the encoder under a prefix."""
-    family, config = ARCHITECTURES[architecture]
+def build(folder: Path, family: str, *, vocab_size: int = 64, head: str = "Model") -> Path:
+    """A model folder with random weights. `head` "ForMaskedLM" stores the encoder under a prefix."""
+    prefix, config = FAMILIES[family]
     torch.manual_seed(0)
-    made: torch.nn.Module = getattr(transformers, family + head)(
-        getattr(transformers, family + "Config")(vocab_size=vocab_size, initializer_range=0.3, **config)
+    made: torch.nn.Module = getattr(transformers, prefix + head)(
+        getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **config)
     )
     for name, parameter in made.named_parameters():
-        # HuggingFace starts biases and the padding token's rows at 0 and LayerNorm at 1: an encoder that forgets them
-        # would pass.
+        # HuggingFace starts biases and the padding token's rows at 0 and LayerNorm at 1, so an encoder that forgets
+        # them would pass.
         if "norm" in name.lower() or name.endswith(("bias", "_embeddings.weight")):
             parameter.data += torch.randn_like(parameter) * 0.2
     made.save_pretrained(folder)  # type: ignore[operator]
@@ -61,7 +64,7 @@ def byte_level(vocab_size: int) -> Backend:
 
 
 def unigram(vocab_size: int) -> Backend:
-    """XLM-RoBERTa's."""
+    """XLM-RoBERTa's kind of tokenizer, trained on this file."""
     tokenizer = Backend(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()

@@ -1,8 +1,8 @@
-"""Whether a checkpoint's weights fit float16, whose numbers end at 65 504 and lose their digits below 6e-5.
+"""Whether a checkpoint's weights fit float16, whose numbers end at 65 504 and lose digits below 6e-5.
 
-Checkpoints in bfloat16 or float32 may hold what float16 does not. A weight below 2⁻¹⁷ is stored with an error of up to
-2⁻²⁵: nothing beside weights of a usual size, everything to a matrix that has no others. So a matrix is judged as a
-whole, not by a small number here and there.
+Checkpoints in bfloat16 or float32 may hold numbers that float16 cannot. A weight below 2⁻¹⁷ is stored with an error of
+up to 2⁻²⁵. That is nothing beside weights of a usual size, but ruins a matrix that has no others. So the test looks at
+a matrix as a whole, not at single small numbers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from embert.engine.safetensors_file import Tensor
 __all__ = ["unfit_for_float16"]
 
 LARGEST = 65504.0
-# Float16's steps end at 2⁻²⁴: a rounding of 2⁻²⁴/√12 on average. Below this root mean square that is more than three
-# times what float16 costs a matrix of usual numbers, 2.1e-4 of its length.
+# The smallest step of float16 is 2⁻²⁴, so rounding errors there are 2⁻²⁴/√12 on average. Below this root mean square
+# that is over three times the relative error that float16 makes in a usual matrix, 2.1e-4.
 LEAST_RMS = 2.0**-15
-SAMPLE = 1 << 18  # elements, evenly spaced, from which a tensor's root mean square is taken
+SAMPLE = 1 << 18  # evenly spaced elements that a tensor's root mean square is taken from
 
 
 def unfit_for_float16(checkpoint: Checkpoint, names: Iterable[str]) -> str | None:
-    """Which matrix float16 does not hold, and why, in half a sentence; None where it holds all.
+    """Which matrix does not fit float16, and why, in half a sentence; None if all fit.
 
     Raises BrokenModel naming a tensor that has a NaN or an infinity.
     """
@@ -46,11 +46,11 @@ def unfit_for_float16(checkpoint: Checkpoint, names: Iterable[str]) -> str | Non
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest absolute value; NaN counts as larger than all."""
+    """The largest absolute value; NaN if there is one."""
     array = tensor.array
     if array.size == 0:
         return 0.0
-    if tensor.dtype == "BF16":  # whose bits without the sign order as its numbers do
+    if tensor.dtype == "BF16":  # without the sign, its bits sort as its numbers do
         bits = np.uint16((array & np.uint16(0x7FFF)).max())
         return float((bits.astype(np.uint32) << 16).view(np.float32))
     return float(max(array.max(), -array.min()))

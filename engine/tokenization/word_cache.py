@@ -1,7 +1,7 @@
-"""Token ids of ASCII texts from the ids of their words, exactly as the tokenizer gives them.
+"""Token ids of ASCII texts from the cached ids of their words, exactly as the tokenizer gives them.
 
 BERT's normalizer and pre-tokenizer treat every whitespace-separated chunk of an ASCII text by itself, so a text's ids
-are its chunks' ids laid end to end. Real texts repeat their words: looking them up costs about a tenth of WordPiece.
+are its chunks' ids laid end to end. Real texts repeat their words, and a look-up costs about a tenth of WordPiece.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 __all__ = ["WordCache"]
 
-# BERT's normalizer removes control characters, some of which str.split takes for whitespace; a chunk of nothing else
-# would have no tokens. Texts with any of them are rare and go to the tokenizer.
+# BERT's normalizer removes control characters, some of which str.split takes for whitespace. A chunk of nothing else
+# would have no tokens. Texts with any of them are rare and go to the library.
 CONTROL_CHARACTERS = re.compile(r"[^\t\n\r -~]")
 
 MAX_CHUNKS = 65_536  # about 12 MB
 MAX_CHUNK_CHARACTERS = 64  # longer ones do not repeat
 
-Ids = bytes  # int32, native order: joining bytes is ten times faster than joining lists of ints
+Ids = bytes  # int32 in native order
 EncodeChunks = Callable[[Sequence[str]], Sequence[Ids]]
 
 
 class WordCache:
-    """Chunk → ids, filled on demand and bounded. Safe to use from several threads."""
+    """Chunk → ids. Filled on demand, and bounded. Safe to use from several threads."""
 
     def __init__(self, encode: EncodeChunks) -> None:
-        """`encode` gives the tokenizer's own ids of each text, without special tokens."""
+        """`encode` gives the library's ids of each text, without special tokens."""
         self._encode = encode
         self._ids: dict[str, Ids] = {}
 
@@ -44,8 +44,8 @@ class WordCache:
             "WordPiece",
         ):
             return False
-        # Added tokens are found before all else. One without whitespace lies within a chunk, so it changes nothing; one
-        # that looks at its neighbours or at the normalized text is left to the library.
+        # Added tokens are found first. One without whitespace lies within a chunk, so it changes nothing. A tokenizer
+        # with one that looks at its neighbours or at the normalized text is left to the library.
         return all(
             len(token["content"].split()) == 1
             and token["content"] == token["content"].strip()
@@ -54,7 +54,7 @@ class WordCache:
         )
 
     def chunks(self, text: str) -> list[str] | None:
-        """The chunks whose ids make up the text's, or None when the whole text must go to the tokenizer.
+        """The chunks whose ids make up the text's, or None if the whole text must go to the library.
 
         Each chunk is at least one token.
         """
@@ -63,7 +63,7 @@ class WordCache:
         return text.split()
 
     def known(self, texts: Sequence[Sequence[str]]) -> list[Ids] | None:
-        """The ids of texts that `chunks` has split, or None when a chunk is new."""
+        """The ids of texts that `chunks` has split, or None if a chunk is new."""
         known = self._ids
         try:
             return [b"".join(map(known.__getitem__, chunks)) for chunks in texts]
@@ -74,7 +74,7 @@ class WordCache:
         """The ids of texts that `chunks` has split."""
         if (ids := self.known(texts)) is not None:
             return ids
-        known = self._ids  # never emptied, only replaced: what is in here stays in here
+        known = self._ids  # never emptied, only replaced, so what is in this dict stays in it
         unknown = list({chunk for chunks in texts for chunk in chunks if chunk not in known})
         found = dict(zip(unknown, self._encode(unknown), strict=True))
         joined = [b"".join([found.get(chunk) or known[chunk] for chunk in chunks]) for chunks in texts]
@@ -84,7 +84,7 @@ class WordCache:
     def _learn(self, found: dict[str, Ids]) -> None:
         learned = {chunk: ids for chunk, ids in found.items() if len(chunk) <= MAX_CHUNK_CHARACTERS}
         if len(self._ids) + len(learned) > MAX_CHUNKS:
-            # Starting afresh is cheaper than keeping an order of use, and what is common is back after a few texts.
+            # Starting again is cheaper than tracking use, and common words are back after a few texts.
             self._ids = {}
             learned = dict(list(learned.items())[:MAX_CHUNKS])
         self._ids.update(learned)

@@ -1,0 +1,219 @@
+"""The CPU encoder: packed, in float32 or bfloat16.
+
+A batch is cut, between sequences, into runs (runs.py). Each run goes through all layers on one thread, so threads never
+wait for each other inside a layer, as they do in torch's own parallel loops: those threads spin for one that is not
+scheduled, and beside other processes on the same cores such a loop took 200 times as long.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.base import Task, check_dimensions
+from embert.engine.encoders.padding_positions import padding_positions
+from embert.engine.encoders.torch.host import cpu_name, keep_freed_memory
+from embert.engine.encoders.torch.linear import kernel_rows, limit_kernel_caches, row_counts
+from embert.engine.encoders.torch.pooling import ONE_ROW, pooled, pooled_rows
+from embert.engine.encoders.torch.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Run, cut_into_runs
+from embert.engine.encoders.torch.transformer import Transformer
+from embert.engine.errors import EncoderError, UnsupportedModel
+from embert.engine.heads.embedding import EmbeddingHead
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
+
+__all__ = ["TorchEncoder"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# On a CPU a larger batch gives no more tokens a second, only a longer wait.
+MAX_BATCH_TOKENS = 2048
+
+# Threads of torch's loops for a batch of fewer than MIN_RUN_TOKENS tokens: each reads a part of the weights. On two
+# cores of a Xeon one query in flight took 6.9 ms instead of 10.6, and four took 13.5 ms instead of 18.9; beside a
+# process that kept one core busy, 15 ms instead of 9.6. More than two were not measured.
+FEW_TOKENS_THREADS = 2
+
+# Kernels for more rows are made when they are first needed: the caches hold no more (limit_kernel_caches).
+MAX_PREPARED_ROWS = 1024
+# Attention's kernels for longer sequences likewise. There is one for every 16 tokens, and making it takes time by the
+# square of its length: a model of 8 192 tokens and 64 columns was not ready after a minute.
+MAX_PREPARED_LENGTH = 512
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """A submitted batch, copied. Sequences are sorted by length, and tokens are in that order."""
+
+    task: Task
+    order: Ints  # [B] sequence numbers, shortest first
+    lengths: Ints  # [B] in that order
+    tokens: Ints  # [T] where each token came from
+    ids: Ints  # [T]
+    positions: Ints  # [T] rows of the position table
+    token_types: Ints | None  # [T]
+    dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
+    normalize: npt.NDArray[np.bool_] | None  # [B] likewise
+
+
+class TorchEncoder:
+    """See embert.engine.encoders.base.Encoder. `submit` only sorts and copies; `wait` does the work."""
+
+    name = "torch"
+    device = "cpu"
+    choice = ""
+
+    def __init__(
+        self, model: Model, *, device: str = "cpu", dtype: str = "auto", max_batch_tokens: int | None = None
+    ) -> None:
+        """Read the model's weights. Raises UnsupportedModel for another device or dtype, BrokenModel."""
+        if device != "cpu":
+            raise UnsupportedModel(f"the torch encoder runs on device cpu, not {device}")
+        self.dtype = "float32" if dtype == "auto" else dtype
+        if self.dtype not in DTYPES:
+            raise UnsupportedModel(
+                f"dtype {dtype} is not supported on a CPU, which has no fast {dtype} products; "
+                f"supported: {', '.join(DTYPES)}"
+            )
+        self.device_name = cpu_name()
+        self.width = model.width
+        self.hidden_size = model.architecture.hidden_size
+        self.max_batch_tokens = max_batch_tokens or max(MAX_BATCH_TOKENS, model.max_input_length)
+        self._architecture = model.architecture
+        self._pooling = model.pooling
+        self._pools_one_row = model.pooling in ONE_ROW
+        limit_kernel_caches()
+        keep_freed_memory()
+        # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
+        self._threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(
+            self._threads, thread_name_prefix="embert-forward", initializer=torch.set_num_threads, initargs=(1,)
+        )
+        checkpoint = Checkpoint.open(model)
+        with torch.inference_mode():
+            self._transformer = Transformer(model.architecture, checkpoint, DTYPES[self.dtype])
+        self._head = EmbeddingHead(model.folder, model.dense)
+        if self._transformer.packed:
+            self._prepare(model.max_input_length)
+
+    def _prepare(self, longest: int) -> None:
+        """Make every kernel that runs can need, so that memory does not grow later and no client waits for one.
+
+        Attention in sequences of over MAX_PREPARED_LENGTH tokens is left out.
+        """
+        longest = min(longest, MAX_PREPARED_LENGTH)
+        most = min(self.max_batch_tokens, MAX_RUN_TOKENS + longest, MAX_PREPARED_ROWS)
+        for _ in self._pool.map(self._transformer.prepare, row_counts(most)):
+            pass
+        self._pool.submit(self._transformer.prepare_attention, longest).result()
+        if self._threads > 1:  # a batch of one run has kernels for several threads
+            torch.set_num_threads(self._threads)
+            self._transformer.prepare_attention(longest)
+            for rows in row_counts(min(max(2 * MIN_RUN_TOKENS, longest), most)):
+                # Few pooled rows may be left of many tokens: all threads then multiply them.
+                for threads in {self._threads_for(rows)} | ({self._threads} if self._pools_one_row else set()):
+                    torch.set_num_threads(threads)
+                    self._transformer.prepare(rows)
+            torch.set_num_threads(self._threads)
+
+    def _threads_for(self, tokens: int) -> int:
+        """Threads of torch's loops for a batch of one run."""
+        return self._threads if kernel_rows(tokens) >= MIN_RUN_TOKENS else min(FEW_TOKENS_THREADS, self._threads)
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> _Ticket:
+        """Take a batch; its arrays may be reused.
+
+        Raises ValueError if it has more than max_batch_tokens tokens, EncoderError for dimensions it cannot have.
+        """
+        if batch.tokens > self.max_batch_tokens:
+            raise ValueError(
+                f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
+            )
+        check_dimensions(batch, self.width)
+        starts = batch.cu_seqlens[:-1].astype(np.int64)
+        lengths = np.diff(batch.cu_seqlens).astype(np.int64)
+        order = np.argsort(lengths, kind="stable")
+        lengths = lengths[order]
+        sorted_starts = np.cumsum(lengths) - lengths
+        positions = np.arange(batch.tokens) - np.repeat(sorted_starts, lengths)
+        tokens = np.repeat(starts[order], lengths) + positions
+        architecture = self._architecture
+        around = padding_positions(batch.ids, batch.cu_seqlens, architecture.padding_id, architecture.max_positions)
+        return _Ticket(
+            task=task,
+            order=order,
+            lengths=lengths,
+            tokens=tokens,
+            ids=batch.ids[tokens].astype(np.int64),
+            positions=positions if around is None else around[tokens].astype(np.int64),
+            token_types=None if batch.token_types is None else batch.token_types[tokens].astype(np.int64),
+            dimensions=None if batch.dimensions is None else batch.dimensions.copy(),
+            normalize=None if batch.normalize is None else batch.normalize.copy(),
+        )
+
+    def wait(self, ticket: _Ticket) -> npt.NDArray[np.float32]:
+        """Run the forward; see Encoder.wait."""
+        try:
+            return self._forward(ticket)
+        except Exception as error:
+            longest = int(ticket.lengths.max(initial=0))
+            raise EncoderError(
+                f"the forward of {len(ticket.lengths)} sequences, {len(ticket.ids)} tokens, longest {longest}, "
+                f"{self.dtype}, failed: {error}"
+            ) from error
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        """Submit and wait."""
+        return self.wait(self.submit(batch, task))
+
+    def close(self) -> None:
+        """End the threads and release the weights."""
+        self._pool.shutdown()
+        del self._transformer, self._head
+
+    def _forward(self, ticket: _Ticket) -> npt.NDArray[np.float32]:
+        embed = ticket.task is Task.EMBED
+        answer = np.empty((len(ticket.order if embed else ticket.ids), self.hidden_size), np.float32)
+        runs = list(cut_into_runs(ticket.lengths, self._threads))
+        if len(runs) <= 1:
+            for run in runs:
+                torch.set_num_threads(self._threads_for(len(ticket.ids)))
+                self._run(ticket, run, answer)
+        else:
+            # Each run has its own thread, so torch must not add more.
+            torch.set_num_threads(1)
+            try:
+                # Longest sequences first: the short ones fill the gaps at the end.
+                running = [self._pool.submit(self._run, ticket, run, answer) for run in reversed(runs)]
+                wait(running)
+            finally:
+                torch.set_num_threads(self._threads)
+            for one in running:
+                one.result()
+        return self._head(answer, ticket.dimensions, ticket.normalize) if embed else answer
+
+    def _run(self, ticket: _Ticket, run: Run, answer: npt.NDArray[np.float32]) -> None:
+        """Take one run through the layers, and write its rows to their places in `answer`."""
+        tokens, embed = run.tokens, ticket.task is Task.EMBED
+        with torch.inference_mode():  # the mode belongs to the thread
+            hidden = self._transformer(
+                torch.from_numpy(ticket.ids[tokens]),
+                torch.from_numpy(ticket.positions[tokens]),
+                None if ticket.token_types is None else torch.from_numpy(ticket.token_types[tokens]),
+                run.groups,
+                pooled_rows(run.groups, self._pooling) if embed and self._pools_one_row else None,
+            )
+            if not embed:
+                answer[ticket.tokens[tokens]] = hidden.float().numpy()
+            elif self._pools_one_row:
+                answer[ticket.order[run.sequences]] = hidden.float().numpy()
+            else:
+                answer[ticket.order[run.sequences]] = pooled(hidden, run.groups, self._pooling).numpy()

@@ -1,0 +1,38 @@
+"""Families of checkpoints: a file turns a family's `config.json` into an `Architecture`, a row of the table names it.
+
+Nothing outside this room asks for a family's name. The encoders compute what the `Architecture` describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from embert.engine.errors import BrokenModel
+from embert.engine.families import bert, distilbert, mpnet, roberta
+from embert.engine.families.architecture import Architecture
+from embert.engine.families.config_file import ConfigFile
+
+__all__ = ["FAMILIES", "Architecture", "read_architecture"]
+
+# `model_type` in config.json → what reads the rest of the file.
+FAMILIES: dict[str, Callable[[ConfigFile], Architecture]] = {
+    "bert": bert.read,
+    "roberta": roberta.read,
+    "xlm-roberta": roberta.read,
+    "camembert": roberta.read,
+    "distilbert": distilbert.read,
+    "mpnet": mpnet.read,
+}
+
+
+def read_architecture(path: Path) -> Architecture:
+    """Read a `config.json`.
+
+    Raises BrokenModel if the file cannot be read or lacks a field, UnsupportedModel if it asks for what no encoder
+    here computes.
+    """
+    config = ConfigFile.read(path)
+    if config.fields.get("model_type") is None:
+        raise BrokenModel(f"{path} has no model_type")
+    return FAMILIES[config.one_of("model_type", tuple(FAMILIES))](config)

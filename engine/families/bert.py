@@ -1,0 +1,60 @@
+"""BERT: absolute positions, token types, post-norm layers. The other families say how they differ from it."""
+
+from __future__ import annotations
+
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.families.architecture import Architecture
+from embert.engine.families.config_file import ConfigFile
+from embert.engine.families.tensor_names import TensorNames
+
+__all__ = ["read", "read_bert_like"]
+
+# HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+
+
+def read(config: ConfigFile) -> Architecture:
+    """BERT's architecture. Raises BrokenModel or UnsupportedModel."""
+    return read_bert_like(config, TensorNames("bert."))
+
+
+def read_bert_like(
+    config: ConfigFile, tensors: TensorNames, *, first_position: int = 0, relative_buckets: int = 0
+) -> Architecture:
+    """The architecture of a family whose layers are BERT's.
+
+    `first_position` and `relative_buckets` are those of `Architecture`. Raises BrokenModel for a field that is missing
+    or wrong, UnsupportedModel for a value that no encoder here computes.
+    """
+    config.one_of("position_embedding_type", ("absolute",), "absolute")
+    for flag in ("is_decoder", "add_cross_attention"):
+        if config.fields.get(flag):
+            raise config.unsupported(flag, config.fields[flag], (False,))
+    activation = ACTIVATIONS[config.one_of("hidden_act", tuple(ACTIVATIONS), "gelu")]
+    positions = config.integer("max_position_embeddings")
+    if positions <= first_position:
+        raise BrokenModel(
+            f"{config.path}: max_position_embeddings must be above {first_position}, which is where texts start; "
+            f"found {positions}"
+        )
+    architecture = Architecture(
+        family=config.fields["model_type"],
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        layers=config.integer("num_hidden_layers"),
+        heads=config.integer("num_attention_heads"),
+        intermediate_size=config.integer("intermediate_size"),
+        activation=activation,
+        max_positions=positions - first_position,
+        type_vocab_size=config.integer("type_vocab_size"),
+        layer_norm_eps=config.number("layer_norm_eps"),
+        tensors=tensors,
+        first_position=first_position,
+        relative_buckets=relative_buckets,
+    )
+    if architecture.hidden_size % architecture.heads:
+        raise UnsupportedModel(
+            f"{config.path}: {config.name('hidden_size')} {architecture.hidden_size} is not a multiple of "
+            f"{config.name('num_attention_heads')} {architecture.heads}"
+        )
+    return architecture

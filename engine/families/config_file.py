@@ -1,0 +1,73 @@
+"""The fields of one `config.json`, each checked as it is read, with errors that name the file and the field."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.json_files import read_object
+
+__all__ = ["ConfigFile"]
+
+ValueT = TypeVar("ValueT")
+NumberT = TypeVar("NumberT", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A parsed `config.json`. Fields are asked for by BERT's names; messages use the file's own."""
+
+    path: Path  # for messages
+    fields: Mapping[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)  # BERT's name of a field → this family's, where it differs
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFile:
+        """Parse a file. Raises BrokenModel if it is not a JSON object."""
+        return cls(path, read_object(path))
+
+    def renamed(self, names: Mapping[str, str]) -> ConfigFile:
+        """The same file, read by a family whose names for BERT's fields are these."""
+        return dataclasses.replace(self, names=names)
+
+    def with_fields(self, **fields: Any) -> ConfigFile:
+        """The same file with fields that the family's code fixes, whatever the file says of them."""
+        return dataclasses.replace(self, fields={**self.fields, **fields})
+
+    def name(self, field: str) -> str:
+        """What this file calls a field of BERT's."""
+        return self.names.get(field, field)
+
+    def one_of(self, field: str, supported: tuple[ValueT, ...], default: ValueT | None = None) -> ValueT:
+        """A field, or its default where the file lacks it. Raises UnsupportedModel for any other value."""
+        value = self.fields.get(self.name(field), default)
+        for each in supported:
+            if value == each:
+                return each
+        raise self.unsupported(field, value, supported)
+
+    def integer(self, field: str) -> int:
+        """A positive integer. Raises BrokenModel."""
+        return self._positive(field, int)
+
+    def number(self, field: str) -> float:
+        """A positive number. Raises BrokenModel."""
+        return self._positive(field, float)
+
+    def _positive(self, field: str, kind: type[NumberT]) -> NumberT:
+        name = self.name(field)
+        if name not in self.fields:
+            raise BrokenModel(f"{self.path} has no {name}")
+        value = self.fields[name]
+        if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+            raise BrokenModel(f"{self.path}: {name} must be a positive {kind.__name__}, found {value!r}")
+        return kind(value)
+
+    def unsupported(self, field: str, value: object, supported: tuple[object, ...]) -> UnsupportedModel:
+        """The error for a value that no encoder here computes."""
+        listed = ", ".join(map(repr, supported))
+        return UnsupportedModel(f"{self.path}: {self.name(field)} {value!r} is not supported; supported: {listed}")

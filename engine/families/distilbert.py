@@ -1,0 +1,40 @@
+"""DistilBERT: BERT without token types, under other names."""
+
+from __future__ import annotations
+
+from embert.engine.families.architecture import Architecture
+from embert.engine.families.bert import read_bert_like
+from embert.engine.families.config_file import ConfigFile
+from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames
+
+__all__ = ["read"]
+
+FIELDS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+}
+TENSORS = TensorNames(
+    prefix="distilbert.",
+    parts={
+        "encoder.layer.": "transformer.layer.",
+        "attention.self.query": "attention.q_lin",
+        "attention.self.key": "attention.k_lin",
+        "attention.self.value": "attention.v_lin",
+        "attention.output.dense": "attention.out_lin",
+        "attention.output.LayerNorm": "sa_layer_norm",
+        "intermediate.dense": "ffn.lin1",
+        "output.dense": "ffn.lin2",
+        "output.LayerNorm": "output_layer_norm",
+    },
+    absent=frozenset({TOKEN_TYPE_EMBEDDINGS}),
+)
+
+
+def read(config: ConfigFile) -> Architecture:
+    """DistilBERT's architecture. Raises BrokenModel or UnsupportedModel."""
+    # HuggingFace's code fixes the epsilon; config.json does not state it.
+    config = config.renamed(FIELDS).with_fields(type_vocab_size=1, layer_norm_eps=1e-12)
+    return read_bert_like(config, TENSORS)

@@ -1,0 +1,19 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT, but positions start after the padding token's row."""
+
+from __future__ import annotations
+
+from embert.engine.errors import BrokenModel
+from embert.engine.families.architecture import Architecture
+from embert.engine.families.bert import read_bert_like
+from embert.engine.families.config_file import ConfigFile
+from embert.engine.families.tensor_names import TensorNames
+
+__all__ = ["read"]
+
+
+def read(config: ConfigFile) -> Architecture:
+    """RoBERTa's architecture. Raises BrokenModel or UnsupportedModel."""
+    padding = config.fields.get("pad_token_id", 1)
+    if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
+        raise BrokenModel(f"{config.path}: pad_token_id must be an int of at least 0, found {padding!r}")
+    return read_bert_like(config, TensorNames("roberta."), first_position=padding + 1)

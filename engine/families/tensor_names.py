@@ -1,0 +1,39 @@
+"""What checkpoints call the encoder's tensors. This package calls them by BERT's names, without a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = [
+    "POSITION_EMBEDDINGS",
+    "RELATIVE_ATTENTION_BIAS",
+    "TOKEN_TYPE_EMBEDDINGS",
+    "WORD_EMBEDDINGS",
+    "TensorNames",
+]
+
+WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
+POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"
+TOKEN_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"  # noqa: S105  # a tensor, not a secret
+RELATIVE_ATTENTION_BIAS = "encoder.relative_attention_bias.weight"
+
+# Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
+TENSORFLOW_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """What a family's checkpoints call the tensors of tensor_shapes.py."""
+
+    prefix: str  # put before every name by checkpoints that hold a task's head too, such as "bert."
+    parts: Mapping[str, str] = field(default_factory=dict)  # parts of BERT's names → the family's words for them
+    absent: frozenset[str] = frozenset()  # tensors that the family does not have: they count as zeros
+
+    def spellings(self, name: str) -> list[str]:
+        """The names under which a checkpoint may store a tensor, the likeliest first."""
+        for part in sorted(self.parts, key=len, reverse=True):  # a part may lie inside a longer one
+            if part in name:
+                name = name.replace(part, self.parts[part])
+        names = [name, *(name.replace(new, old) for new, old in TENSORFLOW_NAMES.items() if name.endswith(new))]
+        return [*names, *(self.prefix + each for each in names)]

@@ -1,0 +1,25 @@
+"""A model's prompts: texts that go before the input, by name, from sentence-transformers' file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embert.engine.errors import BrokenModel
+from embert.engine.json_files import read_object
+
+__all__ = ["read_prompts"]
+
+
+def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """Prompts by name, and the name of the one that applies where a request names none. Raises BrokenModel."""
+    path = folder / "config_sentence_transformers.json"
+    if not path.is_file():
+        return {}, None
+    fields = read_object(path)
+    prompts = fields.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise BrokenModel(f"{path}: prompts must map names to texts")
+    default = fields.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise BrokenModel(f"{path}: default_prompt_name {default!r} is not among the prompts: {', '.join(prompts)}")
+    return prompts, default

@@ -1,0 +1,47 @@
+"""The errors for texts and token ids that cannot be encoded. Each names the request field and the text's index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embert.engine.errors import InputError, InputTooLarge
+
+__all__ = ["bad_id", "check_unicode", "too_long", "unbroken"]
+
+
+def too_long(index: int, tokens: int, limit: int, param: str, more: str = "") -> InputError:
+    """A text of `tokens` tokens, with the special ones, is over the `limit`. `more` is "more than " for a minimum."""
+    return InputError(
+        f"`{param}`: text {index} has {more}{tokens} tokens, the limit is {limit}; shorten it or set truncate to true",
+        param=param,
+    )
+
+
+def unbroken(index: int, characters: int, limit: int, param: str) -> InputTooLarge:
+    """A text would have to be tokenised whole, and is too long for that."""
+    return InputTooLarge(
+        f"`{param}`: text {index} has {characters} characters and no place to divide it for "
+        f"{limit} of them, which is the limit",
+        param=param,
+    )
+
+
+def bad_id(index: int, token_id: object, vocab_size: int, param: str) -> InputError:
+    """A token id is not one of the model's."""
+    # int() of a JSON number may have any number of digits, and repr refuses more than 4300 of them.
+    shown = repr(token_id) if not isinstance(token_id, int) or abs(token_id) < 10**20 else "out of all bounds"
+    return InputError(
+        f"`{param}`: sequence {index} has the token id {shown}; ids are integers from 0 to {vocab_size - 1}",
+        param=param,
+    )
+
+
+def check_unicode(texts: Sequence[str], param: str) -> None:
+    """Raise InputError for the first text with a lone surrogate, which the library answers with a TypeError."""
+    for index, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"`{param}`: text {index} is not valid Unicode: it has a lone surrogate", param=param, kind="tokenizer"
+            ) from None

@@ -1,0 +1,62 @@
+"""Tokens with their offsets in the text, in turns: what /tokenize answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from embert.engine.tokenization.backend import Backend
+from embert.engine.tokenization.encoded import TokenInfo
+from embert.engine.tokenization.input_errors import check_unicode
+from embert.engine.tokenization.parts import TextParts
+from embert.engine.tokenization.turns import groups
+
+__all__ = ["tokens_with_offsets"]
+
+TURN_CHARACTERS = 8_192
+
+
+def tokens_with_offsets(
+    backend: Backend, texts: Sequence[str], prompt: str, *, add_special_tokens: bool, param: str, most_unbroken: int
+) -> Iterator[list[tuple[int, list[TokenInfo]]]]:
+    """Yield the next tokens of some texts in each turn, each list with the text's index. Nothing is cut.
+
+    `prompt` goes before every text, and offsets count from its first character. Raises InputTooLarge, before the work,
+    for a text without a split point for over `most_unbroken` characters, and InputError for a lone surrogate.
+    """
+    special = backend.special
+    texts = [prompt + text for text in texts]
+    for group in groups([min(len(text), TURN_CHARACTERS) for text in texts], TURN_CHARACTERS):
+        parts = {
+            index: TextParts(
+                texts[index], backend.split_points, "right", most_unbroken, index=index, param=param, offsets=True
+            )
+            for index in range(group.start, group.stop)
+        }
+        answer = [(index, [*special.before] if add_special_tokens else []) for index in parts]
+        while parts:
+            try:
+                _append_tokens(backend, parts, dict(answer))
+            except TypeError:
+                check_unicode(texts, param)
+                raise
+            if add_special_tokens:
+                for index, tokens in answer:
+                    if not parts[index].more:
+                        tokens += special.after
+            yield answer
+            parts = {index: part for index, part in parts.items() if part.more}
+            answer = [(index, []) for index in parts]
+
+
+def _append_tokens(backend: Backend, parts: dict[int, TextParts], answer: dict[int, list[TokenInfo]]) -> None:
+    """Append the tokens of the next part of each text."""
+    starts = [part.start for part in parts.values()]
+    taken = [part.take(TURN_CHARACTERS) for part in parts.values()]
+    encodings = backend.encodings([text for _, text in taken])
+    for tokens, at, (led, text), encoding in zip(answer.values(), starts, taken, encodings, strict=True):
+        first = backend.lead_tokens if led else 0
+        shift = at - (len(backend.split_points.lead) if led else 0)
+        tokens += [
+            TokenInfo(token_id, text[start:stop], False, start + shift, stop + shift)
+            for token_id, (start, stop) in zip(encoding.ids[first:], encoding.offsets[first:], strict=True)
+        ]

@@ -1,0 +1,246 @@
+"""The tokenizer of one model: texts or token ids to packed ids, texts to tokens with offsets, and ids back to texts.
+
+Each kind of work can be done in turns (turns.py). A long text is divided where that provably makes no difference
+(split_points.py), and no more of it is read than the model can take. A text's body is its ids without special tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Required, TypedDict, Unpack
+
+import numpy as np
+
+from embert.engine.errors import BrokenModel
+from embert.engine.model import Model
+from embert.engine.tokenization.backend import ID_BYTES, Backend
+from embert.engine.tokenization.encoded import Direction, Encoded, TokenInfo
+from embert.engine.tokenization.input_errors import check_unicode, too_long
+from embert.engine.tokenization.offsets import tokens_with_offsets
+from embert.engine.tokenization.parts import TextParts
+from embert.engine.tokenization.token_ids import TURN_IDS, check_ids, pack_ids
+from embert.engine.tokenization.turns import NO_LIMIT, Turns, finish, groups
+
+__all__ = ["EncodeOptions", "Tokenizer"]
+
+# A turn is a few milliseconds of one thread.
+TURN_CHARACTERS = 16_384
+BULK_TURN_CHARACTERS = 1 << 24  # where nobody waits for a turn: enough for all cores at once
+# The first part of a long text: likely to be enough, and small beside a turn.
+LEAST_PART_CHARACTERS, CHARACTERS_PER_TOKEN = 2048, 8
+
+
+class EncodeOptions(TypedDict, total=False):
+    """Options of `Tokenizer.encode` and `Tokenizer.encode_known`."""
+
+    truncate: Required[bool]  # whether a text that is too long is cut, or refused
+    direction: Direction  # the end that is cut off, "right" by default
+    prompt: str  # put before every text, empty by default
+    param: str  # the request field that errors name, "inputs" by default
+
+
+class Tokenizer:
+    """The tokenizer of one model. Safe to use from several threads, which then run at the same time.
+
+    Texts are cut here, on ids, and not by the library, so one object serves requests that cut differently.
+    """
+
+    def __init__(self, model: Model) -> None:
+        """Read the model's tokenizer.json. Raises BrokenModel."""
+        path = model.transformer_folder / "tokenizer.json"
+        self.vocab_size = model.architecture.vocab_size  # ids that may be given: 0 … vocab_size - 1
+        self.max_input_length = model.max_input_length  # tokens, special tokens included
+        self._backend = Backend(path, vocab_size=self.vocab_size, lowercase=model.lowercase)
+        self._prefix, self._suffix = self._backend.special.prefix, self._backend.special.suffix
+        # How many tokens of the text itself fit.
+        self._room = self.max_input_length - (len(self._prefix) + len(self._suffix)) // ID_BYTES
+        if self._room < 1:
+            raise BrokenModel(f"{path}: no room for text within max_input_length {self.max_input_length}")
+        self._part = max(LEAST_PART_CHARACTERS, min(TURN_CHARACTERS, CHARACTERS_PER_TOKEN * self._room))
+
+    def encode(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded:
+        """Tokenize, with the special tokens of a single text.
+
+        Raises InputError for a text that is too long while `truncate` is false, or is not valid Unicode.
+        """
+        return finish(self.encode_turns(texts, **options, turn_characters=BULK_TURN_CHARACTERS))
+
+    def encode_turns(
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool,
+        direction: Direction = "right",
+        prompt: str = "",
+        param: str = "inputs",
+        most_unbroken: int = NO_LIMIT,
+        turn_characters: int = TURN_CHARACTERS,
+    ) -> Turns[Encoded]:
+        """As `encode`, in turns of about `turn_characters`.
+
+        Raises InputTooLarge, before the work, for a text without a split point for over `most_unbroken` characters.
+        """
+        if prompt:
+            texts = [prompt + text for text in texts]
+        sizes = [*map(len, texts)]
+        try:
+            if sum(sizes) <= turn_characters and max(sizes, default=0) <= self._part:
+                bodies = self._backend.ids(texts, self._wanted(truncate), direction)
+            else:
+                bodies = []
+                for group in groups([min(size, self._part) for size in sizes], turn_characters):
+                    parts = [
+                        TextParts(text, self._backend.split_points, direction, most_unbroken, index=index, param=param)
+                        for index, text in enumerate(texts[group], group.start)
+                    ]
+                    yield from self._long_bodies(parts, bodies, truncate, direction, param, turn_characters)
+        except TypeError:
+            check_unicode(texts, param)
+            raise
+        return self._encoded(bodies, truncate, direction, param)
+
+    def encode_known(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded | None:
+        """As `encode`, but None unless every word was seen before. A tenth of the work: too little for a thread."""
+        truncate = options["truncate"]
+        direction: Direction = options.get("direction", "right")
+        if prompt := options.get("prompt"):
+            texts = [prompt + text for text in texts]
+        bodies = self._backend.cached_ids(texts, self._wanted(truncate), direction)
+        return None if bodies is None else self._encoded(bodies, truncate, direction, options.get("param", "inputs"))
+
+    def from_ids(
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        truncate: bool,
+        direction: Direction = "right",
+        param: str = "inputs",
+    ) -> Encoded:
+        """Take token ids unchanged: nothing is added. Raises InputError for ids that the model does not have."""
+        return finish(self.from_ids_turns(sequences, truncate=truncate, direction=direction, param=param))
+
+    def from_ids_turns(
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        truncate: bool,
+        direction: Direction = "right",
+        param: str = "inputs",
+    ) -> Turns[Encoded]:
+        """As `from_ids`, in turns."""
+        return pack_ids(
+            sequences,
+            vocab_size=self.vocab_size,
+            limit=self.max_input_length,
+            truncate=truncate,
+            direction=direction,
+            param=param,
+        )
+
+    def tokenize(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, prompt: str = "", param: str = "inputs"
+    ) -> list[list[TokenInfo]]:
+        """Tokens with their offsets, which count from the first character of the prompt. Nothing is cut."""
+        answer: list[list[TokenInfo]] = [[] for _ in texts]
+        for turn in self.tokenize_turns(texts, add_special_tokens=add_special_tokens, prompt=prompt, param=param):
+            for index, tokens in turn:
+                answer[index] += tokens
+        return answer
+
+    def tokenize_turns(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        prompt: str = "",
+        param: str = "inputs",
+        most_unbroken: int = NO_LIMIT,
+    ) -> Iterator[list[tuple[int, list[TokenInfo]]]]:
+        """As `tokenize`, in turns: each yields the next tokens of some texts, with the text's index.
+
+        Raises InputTooLarge, before the work, for a text without a split point for over `most_unbroken` characters.
+        """
+        return tokens_with_offsets(
+            self._backend,
+            texts,
+            prompt,
+            add_special_tokens=add_special_tokens,
+            param=param,
+            most_unbroken=most_unbroken,
+        )
+
+    def decode(
+        self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True, param: str = "ids"
+    ) -> list[str]:
+        """Token ids back to texts. Raises InputError for ids that the model does not have."""
+        return finish(self.decode_turns(sequences, skip_special_tokens=skip_special_tokens, param=param))
+
+    def decode_turns(
+        self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True, param: str = "ids"
+    ) -> Turns[list[str]]:
+        """As `decode`, in turns of whole sequences."""
+        texts: list[str] = []
+        tokens = 0
+        for group in groups([*map(len, sequences)], TURN_IDS):
+            for index in range(group.start, group.stop):
+                check_ids(index, sequences[index], self.vocab_size, param)
+            chosen = [list(sequence) for sequence in sequences[group]]
+            texts += self._backend.decode(chosen, skip_special_tokens=skip_special_tokens)
+            tokens += sum(map(len, chosen))
+            yield tokens
+        return texts
+
+    def _long_bodies(
+        self,
+        parts: Sequence[TextParts],
+        bodies: list[bytes],
+        truncate: bool,
+        direction: Direction,
+        param: str,
+        turn_characters: int,
+    ) -> Turns[None]:
+        """Append the ids of texts of which some have several parts: all ids, or as many as are wanted."""
+        first = len(bodies)
+        bodies += self._next_bodies(parts, self._part, truncate, direction)
+        tokens = sum(map(len, bodies)) // ID_BYTES
+        yield tokens
+        for index, part in enumerate(parts, first):
+            while part.more and len(bodies[index]) <= self._room * ID_BYTES:
+                (body,) = self._next_bodies([part], turn_characters, truncate, direction)
+                bodies[index] = bodies[index] + body if direction == "right" else body + bodies[index]
+                tokens += len(body) // ID_BYTES
+                yield tokens
+            if part.more and not truncate:
+                least = (len(bodies[index]) + len(self._prefix) + len(self._suffix)) // ID_BYTES - 1
+                raise too_long(index, least, self.max_input_length, param, "more than ")
+
+    def _next_bodies(self, parts: Sequence[TextParts], size: int, truncate: bool, direction: Direction) -> list[bytes]:
+        """Ids of the next part of each text, of `size` characters or somewhat more."""
+        taken = [part.take(size) for part in parts]
+        bodies = self._backend.ids([text for _, text in taken], self._wanted(truncate), direction)
+        lead = self._backend.lead_tokens * ID_BYTES
+        return [body[lead:] if led else body for (led, _), body in zip(taken, bodies, strict=True)]
+
+    def _wanted(self, truncate: bool) -> int | None:
+        """How many tokens must be known: one past the limit is enough to cut, but not to say how long a text is."""
+        return self._room + 1 if truncate else None
+
+    def _encoded(self, bodies: Sequence[bytes], truncate: bool, direction: Direction, param: str) -> Encoded:
+        """Cut the ids of texts, put them between the special tokens, and lay them end to end."""
+        limit, truncated = self._room * ID_BYTES, 0
+        lengths = array("i")
+        pieces: list[bytes] = []
+        overhead = len(self._prefix) + len(self._suffix)
+        for body in bodies:
+            if len(body) > limit:
+                if not truncate:
+                    tokens = (len(body) + overhead) // ID_BYTES
+                    raise too_long(len(pieces) // 3, tokens, self.max_input_length, param)
+                truncated += 1
+                body = body[:limit] if direction == "right" else body[-limit:]
+            pieces += (self._prefix, body, self._suffix)
+            lengths.append((len(body) + overhead) // ID_BYTES)
+        # A bytearray, because torch wants a writable array.
+        ids = np.frombuffer(bytearray().join(pieces), np.int32)
+        return Encoded(ids, np.frombuffer(lengths, np.int32) if lengths else np.zeros(0, np.int32), truncated)

@@ -1,0 +1,35 @@
+"""Work in turns: a generator that yields every few milliseconds, so that others get a turn and the caller may stop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import TypeVar
+
+__all__ = ["NO_LIMIT", "Turns", "finish", "groups"]
+
+NO_LIMIT = 1 << 62
+
+ResultT = TypeVar("ResultT")
+Turns = Generator[int, None, ResultT]  # yields the number of tokens so far after each turn, and returns the result
+
+
+def finish(turns: Turns[ResultT]) -> ResultT:
+    """Take all turns, one after the other, and return the result."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as last:
+            result: ResultT = last.value
+            return result
+
+
+def groups(sizes: Iterable[int], most: int) -> Iterator[slice]:
+    """Group neighbours whose sizes add up to at most `most`; a larger one is a group of its own."""
+    first = last = together = 0
+    for last, size in enumerate(sizes, 1):
+        if together and together + size > most:
+            yield slice(first, last - 1)
+            first, together = last - 1, 0
+        together += size
+    if first < last:
+        yield slice(first, last)
