@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.serving import embert
+from benchmarks.lib.running_server import embert
 
 HERE = Path(__file__).parent
 USERS = {"queries": 4, "passages": 4, "mixed": 5, "spike": 1, "soak": 8}

@@ -15,7 +15,7 @@ from locust import FastHttpUser, constant, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 
-from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
+from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
 from embert.engine import load_model
 
 __all__ = ["Client", "OpenLoop", "late_s", "options_of", "passages", "queries"]

@@ -8,7 +8,7 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.scrape import Samples
+from benchmarks.lib.scrape import Samples
 
 __all__ = ["facts", "write"]
 

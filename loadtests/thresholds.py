@@ -10,7 +10,7 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.stats import RequestStats
 
-from benchmarks.scrape import Samples, scrape
+from benchmarks.lib.scrape import Samples, scrape
 from loadtests import report
 from loadtests.clients import late_s, options_of
 

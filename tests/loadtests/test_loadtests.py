@@ -96,7 +96,7 @@ def test_refusals_are_told_apart_and_a_spike_passes(tmp_path: Path) -> None:
 UNIT = """
 from types import SimpleNamespace
 from locust.stats import RequestStats
-from benchmarks.scrape import Samples
+from benchmarks.lib.scrape import Samples
 from loadtests.clients import late_s
 from loadtests.thresholds import LATE_MS, Threshold, _client, broken
 

@@ -1,6 +1,6 @@
 """How exact the CUDA encoder's vectors are, beside transformers in FP16: errors against transformers in float64.
 
-    python -m benchmarks.exactness [--models base large narrow minilm=FOLDER] [--stored float32 float16]
+    python -m benchmarks.encoder.exactness [--models base large narrow minilm=FOLDER] [--stored float32 float16]
         [--sequences 200]
 
 Errors are relative, of all raw mean-pooled vectors together (Frobenius norm), each figure for the same weights: as the
@@ -24,9 +24,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from benchmarks import record
-from benchmarks.gpu import SHAPES
-from benchmarks.texts import PASSAGE_TOKENS, texts
+from benchmarks.encoder.gpu import SHAPES
+from benchmarks.lib import record
+from benchmarks.lib.texts import PASSAGE_TOKENS, texts
 from embert import engine
 from embert.engine.encoders.base import PackedBatch
 from embert.engine.encoders.cuda import CudaEncoder
@@ -37,7 +37,7 @@ Vectors = npt.NDArray[np.float64]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(prog="benchmarks.exactness")
+    parser = argparse.ArgumentParser(prog="benchmarks.encoder.exactness")
     parser.add_argument(
         "--models", nargs="+", default=["base", "large", "narrow"], help="base, large, narrow or name=FOLDER"
     )

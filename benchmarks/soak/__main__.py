@@ -16,10 +16,10 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from benchmarks import record
-from benchmarks.promise import Line
-from benchmarks.soak_crowd import kills, mixed
-from benchmarks.soak_load import idle, overload
+from benchmarks.lib import record
+from benchmarks.soak.mixed import kills, mixed
+from benchmarks.soak.overload import idle, overload
+from benchmarks.soak.slo import Line
 
 _Part = Callable[[argparse.Namespace, float, list[str]], list[Line]]
 PARTS: dict[str, tuple[_Part, float]] = {
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run, seconds = PARTS[options.part]
     serve_options = shlex.split(options.serve_options)
     if options.paced:
-        serve_options += ["--encoder", "benchmarks.stand_in:PacedEncoder", "--max-batch-tokens", "2048"]
+        serve_options += ["--encoder", "benchmarks.lib.stub_encoders:PacedEncoder", "--max-batch-tokens", "2048"]
     lines = run(options, options.seconds or seconds, serve_options)
     rows = [[line.what, line.measured, line.promised, "ok" if line.kept else "MISSED"] for line in lines]
     record.print_table(["what", "measured", "promised", "verdict"], rows)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from benchmarks.http_client import LOST, Answers, Plan, post, run
-from benchmarks.http_load import Load
+from benchmarks.lib.load_generator import Load
+from benchmarks.lib.load_worker import LOST, Answers, Plan, post, run
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 REQUESTS = tuple(post("/embed", {"inputs": str(i)}, kind="query", texts=1, tokens=3) for i in range(7))

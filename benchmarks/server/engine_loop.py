@@ -1,6 +1,6 @@
 """The engine's own loop before a GPU that only takes its time: how long requests wait, beside a perfect server's.
 
-    python -m benchmarks.hand_over [--load 0.8] [--texts 32] [--tokens 104] [--seconds 8]
+    python -m benchmarks.server.engine_loop [--load 0.8] [--texts 32] [--tokens 104] [--seconds 8]
 
 The loop, its scheduler and its socket are real; the encoder is a clock. A batch takes REST_S and so much a token, one
 after the other, and handing it over costs the host LAUNCH_S, as BERT-base's on an H100 does. Requests come at random
@@ -26,7 +26,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import record
+from benchmarks.lib import record
 from embert.engine import Model, PackedBatch, Task
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import StartEngine
@@ -165,7 +165,7 @@ def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(prog="benchmarks.hand_over", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.server.engine_loop", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--load", type=float, default=0.8, help="share of what the encoder does with single requests")
     parser.add_argument("--texts", type=int, default=32, help="of a request")
     parser.add_argument("--tokens", type=int, default=104, help="of a text")

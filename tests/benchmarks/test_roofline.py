@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import kernels, products, record
-from benchmarks.device_timer import LAUNCHES, Recorded, Timing, take_turns
-from benchmarks.products import Measured, Shape
+from benchmarks.kernels import gemm, roofline
+from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, take_turns
+from benchmarks.kernels.gemm import Measured, Shape
+from benchmarks.lib import record
 from benchmarks.rivals import cutlass
 from embert.engine.encoders import cuda
 
@@ -54,12 +55,12 @@ def test_rounds() -> None:
 def test_every_kernel_and_product_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     written: dict[str, Any] = {}
     monkeypatch.setattr(record, "write", lambda name, figures: written.update({name: figures}))
-    monkeypatch.setattr(products, "cutlass_kernels", lambda is_hopper: [])  # they take minutes to compile
-    kernels.main(["--tokens", "512", "--rest", "0", "--rounds", "1"])  # ends where our products are not torch's
+    monkeypatch.setattr(gemm, "cutlass_kernels", lambda is_hopper: [])  # they take minutes to compile
+    roofline.main(["--tokens", "512", "--rest", "0", "--rounds", "1"])  # ends where our products are not torch's
     figures = written["kernels"]
     assert len(figures["kernels"]) == 6
     assert all(kernel["us"] > 0 for kernel in figures["kernels"])
-    assert len(figures["products"]) == 4 + len(products.BERT)
+    assert len(figures["products"]) == 4 + len(gemm.BERT)
     _, capability, _ = importlib.import_module("embert.engine._cuda").device_info(0)
     wanted = {"embert", "cuBLASLt"} if capability == 90 else {"cuBLASLt"}
     assert all(wanted <= product["us"].keys() for product in figures["products"])
@@ -69,10 +70,10 @@ def test_ratios() -> None:
     narrow = Measured(Shape(768, 768), 100, {"embert": 2.0, "cuBLASLt": 4.0}, {})
     deep = Measured(Shape(3072, 768, "residual"), 100, {"embert": 2.0, "cuBLASLt": 1.0, "CUTLASS": 3.0}, {})
     assert (narrow.ratio("cuBLASLt"), narrow.ratio("CUTLASS")) == (2, None)
-    assert products.geometric_mean([narrow, deep], "cuBLASLt") == pytest.approx(1)
-    assert products.geometric_mean([narrow, deep], "cuBLASLt", 1024) == 2
-    assert products.geometric_mean([narrow, deep], "CUTLASS") == pytest.approx(1.5)
-    assert products.geometric_mean([narrow], "CUTLASS") is None
+    assert gemm.geometric_mean([narrow, deep], "cuBLASLt") == pytest.approx(1)
+    assert gemm.geometric_mean([narrow, deep], "cuBLASLt", 1024) == 2
+    assert gemm.geometric_mean([narrow, deep], "CUTLASS") == pytest.approx(1.5)
+    assert gemm.geometric_mean([narrow], "CUTLASS") is None
     assert narrow.flops == 2 * 100 * 768 * 768
     assert deep.moved == 2 * (100 * (3072 + 768 + 768) + 3072 * 768)
 
@@ -80,9 +81,9 @@ def test_ratios() -> None:
 def test_without_cutlass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("CUTLASS_PATH", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert products.cutlass_kernels(is_hopper=True) == []
+    assert gemm.cutlass_kernels(is_hopper=True) == []
     assert capsys.readouterr().out.startswith("without CUTLASS: CUTLASS's headers are not here (pip install ")
-    assert products.cutlass_kernels(is_hopper=False) == []
+    assert gemm.cutlass_kernels(is_hopper=False) == []
     assert capsys.readouterr().out == "without CUTLASS: its kernels here are for compute capability 9.0\n"
 
 

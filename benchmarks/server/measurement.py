@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.http_client import Answers, Plan
-from benchmarks.http_load import Load
-from benchmarks.serving import Serving
+from benchmarks.lib.load_generator import Load
+from benchmarks.lib.load_worker import Answers, Plan
+from benchmarks.lib.running_server import Serving
 
 __all__ = ["Round", "median", "run_round"]
 

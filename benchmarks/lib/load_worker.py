@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
-from benchmarks.timer import Timer
+from benchmarks.lib.timerfd import Timer
 
 __all__ = ["LOST", "UNANSWERED", "Answers", "Plan", "Request", "post", "run"]
 

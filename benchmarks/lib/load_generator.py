@@ -19,8 +19,8 @@ from types import TracebackType
 
 import numpy as np
 
-from benchmarks import http_client
-from benchmarks.http_client import Answers, Plan
+from benchmarks.lib import load_worker
+from benchmarks.lib.load_worker import Answers, Plan
 
 __all__ = ["Load"]
 
@@ -47,7 +47,7 @@ class Load:
         share = min(self._processes, plan.connections)
         parts = [
             self._pool.submit(
-                http_client.run,
+                load_worker.run,
                 replace(
                     plan,
                     connections=len(range(i, plan.connections, share)),

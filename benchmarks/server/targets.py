@@ -1,6 +1,6 @@
 """The server on one GPU machine against what it is to reach there, rivals beside, in one command.
 
-    python -m benchmarks.server_targets --random-base [--model FOLDER] [--seconds 4] [--rounds 3] [--scale 1]
+    python -m benchmarks.server.targets --random-base [--model FOLDER] [--seconds 4] [--rounds 3] [--scale 1]
 
 `--model` is a MiniLM-L6, for single queries; the other model has BERT-base's shape: `--base FOLDER`, or random weights
 with `--random-base`. The encoder by itself is measured on the same texts, before its server starts and after it ended;
@@ -21,14 +21,15 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks import bare_encoder, random_model, record
-from benchmarks.http_client import Plan, Request, post
-from benchmarks.http_load import Load
-from benchmarks.parts import parts_ms
-from benchmarks.rounds import Round, median, run_round
-from benchmarks.scrape import Samples, scrape
-from benchmarks.serving import Missing, Serving, embert, infinity, plain_fastapi
-from benchmarks.texts import PASSAGE_TOKENS, Lengths, Text, texts
+from benchmarks.lib import random_model, record
+from benchmarks.lib.load_generator import Load
+from benchmarks.lib.load_worker import Plan, Request, post
+from benchmarks.lib.running_server import Missing, Serving, embert, infinity, plain_fastapi
+from benchmarks.lib.scrape import Samples, scrape
+from benchmarks.lib.texts import PASSAGE_TOKENS, Lengths, Text, texts
+from benchmarks.server import encoder_baseline
+from benchmarks.server.latency_breakdown import parts_ms
+from benchmarks.server.measurement import Round, median, run_round
 from embert.engine import load_model
 
 # Bucket bounds of the server's histograms, 8 % apart: quantiles of batch times are read from them.
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     cores = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(prog="benchmarks.server_targets", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.server.targets", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="folder or hub id of a MiniLM-L6; default: the packaged one")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--base", help="folder of a BERT-base")
@@ -112,7 +113,7 @@ class _Run:
         self.fifty = [fifty[i : i + 64] for i in range(0, len(fifty), 64)]
         self.queries = [[text] for text in texts(_EXACTLY[16], 960, tokenizer, seed=3)]
         self.single = [[text] for text in texts(_EXACTLY[32], 64, tokenizer, seed=4)]
-        self.bare: dict[str, bare_encoder.Bare] = {}
+        self.bare: dict[str, encoder_baseline.Bare] = {}
         self.rows: list[Row] = []
         self.figures: list[Figure] = []
         self.notes: list[str] = []
@@ -199,10 +200,10 @@ class _Run:
         model: Path,
         groups: Mapping[str, Sequence[Sequence[Text]]],
         one: Sequence[Sequence[Text]],
-    ) -> bare_encoder.Bare:
+    ) -> encoder_baseline.Bare:
         flat = {kind: [text.text for group in of for text in group] for kind, of in groups.items()}
         singles = [group[0].text for group in one]
-        again = bare_encoder.measure(model, self.options.device, flat, singles, self.options.seconds)
+        again = encoder_baseline.measure(model, self.options.device, flat, singles, self.options.seconds)
         self.bare[name] = again.best(self.bare.get(name, again))
         for kind, rate in self.bare[name].tokens_per_s.items():
             self._say(f"encoder alone, {name}, {kind}: {rate:,.0f} tokens/s")

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import bare_encoder, random_model
-from benchmarks.http_client import Answers, Plan, post
-from benchmarks.rounds import NO_LIMIT, Round, _figures
+from benchmarks.lib import random_model
+from benchmarks.lib.load_worker import Answers, Plan, post
+from benchmarks.server import encoder_baseline
+from benchmarks.server.measurement import NO_LIMIT, Round, _figures
 from embert.engine import load_encoder, load_model, pack
 
 
@@ -28,7 +29,9 @@ def test_a_random_model(tmp_path: Path) -> None:
 
 
 def test_the_encoder_by_itself() -> None:
-    bare = bare_encoder.measure(load_model().folder, "cpu", {"some": ["a text of words"] * 40}, ["one"], seconds=0.05)
+    bare = encoder_baseline.measure(
+        load_model().folder, "cpu", {"some": ["a text of words"] * 40}, ["one"], seconds=0.05
+    )
     assert bare.texts_per_s["some"] > 0
     assert bare.tokens_per_s["some"] == pytest.approx(6 * bare.texts_per_s["some"])
     assert bare.one_text_ms > 0

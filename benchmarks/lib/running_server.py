@@ -22,7 +22,7 @@ import psutil
 
 __all__ = ["Missing", "Serving", "embert", "infinity", "plain_fastapi"]
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 180.0
 KINDS = {"embert.server.api.process": "api", "embert.server.worker.process": "engine"}
 
@@ -113,7 +113,7 @@ def _serving(
     name: str, root: str, command: Sequence[str], ready: str, environment: Mapping[str, str]
 ) -> Iterator[Serving]:
     port = _free_port()
-    # The engine process imports benchmarks.stand_in from here; packages may lie on the path that we were given.
+    # The engine process imports benchmarks.lib.stub_encoders from here; packages may lie on the path that we were given.
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryFile() as log:
         started = time.monotonic()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hand_over
-from benchmarks.hand_over import batch_s, perfect_ms
+from benchmarks.server import engine_loop
+from benchmarks.server.engine_loop import batch_s, perfect_ms
 
 
 def test_a_perfect_server_batches_what_waits() -> None:
@@ -25,7 +25,7 @@ def test_it_fills_no_batch_beyond_its_limit() -> None:
 
 
 def test_the_loop_answers_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hand_over.main(["--seconds", "0.3", "--output", str(tmp_path)])
+    engine_loop.main(["--seconds", "0.3", "--output", str(tmp_path)])
     assert "at random, perfect" in capsys.readouterr().out
     figures = json.loads(next(tmp_path.glob("hand-over-*.json")).read_text())["figures"]
     for found in figures["arrivals"].values():

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.texts import Lengths, texts
+from benchmarks.lib.texts import Lengths, texts
 
 __all__ = ["WORKLOADS", "Workload"]
 

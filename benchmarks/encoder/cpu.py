@@ -1,6 +1,6 @@
 """The encoder against its rivals, without HTTP: from token ids and from texts.
 
-    python -m benchmarks.encoder [--dtype float32 bfloat16] [--workloads query passage] [--scale 0.25] [--plot out.png]
+    python -m benchmarks.encoder.cpu [--dtype float32 bfloat16] [--workloads query passage] [--scale 0.25] [--plot out.png]
 
 Every encoder lives in a process of its own for the whole run, in its own default settings, and they take turns round by
 round, so that a machine that changes its speed changes it for all of them. Figures are medians over the rounds. A round
@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import record
-from benchmarks.rivals.encoders import ENCODERS, FROM_IDS, FROM_TEXTS, MAX_LENGTH, Floats, serve
-from benchmarks.workloads import WORKLOADS
+from benchmarks.encoder.workloads import WORKLOADS
+from benchmarks.lib import record
+from benchmarks.rivals.cpu_encoders import ENCODERS, FROM_IDS, FROM_TEXTS, MAX_LENGTH, Floats, serve
 
 # Below it a rival computes something else. sentence-transformers in bfloat16 is itself at 0.997 of float32.
 COSINE = {"float32": 0.99999, "float16": 0.999, "bfloat16": 0.99}
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.encoder", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.encoder.cpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="a local folder or a hub id; default: the packaged model")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=list(COSINE))
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))

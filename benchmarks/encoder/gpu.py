@@ -1,6 +1,6 @@
 """The CUDA encoder against its rivals on one GPU, from token ids, FP16.
 
-    python -m benchmarks.gpu [--models base large mpnet minilm=FOLDER] [--compile base:passage]
+    python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER] [--compile base:passage]
 
 embert is timed as a server uses it: numpy in, numpy out, two batches in flight, wall clock from one batch's answer to
 the answer of the last of those that follow. The rivals are timed on the device alone, with inputs already there:
@@ -33,8 +33,8 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from benchmarks import record
-from benchmarks.extension import use_build
+from benchmarks.encoder.extension import use_build
+from benchmarks.lib import record
 from benchmarks.rivals.packed_torch import PackedBert
 from embert import engine
 from embert.engine.encoders.base import PackedBatch
@@ -71,7 +71,7 @@ LATENCY = ["1x16", "1x32", "1x64", "1x128", "1x256", "1x512", "8x32", "32x32"]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(prog="benchmarks.gpu")
+    parser = argparse.ArgumentParser(prog="benchmarks.encoder.gpu")
     parser.add_argument(
         "--models",
         nargs="+",

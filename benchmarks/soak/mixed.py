@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import uvloop
 
-from benchmarks.checking_client import Client, right
-from benchmarks.promise import Line
-from benchmarks.serving import Serving, embert
-from benchmarks.texts import QUERY_TOKENS, texts
+from benchmarks.lib.running_server import Serving, embert
+from benchmarks.lib.texts import QUERY_TOKENS, texts
+from benchmarks.soak.slo import Line
+from benchmarks.soak.verifying_client import Client, right
 from embert.engine import load_model
 
 __all__ = ["kills", "mixed"]

@@ -12,11 +12,11 @@ from collections import Counter
 import httpx
 import numpy as np
 
-from benchmarks.http_client import Answers, Plan, Request, post
-from benchmarks.http_load import Load
-from benchmarks.promise import Line
-from benchmarks.serving import embert
-from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
+from benchmarks.lib.load_generator import Load
+from benchmarks.lib.load_worker import Answers, Plan, Request, post
+from benchmarks.lib.running_server import embert
+from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
+from benchmarks.soak.slo import Line
 from embert.engine import load_model
 
 __all__ = ["idle", "overload"]

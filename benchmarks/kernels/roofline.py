@@ -1,6 +1,6 @@
 """Each kernel of the CUDA encoder against its floor, and each matrix product against those of cuBLASLt and CUTLASS.
 
-    python -m benchmarks.kernels [--tokens 4096 16384 65536] [--rest 0.3] [--rounds 5] [--sustained]
+    python -m benchmarks.kernels.roofline [--tokens 4096 16384 65536] [--rest 0.3] [--rounds 5] [--sustained]
 
 A floor is the bytes at the copy's speed, or the FLOPs at the fastest product's, both measured in the same run. Times
 are of replayed CUDA graphs of ten launches, over inputs that rotate so that the cache holds none of them: bursts with a
@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import products, record
-from benchmarks.device_timer import LAUNCHES, Recorded, Timing
-from benchmarks.products import Measured, Shape
+from benchmarks.kernels import gemm
+from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing
+from benchmarks.kernels.gemm import Measured, Shape
+from benchmarks.lib import record
 
 FLOAT16 = 1
 GELU = 1
@@ -57,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         Shape(hidden, inner, "GELU", "FFN in"),
         Shape(inner, hidden, "residual", "FFN out"),
     )
-    rivals = products.cutlass_kernels(capability == 90)
+    rivals = gemm.cutlass_kernels(capability == 90)
     kernels: list[Kernel] = []
     measured: list[Measured] = []
     for tokens in options.tokens:
         kernels += _kernels(cuda, options, tokens, timing, capability == 90)
-        of_layer = [products.measure(shape, tokens, rivals, timing) for shape in layer]
-        bias_only = [products.measure(shape, tokens, rivals, timing) for shape in products.BERT]
+        of_layer = [gemm.measure(shape, tokens, rivals, timing) for shape in layer]
+        bias_only = [gemm.measure(shape, tokens, rivals, timing) for shape in gemm.BERT]
         measured += of_layer + bias_only
         bytes_a_us = max(kernel.moved / kernel.us for kernel in kernels if kernel.kernel == "copy")
         peak = max(each.flops / us for each in measured for us in each.us.values())
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "peak_tflops": peak / 1e6,
             "kernels": [asdict(kernel) for kernel in kernels],
             "products": [asdict(each) for each in measured],
-            "geometric_means": _means([each for each in measured if each.shape in products.BERT]),
+            "geometric_means": _means([each for each in measured if each.shape in gemm.BERT]),
         }
         # Each time: a run that is cut short leaves what it has.
         path = record.write("kernels-sustained" if options.sustained else "kernels", figures)
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.kernels")
+    parser = argparse.ArgumentParser(prog="benchmarks.kernels.roofline")
     parser.add_argument("--tokens", type=int, nargs="+", default=[16384])
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--inner", type=int, default=3072)
@@ -212,7 +213,7 @@ def _means(measured: Sequence[Measured]) -> dict[str, dict[str, dict[str, float 
     groups = {**by_tokens, "all": list(measured)}
     return {
         name: {
-            rival: {key: products.geometric_mean(group, rival, most_in) for key, group in groups.items()}
+            rival: {key: gemm.geometric_mean(group, rival, most_in) for key, group in groups.items()}
             for rival in ("cuBLASLt", "CUTLASS")
         }
         for name, most_in in (("all", None), (f"K <= {PART_K}", PART_K))

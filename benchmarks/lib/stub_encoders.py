@@ -10,10 +10,10 @@ import numpy.typing as npt
 from embert.engine.encoders.base import PackedBatch, Task
 from embert.engine.model import Model
 
-__all__ = ["PacedEncoder", "StandInEncoder"]
+__all__ = ["PacedEncoder", "StubEncoder"]
 
 
-class StandInEncoder:
+class StubEncoder:
     """Answers with the first rows of one table of random unit vectors, at once. An `Encoder`."""
 
     name = "stand-in"
@@ -49,7 +49,7 @@ class StandInEncoder:
         return rows
 
 
-class PacedEncoder(StandInEncoder):
+class PacedEncoder(StubEncoder):
     """Takes its time, but no CPU, as a GPU with a large model does. For overload where load and server share cores."""
 
     TOKENS_PER_S = 6_000.0

@@ -1,8 +1,8 @@
 """What the server itself costs: CPU a request, latency it adds when idle, time until ready, memory; with targets.
 
-    python -m benchmarks.api_cost [--rounds 3] [--window 3]
+    python -m benchmarks.server.api_cost [--rounds 3] [--window 3]
 
-CPU is that of the HTTP process, user + system, while an encoder that answers at once (benchmarks.stand_in) stands
+CPU is that of the HTTP process, user + system, while an encoder that answers at once (benchmarks.lib.stub_encoders) stands
 behind it. The latency is that of one client, one short text after the other, with the real model, against the bare
 encoder call on the same token ids. Figures are medians over the rounds.
 """
@@ -19,15 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import record
-from benchmarks.http_client import Plan, Request, post
-from benchmarks.http_load import Load
-from benchmarks.parts import parts_ms
-from benchmarks.serving import Serving, embert
-from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
+from benchmarks.lib import record
+from benchmarks.lib.load_generator import Load
+from benchmarks.lib.load_worker import Plan, Request, post
+from benchmarks.lib.running_server import Serving, embert
+from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
+from benchmarks.server.latency_breakdown import parts_ms
 from embert.engine import Engine, load_model, pack
 
-STAND_IN = ("--encoder", "benchmarks.stand_in:StandInEncoder", "--workers", "1")
+STAND_IN = ("--encoder", "benchmarks.lib.stub_encoders:StubEncoder", "--workers", "1")
 STARTS = 3
 SEQUENTIAL_TEXTS = 200
 
@@ -52,7 +52,7 @@ class Line:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(prog="benchmarks.api_cost", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.server.api_cost", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="a local folder or a hub id; default: the packaged model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=3.0, help="seconds that one round measures")

@@ -1,4 +1,4 @@
-"""The encoder's matrix products beside cuBLASLt's and CUTLASS's, on the GPU: what benchmarks.kernels asks for.
+"""The encoder's matrix products beside cuBLASLt's and CUTLASS's, on the GPU: what benchmarks.kernels.roofline asks for.
 
 y[tokens, out] = epilogue(x[tokens, in] · weight[out, in]ᵀ + bias), FP16. Everyone's result is compared with torch's in
 FP32 before anyone is timed, and everyone takes turns. cuBLASLt is called as the portable encoder calls it: its product
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.device_timer import LAUNCHES, Recorded, Timing, take_turns
+from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, take_turns
 from benchmarks.rivals import cutlass
 from embert.engine.encoders.cuda import _cublaslt_library
 

@@ -18,7 +18,7 @@ from typing import Any
 
 __all__ = ["RESULTS", "machine", "print_table", "write"]
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = (
     "embert", "fastapi", "httptools", "numpy", "nvidia-cutlass", "orjson", "pydantic", "sentence-transformers",
     "starlette", "tokenizers", "torch", "transformers", "uvicorn", "uvloop",
@@ -46,7 +46,7 @@ def write(name: str, figures: Any, folder: Path = RESULTS) -> Path:
     about = machine()
     document = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
         "commit": _COMMIT,
         "machine": about,
         "figures": figures,
@@ -65,6 +65,12 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in (head, rule, *rows):
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _module() -> str:
+    """Return the name that `python -m` was given."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
 
 
 def _cpu_model() -> str:

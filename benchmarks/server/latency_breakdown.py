@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from benchmarks.http_client import Request
+from benchmarks.lib.load_worker import Request
 
 __all__ = ["parts_ms"]
 

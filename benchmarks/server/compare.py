@@ -1,6 +1,6 @@
 """The server against its rivals over HTTP: closed loop for capacity, open loop for latency under a given load.
 
-    python -m benchmarks.server [--quick] [--plot] [--serve-options "--workers 2"]
+    python -m benchmarks.server.compare [--quick] [--plot] [--serve-options "--workers 2"]
 
 All servers are up for the whole run, in their own default settings, and take turns round by round, so that a machine
 that changes its speed changes it for all of them. Figures are medians over the rounds.
@@ -21,12 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import record, server_plot
-from benchmarks.http_client import Plan, Request, post
-from benchmarks.http_load import Load
-from benchmarks.rounds import Round, median, run_round
-from benchmarks.serving import Serving, embert, plain_fastapi
-from benchmarks.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
+from benchmarks.lib import record
+from benchmarks.lib.load_generator import Load
+from benchmarks.lib.load_worker import Plan, Request, post
+from benchmarks.lib.running_server import Serving, embert, plain_fastapi
+from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
+from benchmarks.server import plot
+from benchmarks.server.measurement import Round, median, run_round
 from embert.engine.hub import locate
 
 PASSAGES_A_REQUEST = 32
@@ -85,11 +86,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = record.write("server", {"model": str(options.model or "default"), "rows": [asdict(row) for row in rows]})
     print(f"\nwritten: {path}")
     if options.plot:
-        print(f"written: {server_plot.draw(path)}")
+        print(f"written: {plot.draw(path)}")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.server", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.server.compare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="a local folder or a hub id; default: the packaged model")
     parser.add_argument("--servers", nargs="+", default=["embert", "plain"], choices=["embert", "plain"])
     parser.add_argument("--serve-options", default="", help="options for `embert serve`, as one string")

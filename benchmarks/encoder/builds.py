@@ -1,9 +1,9 @@
 """Builds of the CUDA encoder side by side on one GPU: whether their vectors agree to the bit, and how long each takes.
 
-    python -m benchmarks.builds before=OLD.so after=NEW.so [--models base large minilm=FOLDER] [--workloads passage]
+    python -m benchmarks.encoder.builds before=OLD.so after=NEW.so [--models base large minilm=FOLDER] [--workloads passage]
 
 For work on csrc/: machines, and one machine from minute to minute, differ by more than most changes gain. So each build
-has a process of its own and they take turns, round by round. Times are those of benchmarks.gpu: bursts after a rest,
+has a process of its own and they take turns, round by round. Times are those of benchmarks.encoder.gpu: bursts after a rest,
 and with --sustained after a second without a pause; figures are medians, ratios are to the first build.
 """
 
@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import gpu, record
+from benchmarks.encoder import gpu
+from benchmarks.lib import record
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -102,9 +103,11 @@ def _build(text: str) -> tuple[str, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.builds")
+    parser = argparse.ArgumentParser(prog="benchmarks.encoder.builds")
     parser.add_argument("builds", nargs="+", type=_build, metavar="NAME=FILE", help="the extension of each build")
-    parser.add_argument("--models", nargs="+", default=["base", "large", "narrow"], help="as for benchmarks.gpu")
+    parser.add_argument(
+        "--models", nargs="+", default=["base", "large", "narrow"], help="as for benchmarks.encoder.gpu"
+    )
     parser.add_argument("--workloads", nargs="+", default=["passage"])
     parser.add_argument("--sustained", nargs="*", default=[], help="workloads to time under lasting load too")
     parser.add_argument("--rounds", type=int, default=9)
