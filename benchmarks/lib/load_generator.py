@@ -1,11 +1,11 @@
-"""Load over HTTP/1.1 that is not the limit itself: prebuilt bytes on raw sockets, from processes of their own.
+"""An HTTP/1.1 load generator that is cheap enough not to be the limit: prebuilt bytes on raw sockets, in processes.
 
-Closed loop: each connection sends its next request when the last is answered. Open loop: requests are due at Poisson
-arrivals, or at even distances, whatever the server does, and a latency runs from the moment the request was *due*, so
-that a stalled server cannot slow its own judge.
+Closed loop: each connection sends its next request when the last one is answered. Open loop: requests are due at
+Poisson arrivals or at even intervals, whatever the server does. A latency counts from the moment the request was *due*,
+so a server that stalls cannot slow the load down and hide it (coordinated omission).
 
-The load reports what it cost (`client_cores`, `busiest_client`) and how late it was itself (`late_s`): where those are
-high, it was the limit.
+The generator reports its own CPU (`client_cores`, `busiest_client`) and its own lateness (`late_s`). Where these are
+high, the generator was the limit.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from types import TracebackType
 import numpy as np
 
 from benchmarks.lib import load_worker
-from benchmarks.lib.load_worker import Answers, Plan
+from benchmarks.lib.load_plan import Answers, Plan
 
-__all__ = ["Load"]
+__all__ = ["LoadGenerator"]
 
 
-class Load:
-    """Processes that send; kept between runs, because starting one takes longer than a short run."""
+class LoadGenerator:
+    """Processes that send. They live from run to run, because starting one takes longer than a short run."""
 
     def __init__(self, processes: int = 1) -> None:
         self._processes = processes
         self._pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
         list(self._pool.map(_warm, range(processes)))
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> LoadGenerator:
         return self
 
     def __exit__(
@@ -42,7 +42,7 @@ class Load:
         self._pool.shutdown()
 
     def run(self, plan: Plan, at_window: Callable[[], None] | None = None) -> Answers:
-        """Run `plan`, spread over the processes, and call `at_window` when the window opens and when it closes."""
+        """Run `plan` over all processes; call `at_window` when the measured window opens and when it closes."""
         first = time.monotonic() + 0.2
         share = min(self._processes, plan.connections)
         parts = [
@@ -77,4 +77,4 @@ class Load:
 
 
 def _warm(_: int) -> None:
-    time.sleep(0.05)  # long enough that every process of the pool is asked once
+    time.sleep(0.05)  # long enough that each process of the pool gets one call

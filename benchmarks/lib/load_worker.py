@@ -1,94 +1,40 @@
-"""One process's share of a load: raw sockets, prebuilt bytes, and only as much HTTP as tells where an answer ends."""
+"""One process's share of a load: raw sockets, prebuilt bytes, and just enough HTTP to find the end of an answer."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
 import gc
-import json
 import time
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import uvloop
 
+from benchmarks.lib.load_plan import LOST, UNANSWERED, Answers, Plan
 from benchmarks.lib.timerfd import Timer
 
-__all__ = ["LOST", "UNANSWERED", "Answers", "Plan", "Request", "post", "run"]
+__all__ = ["run"]
 
-LOST = 0  # the status of a request whose connection broke
-UNANSWERED = 1  # ... and of one that nothing had come back for when the patience was over
-PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request, ready to send, and what it asks for."""
-
-    payload: bytes
-    kind: str
-    texts: int
-    tokens: int
-
-
-def post(path: str, body: object, *, kind: str, texts: int, tokens: int, accept: str = "*/*") -> Request:
-    """Build a POST of `body` as JSON."""
-    content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    return Request(head.encode() + content, kind, texts, tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One run against one server. The window that is measured opens `settle_s` after the first request."""
-
-    port: int
-    requests: tuple[Request, ...]  # sent in this order, over and over
-    connections: int
-    window_s: float
-    settle_s: float = 1.0
-    rate: float | None = None  # requests/s of an open loop; None is a closed loop
-    even: bool = False  # an open loop's requests are due at even distances, not at Poisson arrivals
-    phase: float = 0.0  # of such a distance, before the first
-    host: str = "127.0.0.1"
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What came back: one entry a request, in the order of the answers. Times are seconds on CLOCK_MONOTONIC."""
-
-    request: npt.NDArray[np.int32]  # which of the plan's requests
-    status: npt.NDArray[np.int32]
-    due: npt.NDArray[np.float64]
-    answered: npt.NDArray[np.float64]
-    late_s: npt.NDArray[np.float64]  # by how much our own timer missed what was due (open loop)
-    opened: float  # when the window that is measured began
-    client_cores: float  # CPU seconds a second that the load itself took, over all its processes
-    busiest_client: float  # the same of the process that took most: near 1 it had no more to give
+PATIENCE_S = 60.0  # for answers that are still due when the window closes
 
 
 def run(plan: Plan, first: float) -> Answers:
-    """Run `plan`, its first request at `first` (CLOCK_MONOTONIC)."""
+    """Run `plan` and send its first request at `first` (CLOCK_MONOTONIC)."""
     gc.disable()
     try:
-        return uvloop.run(_Driver(plan, first).run())
+        return uvloop.run(_Worker(plan, first).run())
     finally:
         gc.enable()
 
 
 class _Connection(asyncio.Protocol):
-    """Knows just enough HTTP to tell where an answer ends."""
+    """Sends one request at a time and finds the end of its answer."""
 
-    __slots__ = ("busy", "driver", "due", "head", "remaining", "request", "status", "transport")
+    __slots__ = ("busy", "due", "head", "remaining", "request", "status", "transport", "worker")
 
-    def __init__(self, driver: _Driver) -> None:
-        self.driver = driver
+    def __init__(self, worker: _Worker) -> None:
+        self.worker = worker
         self.transport: asyncio.Transport | None = None
         self.busy = False
         self.request = 0
@@ -103,7 +49,7 @@ class _Connection(asyncio.Protocol):
     def send(self, request: int, due: float) -> None:
         assert self.transport is not None
         self.busy, self.request, self.due, self.status = True, request, due, LOST
-        self.transport.write(self.driver.payloads[request])
+        self.transport.write(self.worker.payloads[request])
 
     def data_received(self, data: bytes) -> None:
         if self.status == LOST:
@@ -122,15 +68,15 @@ class _Connection(asyncio.Protocol):
             self.remaining -= len(data)
         if self.remaining <= 0:
             self.busy = False
-            self.driver.answered(self, self.status)
+            self.worker.answered(self, self.status)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.transport = None
-        self.driver.lost(self)
+        self.worker.lost(self)
 
 
-class _Driver:
-    """One process's share of a plan."""
+class _Worker:
+    """The connections of one process and the queue of requests that are due."""
 
     def __init__(self, plan: Plan, first: float) -> None:
         self.plan = plan
@@ -138,8 +84,8 @@ class _Driver:
         self.first = first
         self.opens = first + plan.settle_s
         self.closes = self.opens + plan.window_s
-        self.next = plan.seed * 7919 % len(self.payloads)  # processes begin at different requests
-        self.rows: list[tuple[int, int, float, float]] = []
+        self.next = plan.seed * 7919 % len(self.payloads)  # each process starts at another request
+        self.rows: list[tuple[int, int, float, float]] = []  # request, status, due, answered
         self.late: list[float] = []
         self.idle: list[_Connection] = []
         self.busy: set[_Connection] = set()
@@ -181,7 +127,7 @@ class _Driver:
         return connection
 
     async def finish(self) -> None:
-        """Wait for what is on its way; what does not come is recorded as unanswered."""
+        """Wait up to PATIENCE_S for outstanding answers; record the missing ones as unanswered."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while self.busy or self.overdue:
@@ -201,14 +147,14 @@ class _Driver:
         return request
 
     async def arrive(self, rate: float) -> None:
-        """Send when a request is due: the loop's own timers would round that to the millisecond."""
+        """Send each request when it is due, by a timer of its own: the loop's timers round to the millisecond."""
         count = int(rate * (self.closes - self.first) * 1.5) + 100
         gaps = np.random.default_rng(self.plan.seed).exponential(1 / rate, count)
         after = (np.arange(count) + self.plan.phase) / rate if self.plan.even else np.cumsum(gaps)
         due = [moment for moment in (self.first + after).tolist() if moment < self.closes]
         timer, done, position = Timer(), asyncio.get_running_loop().create_future(), 0
 
-        def ring() -> None:
+        def expired() -> None:
             nonlocal position
             timer.read()
             now = time.monotonic()
@@ -221,7 +167,7 @@ class _Driver:
             elif not done.done():
                 done.set_result(None)
 
-        asyncio.get_running_loop().add_reader(timer.fd, ring)
+        asyncio.get_running_loop().add_reader(timer.fd, expired)
         timer.set(due[0])
         try:
             await done
@@ -250,7 +196,7 @@ class _Driver:
             self.changed.set()
 
     def lost(self, connection: _Connection) -> None:
-        """Replace a connection; a server may close an idle one, and a busy one is an error that counts."""
+        """Replace a connection. A server may close an idle one; a request on a busy one counts as lost."""
         if connection in self.idle:
             self.idle.remove(connection)
         elif connection.busy:

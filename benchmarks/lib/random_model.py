@@ -1,4 +1,4 @@
-"""A model folder of BERT-base's shape with random weights: what costs the same as a real one and needs no download."""
+"""A model folder of BERT-base's shape with random weights: same cost as a real model, no download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_TOKENS = 512
 
 
 def make(folder: Path, tokenizer: Path, layers: int = 12) -> Path:
-    """Write the model into `folder`, with the WordPiece tokenizer of the folder `tokenizer`, and return `folder`."""
+    """Write the model and the WordPiece tokenizer of the folder `tokenizer` into `folder`, and return it."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -23,7 +23,7 @@ def make(folder: Path, tokenizer: Path, layers: int = 12) -> Path:
     for name in _FROM_TOKENIZER:
         if (tokenizer / name).exists():
             shutil.copy(tokenizer / name, folder / name)
-    # What sentence-transformers reads too.
+    # sentence-transformers reads these files too.
     _write(folder / "modules.json", [_module(0, "", "Transformer"), _module(1, "1_Pooling", "Pooling")])
     _write(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_TOKENS, "do_lower_case": False})
     (folder / "1_Pooling").mkdir(exist_ok=True)

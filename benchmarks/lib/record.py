@@ -1,4 +1,4 @@
-"""What every benchmark leaves behind: one table on the screen and one JSON that says on which machine, when and how."""
+"""The record of a run: a table on the screen, and a JSON file with machine, versions, date and command."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def machine() -> dict[str, Any]:
 
 
 def write(name: str, figures: Any, folder: Path = RESULTS) -> Path:
-    """Write `figures` as NAME-DEVICE.json, over the last ones of such a machine, and return the path.
+    """Write `figures` to NAME-DEVICE.json, replacing the last run on such a device, and return the path.
 
-    The device is the GPU, or the processor and how many cores of it are ours.
+    DEVICE is the GPU, or the processor and the number of cores that this process may use.
     """
     about = machine()
     document = {
@@ -59,7 +59,7 @@ def write(name: str, figures: Any, folder: Path = RESULTS) -> Path:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table that also reads well on a terminal; the first column is left-aligned, the others right."""
+    """Print a Markdown table, aligned for a terminal: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     for row in (head, rule, *rows):
@@ -79,7 +79,7 @@ def _cpu_model() -> str:
 
 
 def _short_name(cpu: str) -> str:
-    """A processor's name without what only its maker's lawyers want: "Intel(R) Xeon(R) Processor" is "Intel Xeon"."""
+    """Shorten a processor's name: "Intel(R) Xeon(R) Processor" is "Intel Xeon"."""
     return re.sub(r"\((R|TM)\)|\b(CPU|Processor|\d+-Core)\b|@.*", "", cpu).strip()
 
 
@@ -97,4 +97,4 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-_COMMIT = _output("git", "describe", "--always", "--dirty")  # now: others may commit while a long run lasts
+_COMMIT = _output("git", "describe", "--always", "--dirty")  # read at the start: commits may follow during a long run

@@ -1,9 +1,8 @@
-"""A server under measurement: started on a free port, ready, its processes' CPU and memory read by kind, stopped."""
+"""A server under measurement: started on a free port, awaited until ready, its CPU and memory read, stopped."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,36 +14,31 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Missing", "Serving", "embert", "infinity", "plain_fastapi"]
+__all__ = ["RunningServer", "embert", "running"]
 
 ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 180.0
-KINDS = {"embert.server.api.process": "api", "embert.server.worker.process": "engine"}
-
-
-class Missing(Exception):
-    """A rival that is not installed here."""
+KINDS = {"embert.server.api.process": "api", "embert.server.worker.process": "engine"}  # by module in the command line
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class RunningServer:
     """A server that answers."""
 
     name: str
     port: int
     process: subprocess.Popen[bytes]
-    root: str  # what kind of process the one we started is
+    root: str  # the kind of `process` itself
     ready_s: float  # from the command to the first 200 of its readiness route
 
     def cpu_s(self) -> dict[str, float]:
-        """Return user + system seconds so far by kind of process."""
+        """Return user + system seconds so far, by kind of process."""
         spent: dict[str, float] = {}
-        for kind, process in self._processes():
+        for kind, process in self.processes():
             times = process.cpu_times()
             spent[kind] = spent.get(kind, 0.0) + times.user + times.system
         return spent
@@ -52,68 +46,46 @@ class Serving:
     def count(self) -> dict[str, int]:
         """Return the number of processes of each kind."""
         counted: dict[str, int] = {}
-        for kind, _ in self._processes():
+        for kind, _ in self.processes():
             counted[kind] = counted.get(kind, 0) + 1
         return counted
 
     def rss_mb(self) -> dict[str, float]:
         """Return the resident memory in MB (10⁶ bytes) of the largest process of each kind."""
         held: dict[str, float] = {}
-        for kind, process in self._processes():
+        for kind, process in self.processes():
             held[kind] = max(held.get(kind, 0.0), process.memory_info().rss / 1e6)
         return held
 
-    def _processes(self) -> Iterator[tuple[str, psutil.Process]]:
+    def processes(self) -> Iterator[tuple[str, psutil.Process]]:
+        """Yield every living process of the server with its kind: api, engine, or `root` for all others."""
         root = psutil.Process(self.process.pid)
         for process in [root, *root.children(recursive=True)]:
-            words = process.cmdline()
+            try:
+                words = process.cmdline()
+            except psutil.NoSuchProcess:  # exited since it was listed
+                continue
             yield next((kind for module, kind in KINDS.items() if module in words), self.root), process
 
 
 @contextmanager
-def embert(*options: str, model: str | None = None) -> Iterator[Serving]:
+def embert(*options: str, model: str | None = None) -> Iterator[RunningServer]:
     """Start `embert serve` with `options`; without a model, the default one."""
     command = [sys.executable, "-m", "embert.server.commands.cli", "serve", *([model] if model else []), *options]
-    with _serving("embert", "supervisor", [*command, "--port", "{port}"], "/readyz", {}) as serving:
-        yield serving
+    with running("embert", "supervisor", [*command, "--port", "{port}"], "/readyz", {}) as server:
+        yield server
 
 
 @contextmanager
-def plain_fastapi(model: Path) -> Iterator[Serving]:
-    """Start the rival with the same model: around sentence-transformers, or where that is missing, transformers."""
-    with_sentence_transformers = find_spec("sentence_transformers") is not None
-    app = "plain_fastapi" if with_sentence_transformers else "plain_transformers"
-    name = "plain FastAPI" if with_sentence_transformers else "plain FastAPI (transformers)"
-    command = [sys.executable, "-m", "uvicorn", f"benchmarks.rivals.{app}:app", "--port", "{port}"]
-    with _serving(name, "server", command, "/health", {"MODEL": str(model)}) as serving:
-        yield serving
-
-
-@contextmanager
-def infinity(model: Path) -> Iterator[Serving]:
-    """Start Infinity with the same model, in the type it chooses: bfloat16 on a GPU.
-
-    Its dependencies exclude ours, so it wants an environment of its own: INFINITY=/path/to/bin/infinity_emb. Raises
-    Missing where its command is not installed.
-    """
-    program = os.environ.get("INFINITY") or shutil.which("infinity_emb")
-    if program is None:
-        raise Missing(
-            "Infinity is not installed (pip install 'infinity-emb[torch,server]'; INFINITY names its command)"
-        )
-    command = [program, "v2", "--model-id", str(model), "--served-model-name", "bench", "--port", "{port}"]
-    command += ["--dtype", "auto", "--no-model-warmup"]
-    environment = {"HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1"}
-    with _serving("Infinity", "server", command, "/health", environment) as serving:
-        yield serving
-
-
-@contextmanager
-def _serving(
+def running(
     name: str, root: str, command: Sequence[str], ready: str, environment: Mapping[str, str]
-) -> Iterator[Serving]:
+) -> Iterator[RunningServer]:
+    """Run `command`, in which "{port}" stands for a free port, from its first 200 on the route `ready`.
+
+    Raises SystemExit with the end of its log if it exits or is not ready within READY_WITHIN_S.
+    """
     port = _free_port()
-    # The engine process imports benchmarks.lib.stub_encoders from here; packages may lie on the path that we were given.
+    # The engine process imports benchmarks.lib.stub_encoders from ROOT. The caller's path may hold installed packages.
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryFile() as log:
         started = time.monotonic()
@@ -132,7 +104,7 @@ def _serving(
                 log.seek(0)
                 tail = log.read().decode(errors="replace")[-4000:]
                 raise SystemExit(f"{name}: {error}\n{tail}") from None
-            yield Serving(name, port, process, root, time.monotonic() - started)
+            yield RunningServer(name, port, process, root, time.monotonic() - started)
         finally:
             _stop(process)
 

@@ -1,4 +1,4 @@
-"""A server's /metrics: what happened between two scrapes."""
+"""Scrapes of a server's /metrics, and the growth from one scrape to the next."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Every sample: (name, labels) → value."""
+    """The samples of one scrape: (name, labels) → value."""
 
     values: dict[tuple[str, frozenset[tuple[str, str]]], float]
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of the samples of this name that have these labels, and perhaps others."""
+        """Return the sum of the samples that have this name and at least these labels."""
         wanted = set(labels.items())
         return sum(value for (each, of), value in self.values.items() if each == name and wanted <= of)
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The samples of this name, added up by one label's values."""
+        """Return the sums of this name's samples by the value of one label."""
         found: dict[str, float] = {}
         for (each, labels), value in self.values.items():
             if each == name:
@@ -33,16 +33,16 @@ class Samples:
         return found
 
     def __sub__(self, earlier: Samples) -> Samples:
-        """What counters and histograms grew by."""
+        """Return the growth since `earlier`; it means something for counters and histograms only."""
         return Samples({key: value - earlier.values.get(key, 0.0) for key, value in self.values.items()})
 
     def mean(self, histogram: str) -> float:
-        """The mean of what a histogram observed; NaN when that was nothing."""
+        """Return the mean of a histogram's observations; NaN if there are none."""
         count = self.total(f"{histogram}_count")
         return self.total(f"{histogram}_sum") / count if count else float("nan")
 
     def quantile(self, histogram: str, share: float) -> float:
-        """A quantile of what a histogram observed, evenly spread within its bucket; NaN when that was nothing."""
+        """Return a quantile of a histogram, by linear interpolation within a bucket; NaN if it is empty."""
         buckets = sorted((float(bound), count) for bound, count in self.by(f"{histogram}_bucket", "le").items())
         if not buckets or not buckets[-1][1]:
             return float("nan")
@@ -56,7 +56,7 @@ class Samples:
 
 
 def scrape(url: str, headers: dict[str, str] | None = None) -> Samples:
-    """Ask `url`, a server's /metrics."""
+    """Scrape `url`, a server's /metrics. Raises OSError where it cannot be reached."""
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), timeout=10) as response:
         text = response.read().decode()
     values = {}

@@ -1,4 +1,4 @@
-"""Encoders that cost nothing: what is left of a request's cost is the server's own."""
+"""Encoders that cost nothing, to measure the server's own cost. Loaded by `--encoder`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["PacedEncoder", "StubEncoder"]
 
 
 class StubEncoder:
-    """Answers with the first rows of one table of random unit vectors, at once. An `Encoder`."""
+    """Answers at once with the first rows of a table of random unit vectors. An `Encoder`."""
 
-    name = "stand-in"
+    name = "stub"
     device = "cpu"
     device_name = "none"
     dtype = "float32"
@@ -29,7 +29,7 @@ class StubEncoder:
         self._tables = {Task.EMBED: self._table(self.width), Task.TOKENS: self._table(self.hidden_size)}
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        """Return the answer itself as the ticket."""
+        """Return the answer as the ticket."""
         return self._tables[task][: batch.sequences if task is Task.EMBED else batch.tokens]
 
     def wait(self, ticket: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -41,7 +41,7 @@ class StubEncoder:
         return self.wait(self.submit(batch, task))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
     def _table(self, columns: int) -> npt.NDArray[np.float32]:
         rows = np.random.default_rng(0).standard_normal((self.max_batch_tokens, columns), np.float32)
@@ -50,11 +50,11 @@ class StubEncoder:
 
 
 class PacedEncoder(StubEncoder):
-    """Takes its time, but no CPU, as a GPU with a large model does. For overload where load and server share cores."""
+    """Takes time but no CPU, like a GPU: for overload tests where load and server share cores."""
 
     TOKENS_PER_S = 6_000.0
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        """As above, but slowly."""
+        """As StubEncoder, after sleeping for the batch's time."""
         time.sleep(batch.tokens / self.TOKENS_PER_S)
         return super().submit(batch, task)

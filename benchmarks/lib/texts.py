@@ -1,4 +1,4 @@
-"""Texts of chosen lengths in tokens, made of English that every machine has: the standard library's docstrings."""
+"""Texts of given lengths in tokens, made of English that every machine has: the standard library's docstrings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["PASSAGE_TOKENS", "QUERY_TOKENS", "Lengths", "Text", "texts"]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A log-normal distribution of lengths in tokens, [CLS] and [SEP] included, cut at both ends."""
+    """A log-normal distribution of lengths in tokens, [CLS] and [SEP] included, clipped to `low` and `high`."""
 
     mean: float
     low: int
@@ -45,7 +45,7 @@ class Text:
 
 
 def texts(lengths: Lengths, count: int, tokenizer: Path, seed: int = 0) -> list[Text]:
-    """Return `count` different texts whose lengths, by the tokenizer.json given, follow `lengths`."""
+    """Return `count` different texts. Their lengths, counted by this tokenizer.json, follow `lengths`."""
     random = np.random.default_rng(seed)
     words = _words(str(tokenizer))
     start = int(random.integers(len(words)))
@@ -54,7 +54,7 @@ def texts(lengths: Lengths, count: int, tokenizer: Path, seed: int = 0) -> list[
 
 
 def _take(stream: Iterator[tuple[str, int]], tokens: int) -> Text:
-    """Take words until the text has as many tokens as asked for, or up to the last word's pieces more."""
+    """Take words until the text has `tokens` tokens; the pieces of its last word may exceed that."""
     chosen, so_far = [], 2
     while so_far < tokens:
         word, pieces = next(stream)

@@ -1,4 +1,4 @@
-"""A timer that rings to the microsecond inside an event loop, whose own timers round to the millisecond."""
+"""Linux's timerfd: microsecond timers for an event loop whose own timers round to the millisecond."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Timer"]
 
 
 class Timer:
-    """Linux's timerfd, which Python has only since 3.13."""
+    """One timer on CLOCK_MONOTONIC. Python has timerfd in `os` since 3.13 only."""
 
     CLOCK_MONOTONIC = 1
     TFD_TIMER_ABSTIME = 1
@@ -21,15 +21,15 @@ class Timer:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def set(self, moment: float) -> None:
-        """Ring at `moment`, seconds on CLOCK_MONOTONIC; a moment that has passed rings at once."""
+        """Expire at `moment`, seconds on CLOCK_MONOTONIC; at once if that has passed."""
         seconds, fraction = divmod(moment, 1.0)
-        value = (ctypes.c_long * 4)(0, 0, int(seconds), int(fraction * 1e9))  # interval, then the moment
+        value = (ctypes.c_long * 4)(0, 0, int(seconds), int(fraction * 1e9))  # interval, then expiry
         self._libc.timerfd_settime(self.fd, self.TFD_TIMER_ABSTIME, ctypes.byref(value), None)
 
     def read(self) -> None:
-        """Take note of a ring; without it the descriptor stays readable."""
+        """Acknowledge an expiry; until then the descriptor stays readable."""
         os.read(self.fd, 8)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self.fd)

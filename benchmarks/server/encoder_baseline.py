@@ -1,4 +1,4 @@
-"""The encoder by itself, in a process of its own that ends before a server starts: what HTTP is held against."""
+"""The encoder without a server, the baseline of the figures over HTTP. Its process ends before a server starts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ import numpy.typing as npt
 from embert.engine import PackedBatch, load_encoder, load_model, pack
 from embert.engine.tokenizer import Tokenizer
 
-__all__ = ["Bare", "measure"]
+__all__ = ["Baseline", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
-    """What the encoder does with nothing around it."""
+class Baseline:
+    """The encoder's own figures."""
 
     encoder: str
     device_name: str
     dtype: str
     max_batch_tokens: int
-    texts_per_s: dict[str, float]  # by workload: full batches, two in flight, vectors in host memory
+    texts_per_s: dict[str, float]  # by workload: full batches, two in flight, to vectors in host memory
     tokens_per_s: dict[str, float]
-    batch_ms: dict[str, float]  # ... and how long one of those takes
-    one_text_ms: float  # p50 of a batch of one text, one after the other
+    batch_ms: dict[str, float]  # of one such batch
+    one_text_ms: float  # p50 of batches of one text, one after the other
 
-    def best(self, other: Bare) -> Bare:
-        """The better of two measurements, figure by figure."""
+    def best(self, other: Baseline) -> Baseline:
+        """Return the better of two measurements, figure by figure."""
         rates = [
             {kind: max(rate, b[kind]) for kind, rate in a.items()}
             for a, b in ((self.texts_per_s, other.texts_per_s), (self.tokens_per_s, other.tokens_per_s))
@@ -51,15 +51,15 @@ class Bare:
 
 def measure(
     model: Path, device: str, workloads: Mapping[str, Sequence[str]], one: Sequence[str], seconds: float
-) -> Bare:
-    """Measure each workload's texts, and those of `one` each by itself, for `seconds` each."""
+) -> Baseline:
+    """Measure each workload for `seconds`, and then the texts of `one` as batches of one."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_measure, str(model), device, workloads, one, seconds).result()
 
 
 def _measure(
     folder: str, device: str, workloads: Mapping[str, Sequence[str]], one: Sequence[str], seconds: float
-) -> Bare:
+) -> Baseline:
     model = load_model(folder)
     tokenizer = Tokenizer(model)
     encoder = load_encoder(model, device=device)
@@ -92,11 +92,11 @@ def _measure(
             break
     facts = encoder.name, encoder.device_name, encoder.dtype, encoder.max_batch_tokens
     encoder.close()
-    return Bare(*facts, texts_per_s, tokens_per_s, batch_ms, statistics.median(times) * 1e3)
+    return Baseline(*facts, texts_per_s, tokens_per_s, batch_ms, statistics.median(times) * 1e3)
 
 
 def _full_batches(tokenizer: Tokenizer, texts: Sequence[str], most_tokens: int) -> list[PackedBatch]:
-    """The texts in their order, as many a batch as fit; the last, partial batch only where there is no other."""
+    """Pack the texts in order into full batches; a partial last batch counts only if it is the only one."""
     encoded = tokenizer.encode(list(texts), truncate=True)
     batches: list[PackedBatch] = []
     sequences: list[npt.NDArray[np.int32]] = []

@@ -1,11 +1,11 @@
-"""The engine's own loop before a GPU that only takes its time: how long requests wait, beside a perfect server's.
+"""Latency of the engine process's loop in front of a simulated GPU, beside that of a perfect server.
 
     python -m benchmarks.server.engine_loop [--load 0.8] [--texts 32] [--tokens 104] [--seconds 8]
 
-The loop, its scheduler and its socket are real; the encoder is a clock. A batch takes REST_S and so much a token, one
-after the other, and handing it over costs the host LAUNCH_S, as BERT-base's on an H100 does. Requests come at random
-(Poisson) and at even distances. The perfect server is simulated: it batches as the loop does, at no cost and
-without a gap.
+The loop, its scheduler and its socket are real; the encoder is simulated. A batch takes FIXED_S plus a time for each
+token, one batch after the other, and its launch takes LAUNCH_S of the host's time: the figures of BERT-base on an H100.
+Requests arrive at random (Poisson) and at even intervals. The perfect server is computed: it forms batches as the loop
+does, at no cost and without a gap.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from embert.server.ipc.messages import EMBED, EncodeRequest, Submit, decode_resu
 from embert.server.ipc.shared_counters import open_board
 from embert.server.worker.loop import EngineLoop
 
-REST_S, TOKENS_PER_S = 0.12e-3, 2.9e6  # of a batch; of BERT-base on one H100
+FIXED_S, TOKENS_PER_S = 0.12e-3, 2.9e6  # time of a batch: fixed part and rate, as BERT-base on one H100
 LAUNCH_S = 0.15e-3
 MAX_BATCH_TOKENS = 16384
 
 
-class Clock:
-    """An encoder whose batches only take their time. See `embert.engine.encoders.base.Encoder`."""
+class SimulatedGpu:
+    """An encoder whose batches only take time. See `embert.engine.encoders.base.Encoder`."""
 
-    name, device, device_name, dtype, choice = "clock", "cuda:0", "none", "float16", ""
+    name, device, device_name, dtype, choice = "simulated", "cuda:0", "none", "float16", ""
     width = hidden_size = 8
     max_batch_tokens = MAX_BATCH_TOKENS
 
     def __init__(self) -> None:
         self.free_at = 0.0
         self.busy_s = 0.0
-        self.gaps_s: list[float] = []  # from a batch's end to the next one's beginning
+        self.gaps_s: list[float] = []  # from the end of a batch to the start of the next
         self.batches = 0
 
     def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> tuple[int, float]:  # noqa: ARG002
-        """Return what `wait` needs: the number of texts and when they are done."""
+        """Return the ticket: the number of texts and when they are done."""
         launched = time.monotonic() + LAUNCH_S
         while time.monotonic() < launched:
             pass
@@ -67,7 +67,7 @@ class Clock:
         return batch.sequences, self.free_at
 
     def wait(self, ticket: tuple[int, float]) -> npt.NDArray[np.float32]:
-        """Return ones, float32 [B, width], once they are due."""
+        """Return ones, float32 [B, width], when the batch is done."""
         sequences, done_at = ticket
         time.sleep(max(0.0, done_at - time.monotonic()))
         return np.ones((sequences, self.width), np.float32)
@@ -77,27 +77,27 @@ class Clock:
         return self.wait(self.submit(batch, task))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
 
 def batch_s(tokens: int) -> float:
-    """How long a batch takes."""
-    return REST_S + tokens / TOKENS_PER_S
+    """Return the seconds that a batch of `tokens` takes."""
+    return FIXED_S + tokens / TOKENS_PER_S
 
 
 @dataclass
 class Run:
-    """One load through the loop."""
+    """One load, sent through the loop."""
 
     due_s: list[float]
     texts: int
     tokens: int  # of a text
-    clock: Clock = field(default_factory=Clock)
+    gpu: SimulatedGpu = field(default_factory=SimulatedGpu)
     answered_s: dict[int, float] = field(default_factory=dict)
 
     def latencies_ms(self) -> list[float]:
-        """Send everything when it is due; return the latencies, sorted."""
-        with tempfile.TemporaryDirectory(prefix="embert-hand-over-") as folder:
+        """Send each request when it is due; return the latencies, sorted."""
+        with tempfile.TemporaryDirectory(prefix="embert-engine-loop-") as folder:
             loop, thread = self._loop(folder)
             channel = Channel.connect(f"{folder}/engine")
             receiver = threading.Thread(target=self._receive, args=(channel,))
@@ -117,8 +117,10 @@ class Run:
         return sorted((self.answered_s[i] - first - due) * 1e3 for i, due in enumerate(self.due_s))
 
     def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
-        start = StartEngine(ServeConfig(), "", "clock", folder, 0, "cuda:0", f"{folder}/engine", open_board(1, 1).fd, 1)
-        loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="clock")), self.clock)
+        start = StartEngine(
+            ServeConfig(), "", "simulated", folder, 0, "cuda:0", f"{folder}/engine", open_board(1, 1).fd, 1
+        )
+        loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="simulated")), self.gpu)
         loop.warm_up()
         loop.listen()
         thread = threading.Thread(target=loop.run, daemon=True)
@@ -138,7 +140,7 @@ class Run:
         texts = dict.fromkeys(range(len(self.due_s)), 0)
         readable = select.poll()
         readable.register(channel, select.POLLIN)
-        last = time.monotonic()  # the engine sends a status every second, answers or not
+        last = time.monotonic()  # the engine sends a status every second, with or without answers
         while len(self.answered_s) < len(self.due_s) and time.monotonic() - last < 5 and readable.poll(5000):
             for part in [part for message in channel.receive() for part in decode_results(message).parts]:
                 last = time.monotonic()
@@ -148,7 +150,7 @@ class Run:
 
 
 def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:
-    """Latencies, sorted, where a batch of all that waits starts as the one before ends, and nothing else takes time."""
+    """Return latencies, sorted, if everything that waits is batched the moment the batch before it ends."""
     latencies: list[float] = []
     now, at = 0.0, 0
     while at < len(due_s):
@@ -166,28 +168,30 @@ def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.server.engine_loop", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--load", type=float, default=0.8, help="share of what the encoder does with single requests")
+    parser.add_argument("--load", type=float, default=0.8, help="share of the rate of batches of one request")
     parser.add_argument("--texts", type=int, default=32, help="of a request")
     parser.add_argument("--tokens", type=int, default=104, help="of a text")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the JSON")
     options = parser.parse_args(argv)
-    of_request = options.texts * options.tokens
-    rate = options.load / batch_s(of_request)
+    request_tokens = options.texts * options.tokens
+    rate = options.load / batch_s(request_tokens)
     gaps = np.random.default_rng(0).exponential(1 / rate, round(rate * options.seconds))
-    figures: dict[str, Any] = {"rate": rate, "request_ms": batch_s(of_request) * 1e3, "arrivals": {}}
+    figures: dict[str, Any] = {"rate": rate, "request_ms": batch_s(request_tokens) * 1e3, "arrivals": {}}
     rows = []
     for arrivals, due in (("at random", np.cumsum(gaps)), ("evenly", np.arange(len(gaps)) / rate)):
         run = Run(due.tolist(), options.texts, options.tokens)
-        found = {"the loop": run.latencies_ms(), "perfect": perfect_ms(due.tolist(), of_request)}
-        gap_ms = statistics.median(run.clock.gaps_s[1:]) * 1e3
-        of_loop = f"{run.clock.batches} batches, gap {gap_ms:.2f} ms, busy {run.clock.busy_s / due[-1]:.0%}"
+        found = {"the loop": run.latencies_ms(), "perfect": perfect_ms(due.tolist(), request_tokens)}
+        gap_ms = statistics.median(run.gpu.gaps_s[1:]) * 1e3
+        loop_detail = f"{run.gpu.batches} batches, gap {gap_ms:.2f} ms, busy {run.gpu.busy_s / due[-1]:.0%}"
         quantiles = {who: [float(np.quantile(ms, q)) for q in (0.5, 0.9, 0.99)] for who, ms in found.items()}
-        figures["arrivals"][arrivals] = {**quantiles, "gap_ms": gap_ms, "batches": run.clock.batches}
+        figures["arrivals"][arrivals] = {**quantiles, "gap_ms": gap_ms, "batches": run.gpu.batches}
         for who, values in quantiles.items():
-            rows.append([f"{arrivals}, {who}", *(f"{ms:.2f}" for ms in values), of_loop if who == "the loop" else ""])
-    each = f"{options.texts} texts of {options.tokens} tokens, {batch_s(of_request) * 1e3:.2f} ms"
-    print(f"{rate:.0f} requests/s of {each} each\n")
+            rows.append(
+                [f"{arrivals}, {who}", *(f"{ms:.2f}" for ms in values), loop_detail if who == "the loop" else ""]
+            )
+    request = f"{options.texts} texts of {options.tokens} tokens, {batch_s(request_tokens) * 1e3:.2f} ms each"
+    print(f"{rate:.0f} requests/s of {request}\n")
     record.print_table(["requests", "p50 ms", "p90 ms", "p99 ms", ""], rows)
     print(f"\nwritten: {record.write('hand-over', figures, options.output)}")
 

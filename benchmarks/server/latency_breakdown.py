@@ -1,4 +1,4 @@
-"""Where the time of a request goes, by the server's own account: its Server-Timing header."""
+"""Where the time of a request goes, as the server itself reports it in the Server-Timing header."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from benchmarks.lib.load_worker import Request
+from benchmarks.lib.load_plan import Request
 
-__all__ = ["parts_ms"]
+__all__ = ["latency_breakdown_ms"]
 
 
-def parts_ms(port: int, requests: Sequence[Request], count: int = 200) -> dict[str, float]:
-    """Send one request after the other over one connection: medians in ms; `client` is the whole, as seen from here."""
+def latency_breakdown_ms(port: int, requests: Sequence[Request], count: int = 200) -> dict[str, float]:
+    """Send requests one by one over one connection; return medians in ms by stage, and `client`, the whole round trip.
+
+    Each of `requests` is sent once as a warm-up, then `count` of them are measured.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    found: dict[str, list[float]] = {}
-    for number in range(len(requests) + count):  # each once before it counts
+    stages: dict[str, list[float]] = {}
+    for number in range(len(requests) + count):
         payload = requests[number % len(requests)].payload
         head, body = payload.split(b"\r\n\r\n", 1)
         began = time.perf_counter()
@@ -28,6 +31,6 @@ def parts_ms(port: int, requests: Sequence[Request], count: int = 200) -> dict[s
         if number < len(requests):
             continue
         for name, ms in (*re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"]), ("client", took_ms)):
-            found.setdefault(name, []).append(float(ms))
+            stages.setdefault(name, []).append(float(ms))
     connection.close()
-    return {name: statistics.median(values) for name, values in found.items()}
+    return {name: statistics.median(values) for name, values in stages.items()}

@@ -1,4 +1,4 @@
-"""One run of a load against one server: what came of it, what it cost on both sides, and who was the limit."""
+"""One measured round of a load against a server: rates, latencies, the CPU of both sides, and who was the limit."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.lib.load_generator import Load
-from benchmarks.lib.load_worker import Answers, Plan
-from benchmarks.lib.running_server import Serving
+from benchmarks.lib.load_generator import LoadGenerator
+from benchmarks.lib.load_plan import Answers, Plan
+from benchmarks.lib.running_server import RunningServer
 
 __all__ = ["Round", "median", "run_round"]
 
-CLIENT_FULL = 0.9  # of one core: a client process has no more to give
-SERVER_FULL = 0.85  # ... and a server's, whose other threads wait for its lock
-NO_LIMIT = "–"  # noqa: RUF001 - an open loop that everybody kept up with
+# Cores in use at which a process counts as saturated. A server's other threads wait for the interpreter lock.
+CLIENT_FULL = 0.9
+SERVER_FULL = 0.85
+NO_LIMIT = "–"  # noqa: RUF001 - of an open loop: both sides kept up
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One run of one server, in the window that is measured."""
+    """One round against one server: what fell into the measured window."""
 
     requests_per_s: float
     texts_per_s: float
@@ -29,24 +30,24 @@ class Round:
     p50_ms: dict[str, float]  # by kind of request
     p99_ms: dict[str, float]
     failed: int
-    cpu_us: dict[str, float]  # CPU µs a request by kind of process
-    cores: dict[str, float]  # ... and cores in use, of all processes of the kind
+    cpu_us: dict[str, float]  # CPU µs a request, by kind of process
+    cores: dict[str, float]  # cores in use, by kind of process
     client_cores: float
-    late_p99_ms: float  # by how much the load's own timer was late
+    late_p99_ms: float  # how late the load itself sent
     limit: str  # "client", "HTTP processes", "engine", "server", or NO_LIMIT
 
 
-def run_round(load: Load, serving: Serving, plan: Plan) -> Round:
-    """Run `plan` against `serving`."""
+def run_round(load: LoadGenerator, server: RunningServer, plan: Plan) -> Round:
+    """Run `plan` against `server`."""
     spent: list[dict[str, float]] = []
-    answers = load.run(plan, at_window=lambda: spent.append(serving.cpu_s()))
-    return _figures(plan, answers, (spent[0], spent[1]), serving.count())
+    answers = load.run(plan, at_window=lambda: spent.append(server.cpu_s()))
+    return _figures(plan, answers, (spent[0], spent[1]), server.count())
 
 
 def _figures(
     plan: Plan, answers: Answers, cpu_s: tuple[dict[str, float], dict[str, float]], processes: dict[str, int]
 ) -> Round:
-    # A closed loop is judged by what came back in the window, an open one by what was due in it, however late it came.
+    # A closed loop counts what was answered in the window, an open one what was due in it, however late the answer.
     moment = answers.answered if plan.rate is None else answers.due
     inside = (moment >= answers.opened) & (moment < answers.opened + plan.window_s)
     good = inside & (answers.status == 200)
@@ -90,7 +91,7 @@ def _percentile(values: np.ndarray, percent: float) -> float:
 
 
 def median(rounds: Sequence[Round]) -> Round:
-    """The median of each figure over the rounds; failures are added up."""
+    """Return the median of each figure over the rounds. Failures add up."""
 
     def of_each(dicts: Sequence[dict[str, float]]) -> dict[str, float]:
         return {key: statistics.median(d[key] for d in dicts if key in d) for key in dicts[0]}

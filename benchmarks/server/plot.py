@@ -1,4 +1,4 @@
-"""The picture of a server benchmark's JSON: requests/s of the closed loops, and p99 of the open loops."""
+"""The chart of benchmarks.server.compare's JSON: texts/s of the closed loops and p99 of the open loops."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 __all__ = ["draw"]
 
-WIDTH = 0.42  # of a bar; places are 1 apart
+WIDTH = 0.42  # of a bar; groups are 1 apart
 
 
 def draw(results: Path) -> Path:
-    """Draw the results as a PNG beside them and return its path."""
+    """Write the chart as a PNG beside the results and return its path."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -34,14 +34,14 @@ def draw(results: Path) -> Path:
             offset = (number - (len(servers) - 1) / 2) * WIDTH
             bars = axes.bar([at + offset for at in figures], list(figures.values()), WIDTH * 0.95, label=server)
             axes.bar_label(bars, fmt="{:,.0f}", fontsize=9, padding=2)
-            for at in set(range(len(places))) - set(figures):  # such rates are not asked of it
+            for at in set(range(len(places))) - set(figures):  # a rate above its capacity is not measured
                 axes.text(
                     at + offset, 0, " over its most", rotation=90, ha="center", va="bottom", fontsize=9, color="gray"
                 )
         axes.set_xticks(range(len(places)), places, fontsize=9)
         axes.set_xlim(-0.6, len(places) - 0.4)
         axes.tick_params(bottom=False)
-        axes.set_yticks([])  # bars begin at 0 and say their figures
+        axes.set_yticks([])  # bars start at 0 and carry their figures
         axes.spines[["left", "right", "top"]].set_visible(False)
         axes.set_title(title, loc="left", fontsize=11)
     left.legend(frameon=False)
@@ -55,7 +55,7 @@ def draw(results: Path) -> Path:
 
 
 def _first(figure: float | dict[str, float]) -> float:
-    """Return the figure, or that of the first kind of request: the queries, where there are several."""
+    """Return the figure; of several kinds of request, that of the first: the queries."""
     return next(iter(figure.values())) if isinstance(figure, dict) else figure
 
 

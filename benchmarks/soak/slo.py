@@ -1,15 +1,15 @@
-"""A promise and what became of it: a line of the tables of benchmarks.soak."""
+"""A service-level objective and whether it was met: one row of the tables of benchmarks.soak."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Line"]
+__all__ = ["Objective"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Nothing is promised where `promised` is empty."""
+class Objective:
+    """One measured figure; `promised` is empty where it has no objective."""
 
     what: str
     measured: str

@@ -1,4 +1,4 @@
-"""A client that knows the right answers: every 200 is compared with vectors computed before."""
+"""A client that checks every 200 against the vectors that it expects."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LOST", "Answer", "Client", "right"]
+__all__ = ["Answer", "Client", "matches"]
 
 LOST = 0  # the status of a request whose connection broke
-TOLERANCE = 1e-3  # between batches of other texts the sums are rounded otherwise, by less than this
+TOLERANCE = 1e-3  # the CPU encoder rounds differently in batches of other texts, by less than this
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """The answer to one request."""
 
     status: int
     vectors: npt.NDArray[np.float32] | None  # [texts, dimensions] of a 200
 
 
 class Client:
-    """One connection, made again when it breaks."""
+    """One keep-alive connection, opened again after it breaks."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -33,7 +33,7 @@ class Client:
         self._writer: asyncio.StreamWriter | None = None
 
     async def embed(self, texts: Sequence[str], **headers: str) -> Answer:
-        """POST /embed; LOST when the connection broke before the answer was whole."""
+        """POST /embed; the status is LOST when the connection breaks before the answer is complete."""
         body = json.dumps({"inputs": list(texts)}).encode()
         head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         request = (
@@ -61,13 +61,13 @@ class Client:
         return int(head[9:12]), content
 
     def close(self) -> None:
-        """Let go of the connection; the next request makes another."""
+        """Close the connection; the next request opens another."""
         if self._writer is not None:
             self._writer.close()
         self._reader = self._writer = None
 
 
-def right(answer: Answer, expected: npt.NDArray[np.float32]) -> bool:
-    """Whether a 200 holds these vectors."""
+def matches(answer: Answer, expected: npt.NDArray[np.float32]) -> bool:
+    """Return whether a 200 holds these vectors, float32 [texts, dimensions], within TOLERANCE."""
     found = answer.vectors
     return found is not None and found.shape == expected.shape and bool(np.abs(found - expected).max() < TOLERANCE)

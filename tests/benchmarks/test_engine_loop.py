@@ -1,4 +1,4 @@
-"""The simulated GPU's benchmark: what its perfect server does, and that the real loop gets through."""
+"""The engine's loop in front of a simulated GPU: the perfect server's arithmetic, and a run of the real loop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.server.engine_loop import batch_s, perfect_ms
 def test_a_perfect_server_batches_what_waits() -> None:
     alone_ms, two_ms = batch_s(1000) * 1e3, batch_s(2000) * 1e3
     assert perfect_ms([0.0], 1000) == pytest.approx([alone_ms])
-    # Two come while the first runs: they go together when it ends.
+    # Two arrive while the first runs and share the next batch.
     latencies = perfect_ms([0.0, 1e-4, 2e-4], 1000)
     assert latencies == pytest.approx(sorted([alone_ms, alone_ms + two_ms - 0.1, alone_ms + two_ms - 0.2]))
 
 
-def test_it_fills_no_batch_beyond_its_limit() -> None:
+def test_a_perfect_server_keeps_the_batch_limit() -> None:
     latencies = perfect_ms([0.0] * 4, 10_000)
     assert latencies == pytest.approx([(i + 1) * batch_s(10_000) * 1e3 for i in range(4)])
 
@@ -29,4 +29,4 @@ def test_the_loop_answers_everything(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "at random, perfect" in capsys.readouterr().out
     figures = json.loads(next(tmp_path.glob("hand-over-*.json")).read_text())["figures"]
     for found in figures["arrivals"].values():
-        assert found["the loop"][0] >= figures["request_ms"]  # nobody is faster than the encoder
+        assert found["the loop"][0] >= figures["request_ms"]  # never faster than the encoder

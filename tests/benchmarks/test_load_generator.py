@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from benchmarks.lib.load_generator import Load
-from benchmarks.lib.load_worker import LOST, Answers, Plan, post, run
+from benchmarks.lib.load_generator import LoadGenerator
+from benchmarks.lib.load_plan import LOST, Answers, Plan, post
+from benchmarks.lib.load_worker import run
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 REQUESTS = tuple(post("/embed", {"inputs": str(i)}, kind="query", texts=1, tokens=3) for i in range(7))
@@ -77,7 +78,7 @@ def test_open_loop_sends_at_the_rate_that_is_due() -> None:
 
 
 def test_open_loop_sends_at_even_distances_where_asked() -> None:
-    with answering(lambda number: OK) as port, Load(2) as two:
+    with answering(lambda number: OK) as port, LoadGenerator(2) as two:
         answers = two.run(Plan(port, REQUESTS, 4, 1.0, settle_s=0.1, rate=200.0, even=True))
     gaps = np.diff(np.sort(answers.due))  # over both processes
     assert gaps == pytest.approx(np.full(len(gaps), 0.005), abs=1e-5)

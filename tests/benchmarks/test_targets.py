@@ -1,4 +1,4 @@
-"""The parts of the server's benchmark, in small: a random model that all can load, the bare encoder, the limit."""
+"""Parts of the server's benchmarks: the random model, the encoder's baseline, and who was the limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib import random_model
-from benchmarks.lib.load_worker import Answers, Plan, post
+from benchmarks.lib.load_plan import Answers, Plan, post
 from benchmarks.server import encoder_baseline
 from benchmarks.server.measurement import NO_LIMIT, Round, _figures
 from embert.engine import load_encoder, load_model, pack
@@ -28,14 +28,14 @@ def test_a_random_model(tmp_path: Path) -> None:
     encoder.close()
 
 
-def test_the_encoder_by_itself() -> None:
-    bare = encoder_baseline.measure(
+def test_the_encoder_without_a_server() -> None:
+    baseline = encoder_baseline.measure(
         load_model().folder, "cpu", {"some": ["a text of words"] * 40}, ["one"], seconds=0.05
     )
-    assert bare.texts_per_s["some"] > 0
-    assert bare.tokens_per_s["some"] == pytest.approx(6 * bare.texts_per_s["some"])
-    assert bare.one_text_ms > 0
-    assert bare.best(bare) == bare
+    assert baseline.texts_per_s["some"] > 0
+    assert baseline.tokens_per_s["some"] == pytest.approx(6 * baseline.texts_per_s["some"])
+    assert baseline.one_text_ms > 0
+    assert baseline.best(baseline) == baseline
 
 
 REQUESTS = (post("/embed", {}, kind="text", texts=2, tokens=8),)
