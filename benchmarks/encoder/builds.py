@@ -1,10 +1,10 @@
-"""Builds of the CUDA encoder side by side on one GPU: whether their vectors agree to the bit, and how long each takes.
+"""Builds of the CUDA encoder side by side on one GPU: do their vectors agree to the bit, and how long does each take?
 
-    python -m benchmarks.encoder.builds before=OLD.so after=NEW.so [--models base large minilm=FOLDER] [--workloads passage]
+    python -m benchmarks.encoder.builds before=OLD.so after=NEW.so [--models base minilm=FOLDER] [--workloads passage]
 
-For work on csrc/: machines, and one machine from minute to minute, differ by more than most changes gain. So each build
-has a process of its own and they take turns, round by round. Times are those of benchmarks.encoder.gpu: bursts after a rest,
-and with --sustained after a second without a pause; figures are medians, ratios are to the first build.
+For work on csrc/. Machines differ by more than most changes gain, and so does one machine from minute to minute, so the
+builds take turns round by round, each in a process of its own. Times are those of benchmarks.encoder.gpu: bursts after
+a rest, and sustained load for the workloads of --sustained. Figures are medians; ratios are to the first build.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.encoder import gpu
+from benchmarks.encoder.cuda_process import CudaProcess
+from benchmarks.encoder.gpu_workloads import lengths_of, model_folder, random_batch
 from benchmarks.lib import record
 
 
@@ -33,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     for name in options.models:
         with tempfile.TemporaryDirectory() as scratch:
-            folder = gpu.model_folder(name, Path(scratch))
-            encoders = {build: gpu.Embert(folder, "mean", path) for build, path in builds.items()}
+            folder = model_folder(name, Path(scratch))
+            encoders = {build: CudaProcess(folder, "mean", path) for build, path in builds.items()}
             for workload in options.workloads:
                 rows.append({"model": name.partition("=")[0], **compared(encoders, workload, options)})
                 print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
@@ -45,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\nwritten: {record.write('builds', {'builds': builds, 'rounds': options.rounds, 'rows': rows})}")
 
 
-def compared(encoders: dict[str, gpu.Embert], workload: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One workload: tokens, ms by build in each state, and how each build's vectors differ from the first one's."""
-    lengths = gpu.lengths_of(workload)
-    batch = gpu.random_batch(lengths)
+def compared(encoders: dict[str, CudaProcess], workload: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one workload: ms by build in bursts and under load, and how each build's vectors differ from the first's."""
+    lengths = lengths_of(workload)
+    batch = random_batch(lengths)
     vectors = {build: encoder.ask("vectors", batch) for build, encoder in encoders.items()}
     first = next(iter(vectors.values()))
     times: dict[str, dict[str, list[float]]] = {}
@@ -69,7 +70,7 @@ def compared(encoders: dict[str, gpu.Embert], workload: str, options: argparse.N
 
 
 def differences(ours: npt.NDArray[np.float32], first: npt.NDArray[np.float32]) -> dict[str, Any]:
-    """How many elements have other bits, of how many, and the largest difference; None where that is not finite."""
+    """Count the elements with other bits; `largest` is the largest difference, or None where that is not finite."""
     largest = float(np.abs(ours - first).max(initial=0))
     return {
         "elements": int((ours.view(np.uint32) != first.view(np.uint32)).sum()),
@@ -103,13 +104,11 @@ def _build(text: str) -> tuple[str, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.encoder.builds")
+    parser = argparse.ArgumentParser(prog="benchmarks.encoder.builds", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("builds", nargs="+", type=_build, metavar="NAME=FILE", help="the extension of each build")
-    parser.add_argument(
-        "--models", nargs="+", default=["base", "large", "narrow"], help="as for benchmarks.encoder.gpu"
-    )
+    parser.add_argument("--models", nargs="+", default=["base", "large", "narrow"], help="as benchmarks.encoder.gpu")
     parser.add_argument("--workloads", nargs="+", default=["passage"])
-    parser.add_argument("--sustained", nargs="*", default=[], help="workloads to time under lasting load too")
+    parser.add_argument("--sustained", nargs="*", default=[], help="workloads to time under sustained load too")
     parser.add_argument("--rounds", type=int, default=9)
     return parser
 

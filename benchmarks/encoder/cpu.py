@@ -1,17 +1,16 @@
-"""The encoder against its rivals, without HTTP: from token ids and from texts.
+"""The CPU encoder beside its rivals, without HTTP: from token ids and from texts.
 
-    python -m benchmarks.encoder.cpu [--dtype float32 bfloat16] [--workloads query passage] [--scale 0.25] [--plot out.png]
+    python -m benchmarks.encoder.cpu [--dtype float32 bfloat16] [--workloads query passage] [--scale 0.25] [--plot PNG]
 
-Every encoder lives in a process of its own for the whole run, in its own default settings, and they take turns round by
-round, so that a machine that changes its speed changes it for all of them. Figures are medians over the rounds. A round
-during which other processes took CPU time is repeated, a few times; a workload that had no quiet rounds enough is
-marked ~. Before anything is timed, all vectors are compared.
+Each encoder has a process of its own for the whole run, with its default settings. They take turns round by round, so
+that a change in the machine's speed affects them alike. Figures are medians over the rounds. A round in which other
+processes use CPU time is repeated, a few times; a workload with too few quiet rounds is marked ~. All vectors are
+compared before anything is timed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -23,17 +22,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.encoder import cpu_plot
 from benchmarks.encoder.workloads import WORKLOADS
 from benchmarks.lib import record
 from benchmarks.rivals.cpu_encoders import ENCODERS, FROM_IDS, FROM_TEXTS, MAX_LENGTH, Floats, serve
 
-# Below it a rival computes something else. sentence-transformers in bfloat16 is itself at 0.997 of float32.
+# Below it a rival computes something else. sentence-transformers in bfloat16 has 0.997 against its own float32.
 COSINE = {"float32": 0.99999, "float16": 0.999, "bfloat16": 0.99}
 
-QUIET_CORES = 0.15  # of other processes' CPU time, at most, while an encoder has its turn
-PATIENCE = 4  # times as many rounds as asked for, at most
+QUIET_CORES = 0.15  # most cores that other processes may use during a turn
+PATIENCE = 4  # at most so many times the rounds asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Row:
     workload: str
     dtype: str
     texts: int
-    tokens: int  # real ones
+    tokens: int  # without padding
     ms: dict[str, float]
     quiet: bool
 
@@ -84,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         options.json.write_text(path.read_text())
     print(f"\nwritten: {path}")
     if options.plot:
-        _plot(json.loads(path.read_text()), options.plot)
+        cpu_plot.draw(path, options.plot)
         print(f"written: {options.plot}")
 
 
@@ -93,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="a local folder or a hub id; default: the packaged model")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=list(COSINE))
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--scale", type=float, default=0.25, help="texts a workload, as a share of a GPU's")
+    parser.add_argument("--scale", type=float, default=0.25, help="share of each workload's texts; 1 suits a GPU")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="a second copy of the JSON in results/")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw the ratios")
@@ -102,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _processes(folder: Path, dtype: str, workloads: dict[str, Sequence[str]]) -> Iterator[dict[str, Connection]]:
-    """Start every encoder, one after the other; they end with the block."""
+    """Start every encoder, one after the other; end them with the block."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     started = []
@@ -138,10 +136,10 @@ def _compare(processes: dict[str, Connection], workload: str, least: float) -> N
 
 
 def _measure(processes: dict[str, Connection], workload: str, rounds: int) -> tuple[dict[str, float], bool]:
-    """Medians in ms by encoder, and whether they were taken while nothing else ran."""
+    """Return medians in ms by encoder, and whether enough rounds were quiet."""
     quiet: list[dict[str, float]] = []
     disturbed: list[dict[str, float]] = []
-    _round(processes, workload)  # warms up
+    _round(processes, workload)  # a warm-up
     while len(quiet) < rounds and len(quiet) + len(disturbed) < PATIENCE * rounds:
         seconds, others = _round(processes, workload)
         (quiet if others < QUIET_CORES else disturbed).append(seconds)
@@ -151,7 +149,7 @@ def _measure(processes: dict[str, Connection], workload: str, rounds: int) -> tu
 
 
 def _round(processes: dict[str, Connection], workload: str) -> tuple[dict[str, float], float]:
-    """Seconds by encoder, and how many cores other processes kept busy during the worst turn."""
+    """Return seconds by encoder, and the cores that other processes used during the worst turn."""
     seconds, others = {}, 0.0
     for name, pipe in processes.items():
         start, busy = time.perf_counter(), _busy_s()
@@ -161,7 +159,7 @@ def _round(processes: dict[str, Connection], workload: str) -> tuple[dict[str, f
 
 
 def _busy_s() -> float:
-    """CPU seconds of all processes since the machine started."""
+    """Return the CPU seconds of all processes since the machine started."""
     user, nice, system, _idle, _waiting, *interrupts = map(
         int, Path("/proc/stat").read_text().split("\n")[0].split()[1:8]
     )
@@ -196,32 +194,6 @@ def _print(rows: Sequence[Row], memory: dict[str, dict[str, float]]) -> None:
 
 def _ratio(row: Row, ours: str, rival: str) -> float:
     return row.ms[rival] / row.ms[ours]
-
-
-def _plot(document: dict[str, object], path: Path) -> None:
-    """Draw tokens a second, embert beside sentence-transformers."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figures = document["figures"]
-    assert isinstance(figures, dict)
-    dtypes = sorted({row["dtype"] for row in figures["rows"]}, reverse=True)
-    figure, axes = plt.subplots(1, len(dtypes), figsize=(6.5 * len(dtypes), 4), squeeze=False, sharey=True)
-    for axis, dtype in zip(axes[0], dtypes, strict=True):
-        rows = [row for row in figures["rows"] if row["dtype"] == dtype]
-        at = np.arange(len(rows))
-        for i, encoder in enumerate(FROM_TEXTS):
-            speed = [row["tokens"] / row["ms"][encoder] for row in rows]
-            axis.bar(at + (i - 0.5) * 0.4, speed, 0.4, label=encoder)
-        axis.set_xticks(at, [row["workload"] for row in rows], rotation=30)
-        axis.set_title(f"{figures['model']}, {dtype}", fontsize=10)
-        axis.grid(axis="y", alpha=0.3)
-    axes[0][0].set_ylabel("thousand tokens a second, from texts")
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

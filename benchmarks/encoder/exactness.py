@@ -1,12 +1,12 @@
-"""How exact the CUDA encoder's vectors are, beside transformers in FP16: errors against transformers in float64.
+"""Numerical errors of the CUDA encoder and of transformers in FP16, both against transformers in float64.
 
     python -m benchmarks.encoder.exactness [--models base large narrow minilm=FOLDER] [--stored float32 float16]
         [--sequences 200]
 
-Errors are relative, of all raw mean-pooled vectors together (Frobenius norm), each figure for the same weights: as the
-model is stored, in FP32 or in 16 bits. Models without a folder have random weights, LayerNorms that are no identities,
-and are given random ids, 1 to 512 a text; those with one get English passages. "apart": without LayerNorms folded into
-the products.
+An error is the Frobenius norm of the difference over that of the reference, of all raw mean-pooled vectors together.
+Everyone has the same weights, as the model is stored: in FP32 or in 16 bits. A model given as name=FOLDER reads English
+passages. The others have random weights, with LayerNorms that are not identities, and read random ids, 1 to 512 a text.
+"apart" is embert without LayerNorms folded into the matrix products.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from benchmarks.encoder.gpu import SHAPES
+from benchmarks.encoder.gpu_workloads import SHAPES
 from benchmarks.lib import record
 from benchmarks.lib.texts import PASSAGE_TOKENS, texts
 from embert import engine
@@ -37,7 +37,7 @@ Vectors = npt.NDArray[np.float64]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(prog="benchmarks.encoder.exactness")
+    parser = argparse.ArgumentParser(prog="benchmarks.encoder.exactness", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--models", nargs="+", default=["base", "large", "narrow"], help="base, large, narrow or name=FOLDER"
     )
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def stored_model(model: str, stored: str, scratch: Path) -> Path:
-    """A folder of the model with its weights in the type named: a copy of one that is given, or random ones."""
+    """Write the model into `scratch` with its weights in the type `stored`: those of name=FOLDER, or random ones."""
     dtype = getattr(torch, stored)
     name, _, given = model.partition("=")
     if given:
@@ -94,12 +94,12 @@ def stored_model(model: str, stored: str, scratch: Path) -> Path:
 
 
 def ids(random: np.random.Generator, sequences: int) -> list[npt.NDArray[np.int32]]:
-    """Random ids, 1 to 512 a text."""
+    """Return random ids, 1 to 512 a text."""
     return [random.integers(1000, 30000, length).astype(np.int32) for length in random.integers(1, 513, sequences)]
 
 
 def passages(folder: Path, sequences: int) -> list[npt.NDArray[np.int32]]:
-    """The ids of English passages."""
+    """Return the ids of English passages."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(256)
@@ -108,7 +108,7 @@ def passages(folder: Path, sequences: int) -> list[npt.NDArray[np.int32]]:
 
 
 def errors(folder: Path, batch: list[npt.NDArray[np.int32]]) -> dict[str, float]:
-    """Relative errors of everyone, and our worst cosine."""
+    """Return the relative error of each, and embert's worst cosine."""
     exact = of_transformers(folder, batch, torch.float64)
     ours = of_embert(folder, batch, fold=True)
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(exact, axis=1)
@@ -125,7 +125,7 @@ def errors(folder: Path, batch: list[npt.NDArray[np.int32]]) -> dict[str, float]
 
 
 def of_embert(folder: Path, batch: list[npt.NDArray[np.int32]], *, fold: bool) -> Vectors:
-    """Our vectors, as many texts at a time as fit a batch."""
+    """Return embert's raw vectors, float64 [n, width], in batches of as many texts as fit."""
     model = engine.load_model(str(folder), pooling="mean")
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS, fold=fold, graphs=False)
     found = []
@@ -139,7 +139,7 @@ def of_embert(folder: Path, batch: list[npt.NDArray[np.int32]], *, fold: bool) -
 
 
 def of_transformers(folder: Path, batch: list[npt.NDArray[np.int32]], dtype: torch.dtype) -> Vectors:
-    """The same of transformers on the GPU, a text at a time: no padding that could matter."""
+    """Return those of transformers on the GPU, one text at a time, so without padding."""
     model: Any = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
     model = model.cuda().eval()
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The encoder's workloads: how many texts, and how long they are in tokens."""
+"""Workloads of benchmarks.encoder.cpu: how many texts, and how many tokens they have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["WORKLOADS", "Workload"]
 
 @dataclass(frozen=True, slots=True)
 class Uniform(Lengths):
-    """Every length from `low` to `high` equally often."""
+    """A uniform distribution of lengths from `low` to `high` tokens."""
 
     def draw(self, count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
         """Return int64 [count]."""
@@ -25,19 +25,19 @@ class Uniform(Lengths):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One call: `count` texts, their lengths by `lengths`."""
+    """One call: `count` texts whose lengths follow `lengths`."""
 
     name: str
     count: int
     lengths: Lengths
 
     def texts(self, tokenizer: Path, scale: float) -> Sequence[str]:
-        """Return the same texts on every machine; `scale` makes them fewer, but at least one."""
+        """Return the same texts on every machine; `scale` is the share of `count` to make, at least one text."""
         count = max(1, round(self.count * scale)) if self.count > 1 else 1
         return [text.text for text in texts(self.lengths, count, tokenizer, seed=1)]
 
 
-def _around(tokens: int) -> Lengths:
+def _exactly(tokens: int) -> Lengths:
     return Lengths(tokens, tokens, tokens)
 
 
@@ -47,10 +47,10 @@ WORKLOADS = {
         Workload("query", 512, Uniform(16, 8, 24)),
         Workload("passage", 256, Lengths(mean=104, low=16, high=256)),
         Workload("uniform512", 64, Uniform(256, 3, 512)),
-        Workload("128x128", 128, _around(128)),
-        Workload("32x512", 32, _around(512)),
-        Workload("1x16", 1, _around(16)),
-        Workload("1x128", 1, _around(128)),
-        Workload("1x512", 1, _around(512)),
+        Workload("128x128", 128, _exactly(128)),
+        Workload("32x512", 32, _exactly(512)),
+        Workload("1x16", 1, _exactly(16)),
+        Workload("1x128", 1, _exactly(128)),
+        Workload("1x512", 1, _exactly(512)),
     )
 }

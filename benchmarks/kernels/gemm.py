@@ -1,9 +1,9 @@
-"""The encoder's matrix products beside cuBLASLt's and CUTLASS's, on the GPU: what benchmarks.kernels.roofline asks for.
+"""The encoder's matrix products (GEMMs) beside those of cuBLASLt and CUTLASS, on the GPU.
 
-y[tokens, out] = epilogue(x[tokens, in] · weight[out, in]ᵀ + bias), FP16. Everyone's result is compared with torch's in
-FP32 before anyone is timed, and everyone takes turns. cuBLASLt is called as the portable encoder calls it: its product
-with bias (and residual), then a kernel for the erf GELU. What cuBLASLt fuses is the tanh GELU; torch is asked for that.
-CUTLASS is the best of its schedules and swizzles.
+y[tokens, out] = epilogue(x[tokens, in] · weight[out, in]ᵀ + bias), FP16. Each result is compared with torch's in FP32
+before anything is timed, and all take turns. cuBLASLt is called as the portable encoder calls it: a product with bias
+(and residual), then a kernel for the erf GELU. It can fuse only the tanh GELU, which is timed through torch. CUTLASS is
+the fastest of its schedules and swizzles.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = ["BERT", "Measured", "Shape", "cutlass_kernels", "geometric_mean", "me
 
 FLOAT16 = 1
 ACTIVATIONS = {"bias": 0, "residual": 0, "GELU": 1}
-ROTATED_BYTES = 200_000_000  # inputs and outputs, so that the cache holds none of them
-MOST_ERROR = 1e-3  # relative; one rounding to FP16 is 2e-4
+ROTATED_BYTES = 200_000_000  # of inputs and outputs in rotation: more than the cache holds
+MAX_ERROR = 1e-3  # relative; one rounding to FP16 is 2e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A product of the encoder."""
+    """One matrix product of the encoder."""
 
     in_: int
     out: int
-    epilogue: str = "bias"  # "bias", "GELU" or "residual", the latter two with a bias too
+    epilogue: str = "bias"  # "bias"; "GELU" and "residual" include a bias
     name: str = ""
 
     def __str__(self) -> str:
@@ -56,40 +56,40 @@ BERT = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Everyone's microseconds for one product; `kernels` is how many each launched for it."""
+    """Microseconds of one product by library, and how many kernels each launches for it."""
 
     shape: Shape
     tokens: int
     us: dict[str, float]
     kernels: dict[str, float]
-    cutlass: str = ""  # the schedule that was the fastest
+    cutlass: str = ""  # its fastest schedule
 
     @property
     def flops(self) -> float:
-        """Of the product alone."""
+        """FLOPs of the product, without its epilogue."""
         return 2.0 * self.tokens * self.shape.in_ * self.shape.out
 
     @property
     def moved(self) -> float:
-        """Bytes that must be read and written."""
+        """Bytes that must be read or written."""
         of_outputs = 2 if self.shape.epilogue == "residual" else 1
         rows = self.shape.in_ + of_outputs * self.shape.out
         return 2.0 * (self.tokens * rows + self.shape.in_ * self.shape.out)
 
     def ratio(self, rival: str) -> float | None:
-        """How many times as long as we the rival took; None where either was not measured."""
+        """Return the rival's time over embert's; None where either was not measured."""
         return self.us[rival] / self.us["embert"] if {rival, "embert"} <= self.us.keys() else None
 
 
 def geometric_mean(measured: Sequence[Measured], rival: str, most_in: int | None = None) -> float | None:
-    """Of the ratios to a rival; `most_in` bounds K. None where there are none."""
+    """Return the geometric mean of the ratios to a rival, of products with K up to `most_in`; None without any."""
     ratios = [each.ratio(rival) for each in measured if most_in is None or each.shape.in_ <= most_in]
     found = [ratio for ratio in ratios if ratio is not None]
     return statistics.geometric_mean(found) if found else None
 
 
 def cutlass_kernels(is_hopper: bool) -> list[cutlass.Kernel]:
-    """Those of CUTLASS, or none and one line that says why."""
+    """Return CUTLASS's kernels; where there are none, print why."""
     if not is_hopper:
         print("without CUTLASS: its kernels here are for compute capability 9.0", flush=True)
         return []
@@ -101,7 +101,7 @@ def cutlass_kernels(is_hopper: bool) -> list[cutlass.Kernel]:
 
 
 def measure(shape: Shape, tokens: int, kernels: Sequence[cutlass.Kernel], timing: Timing) -> Measured:
-    """Everyone's time for one product. Ends the program when we compute something else; rivals that do are left out."""
+    """Time one product in every library. A rival with a wrong result is left out; embert's ends the program."""
     operands = _Operands(shape, tokens)
     recorded: dict[str, Recorded] = {}
     for who, make in _contestants(shape, operands):
@@ -122,7 +122,7 @@ def measure(shape: Shape, tokens: int, kernels: Sequence[cutlass.Kernel], timing
 
 @dataclass
 class _Operands:
-    """The matrices of a product on the device, several of each that rotate."""
+    """The matrices of a product on the device, several sets of them in rotation."""
 
     shape: Shape
     tokens: int
@@ -131,7 +131,7 @@ class _Operands:
     residual: list[torch.Tensor] = field(init=False)  # [tokens, out]
     weight: torch.Tensor = field(init=False)  # [out, in]
     bias: torch.Tensor = field(init=False)  # [out]
-    exact_bias: torch.Tensor = field(init=False)  # the same in FP32, as our products take it
+    exact_bias: torch.Tensor = field(init=False)  # the same in FP32, as embert's products take it
 
     def __post_init__(self) -> None:
         in_, out = self.shape.in_, self.shape.out
@@ -145,19 +145,19 @@ class _Operands:
         torch.cuda.synchronize()
 
     def at(self, i: int) -> tuple[int, int, int]:
-        """Addresses of x, residual (or 0) and y for launch `i`."""
+        """Return the addresses of x, residual (or 0) and y for launch `i`."""
         i %= len(self.x)
         return self.x[i].data_ptr(), self.residual[i].data_ptr() if self.residual else 0, self.y[i].data_ptr()
 
     def recorded(self, who: str, bench: Any, launch: Callable[[int], None]) -> Recorded:
-        """Compare what a launch computes, then record it."""
+        """Check what a launch computes, then record it. Raises RuntimeError for a rival whose result is wrong."""
         self.y[0].fill_(math.nan)
         torch.cuda.synchronize()
         launch(0)
         torch.cuda.synchronize()
         wanted = self._wanted("tanh" if "tanh" in who else "none")
         error = float((self.y[0].float() - wanted).norm() / wanted.norm())
-        if not error <= MOST_ERROR:
+        if not error <= MAX_ERROR:
             message = f"{who} and torch disagree on {self.shape}, {self.tokens} tokens: relative error {error:.1e}"
             raise SystemExit(message) if who == "embert" else RuntimeError(message)
         return Recorded(bench, launch)
@@ -169,7 +169,7 @@ class _Operands:
         return wanted + self.residual[0].float() if self.residual else wanted
 
 
-Made = tuple[Any, Callable[[int], None]]  # a Bench, and what launches on its stream
+Made = tuple[Any, Callable[[int], None]]  # a Bench, and a launch on its stream
 
 
 def _contestants(shape: Shape, operands: _Operands) -> Iterator[tuple[str, Callable[[], Made]]]:

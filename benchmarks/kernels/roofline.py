@@ -1,12 +1,13 @@
-"""Each kernel of the CUDA encoder against its floor, and each matrix product against those of cuBLASLt and CUTLASS.
+"""Each kernel of the CUDA encoder beside the hardware's limit, and each matrix product beside cuBLASLt and CUTLASS.
 
     python -m benchmarks.kernels.roofline [--tokens 4096 16384 65536] [--rest 0.3] [--rounds 5] [--sustained]
 
-A floor is the bytes at the copy's speed, or the FLOPs at the fastest product's, both measured in the same run. Times
-are of replayed CUDA graphs of ten launches, over inputs that rotate so that the cache holds none of them: bursts with a
-rest before each, or with --sustained after a second of the same work, when the GPU's power limit holds it back. The
-kernels' shapes are BERT-base's unless named; the products with a bias only are BERT-base's, BERT-large's and MiniLM's.
-CUTLASS is a rival where the headers of the package nvidia-cutlass and nvcc are; compiling it takes a few minutes once.
+A kernel's floor (its roofline) is the larger of two times: its bytes at the speed of a copy, and its FLOPs at the speed
+of the fastest product, both measured in the same run. Kernels are timed as CUDA graphs of ten launches, over inputs in
+rotation so that the cache holds none of them: in bursts with a rest before each, or with --sustained after a second of
+the same work, at the GPU's power limit. Kernels have BERT-base's shapes unless options say otherwise; products with a
+bias only have those of BERT-base, BERT-large and MiniLM. CUTLASS takes part where nvcc and the headers of the package
+nvidia-cutlass are installed; compiling it takes a few minutes, once.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ FLOAT16 = 1
 GELU = 1
 MEAN = 1
 ROTATED_BYTES = 200_000_000
-PART_K = 1024  # the geometric means are of all products, and of those up to this K
+SMALL_K = 1024  # geometric means are of all products, and of those up to this K
 RIVALS = ("cuBLASLt", "CUTLASS", "cuBLASLt tanh GELU", "CUTLASS tanh GELU")
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel's time, and what it cannot do without."""
+    """One kernel's time, and the work that it cannot avoid."""
 
     kernel: str
     tokens: int
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "products": [asdict(each) for each in measured],
             "geometric_means": _means([each for each in measured if each.shape in gemm.BERT]),
         }
-        # Each time: a run that is cut short leaves what it has.
+        # After each size, so that an interrupted run leaves its results.
         path = record.write("kernels-sustained" if options.sustained else "kernels", figures)
     print("\nTimes as long as ours, geometric means over the products with a bias only:\n")
     means = figures["geometric_means"]
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.kernels.roofline")
+    parser = argparse.ArgumentParser(prog="benchmarks.kernels.roofline", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[16384])
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--inner", type=int, default=3072)
@@ -115,14 +116,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _kernels(cuda: Any, options: argparse.Namespace, tokens: int, timing: Timing, is_hopper: bool) -> Iterator[Kernel]:
-    """What is no matrix product, and a copy."""
+    """Time a copy and every kernel that is not a matrix product."""
     hidden, inner, heads, length = options.hidden, options.inner, options.heads, options.length
     wide = max(3 * hidden, inner)
     sets = min(LAUNCHES, max(2, math.ceil(ROTATED_BYTES / (2 * tokens * hidden))))
     big, out = ([_random(tokens, wide) for _ in range(sets)] for _ in range(2))
     small = [_random(tokens, hidden) for _ in range(sets)]
     words, places, kinds = _random(30000, hidden), _random(512, hidden), _random(2, hidden)
-    vector = torch.randn(hidden, device="cuda")  # in FP32, as the encoder keeps a model's vectors
+    vector = torch.randn(hidden, device="cuda")  # FP32, as the encoder keeps biases and LayerNorms
     ids = _integers(np.random.default_rng(0).integers(0, 30000, tokens))
     positions, zeros = _integers(np.arange(tokens) % length), _integers(np.zeros(tokens))
     sequences = tokens // length
@@ -184,7 +185,7 @@ def _print_floors(kernels: Sequence[Kernel], layer: Sequence[Measured], bytes_a_
 
 
 def _print_products(measured: Sequence[Measured]) -> None:
-    """TFLOP/s of the product alone, with how many kernels a rival launches for it where they are more than one."""
+    """Print TFLOP/s of the products, and the number of kernels where a library launches more than one."""
 
     def rate(each: Measured, who: str) -> str:
         if who not in each.us:
@@ -208,7 +209,7 @@ def _print_products(measured: Sequence[Measured]) -> None:
 
 
 def _means(measured: Sequence[Measured]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Geometric means of the rivals' times over ours: by products, rival, and tokens or "all"."""
+    """Return geometric means of the rivals' times over embert's: by products, rival, and tokens or "all"."""
     by_tokens = {str(each.tokens): [one for one in measured if one.tokens == each.tokens] for each in measured}
     groups = {**by_tokens, "all": list(measured)}
     return {
@@ -216,7 +217,7 @@ def _means(measured: Sequence[Measured]) -> dict[str, dict[str, dict[str, float 
             rival: {key: gemm.geometric_mean(group, rival, most_in) for key, group in groups.items()}
             for rival in ("cuBLASLt", "CUTLASS")
         }
-        for name, most_in in (("all", None), (f"K <= {PART_K}", PART_K))
+        for name, most_in in (("all", None), (f"K <= {SMALL_K}", SMALL_K))
     }
 
 

@@ -1,4 +1,4 @@
-"""Encoders side by side: each loaded in a process of its own, with its own default settings, and told when to run."""
+"""embert and its rivals as encoders on the CPU, each in a process of its own, with its default settings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["ENCODERS", "FROM_IDS", "FROM_TEXTS", "Rival", "serve"]
 
 Floats = npt.NDArray[np.float32]
 
-MAX_LENGTH = 512  # tokens; what BERT's positions allow, whatever a model's own files say
+MAX_LENGTH = 512  # tokens: all that BERT's positions allow, whatever a model's own files say
 BATCH_TEXTS = 32  # sentence-transformers' own default
-SHORTEST_S = 0.2  # a turn repeats its workload for at least so long
+SHORTEST_S = 0.2  # a turn repeats its workload for at least this long
 
 
 class Rival(ABC):
@@ -32,11 +32,11 @@ class Rival(ABC):
 
     @abstractmethod
     def prepare(self, texts: Sequence[str]) -> Any:
-        """Do what is not timed, and return what `run` takes."""
+        """Return what `run` takes; this is not timed."""
 
     @abstractmethod
     def run(self, prepared: Any) -> Floats:
-        """Do what is timed: return float32 [n, width]."""
+        """Return vectors, float32 [n, width]; this is timed."""
 
 
 class Embert(Rival):
@@ -81,7 +81,7 @@ class EmbertEncoder(Embert):
 
 
 class Transformers(Rival):
-    """transformers from token ids: batches as they come, padded to their longest, sdpa attention, mean pooling."""
+    """transformers from token ids: batches in the order given, padded to their longest, sdpa, mean pooling."""
 
     def load(self, folder: Path, dtype: str) -> None:
         """See Rival."""
@@ -144,16 +144,17 @@ class SentenceTransformers(Rival):
         return vectors
 
 
-# The first of each kind is ours.
+# embert is the first of each kind.
 FROM_TEXTS: dict[str, type[Rival]] = {"embert": Embert, "sentence-transformers": SentenceTransformers}
 FROM_IDS: dict[str, type[Rival]] = {"embert (encoder)": EmbertEncoder, "transformers": Transformers}
 ENCODERS = {**FROM_TEXTS, **FROM_IDS}
 
 
 def serve(name: str, folder: Path, dtype: str, workloads: dict[str, Sequence[str]], pipe: Connection) -> None:
-    """Load in this process, then time a workload whenever its name arrives; None asks for the peak memory and ends.
+    """Load the encoder, then run a workload whenever its name arrives on `pipe`; None ends.
 
-    Answers a workload's first request with its vectors, later ones with a run's seconds and the turn's CPU seconds.
+    The first time, a workload's answer is its vectors; later (seconds of a run, CPU seconds of the turn). The last
+    answer is the peak memory in bytes.
     """
     rival = ENCODERS[name]()
     rival.load(folder, dtype)

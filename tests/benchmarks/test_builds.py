@@ -1,4 +1,4 @@
-"""Builds side by side: turns, ratios, bits, with encoders that only count; a build from a file; all of it on a GPU."""
+"""Builds side by side: turns, ratios and bits with stub encoders, a build from a file, and a real run on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.encoder import builds, gpu
+from benchmarks.encoder import builds
 from benchmarks.lib import record
 from embert.engine.encoders import cuda
 
@@ -52,7 +52,7 @@ def test_builds_take_turns(
         def close(self) -> None:
             asked.append((self.build, "closed"))
 
-    monkeypatch.setattr(gpu, "Embert", Encoder)
+    monkeypatch.setattr(builds, "CudaProcess", Encoder)
     for name in ("old.so", "new.so"):
         (tmp_path / name).touch()
     builds.main([

@@ -1,4 +1,4 @@
-"""The kernels' benchmark: all of it on a GPU; without one rounds, ratios, and CUTLASS where it is missing or there."""
+"""The kernels' benchmark: a run on a GPU; without one, rounds, ratios and CUTLASS's compilation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_kernel_and_product_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     written: dict[str, Any] = {}
     monkeypatch.setattr(record, "write", lambda name, figures: written.update({name: figures}))
     monkeypatch.setattr(gemm, "cutlass_kernels", lambda is_hopper: [])  # they take minutes to compile
-    roofline.main(["--tokens", "512", "--rest", "0", "--rounds", "1"])  # ends where our products are not torch's
+    roofline.main(["--tokens", "512", "--rest", "0", "--rounds", "1"])  # exits if embert's products differ from torch's
     figures = written["kernels"]
     assert len(figures["kernels"]) == 6
     assert all(kernel["us"] > 0 for kernel in figures["kernels"])
