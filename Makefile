@@ -35,7 +35,7 @@ load: ## a load test with a report and thresholds (ARGS="mixed --host URL --seco
 soak: ## 20 minutes of overload, kills, idle connections and mixed work (ARGS="kills --seconds 30" for one)
 	@scripts/soak $(ARGS)
 
-bench: ## run the benchmarks (ARGS="server --quick" for one)
+bench: ## run the benchmarks (ARGS="server.compare --quick" for one)
 	@scripts/bench $(ARGS)
 
 clean: ## remove .venv and everything built

@@ -1,1 +1,1 @@
-"""Measurements of the encoder and of the server, rivals in the same run; each prints a table and writes its JSON."""
+"""Measurements of the encoder and of the server beside their rivals. README.md says which command answers what."""

@@ -1,4 +1,4 @@
-// embert.engine._cuda.testing: single launches for tests/csrc and benchmarks/kernels.py.
+// embert.engine._cuda.testing: single launches for tests/csrc and benchmarks/kernels.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,1 +1,1 @@
-"""Load tests: locust scenarios with thresholds that set the exit code. `python -m loadtests`, or `make load`."""
+"""Load tests: locust scenarios with thresholds that set the exit status. `python -m loadtests`, or `make load`."""

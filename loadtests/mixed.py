@@ -1,4 +1,4 @@
-"""Queries in an open loop beside bulk requests: the queries are the ones with a promise."""
+"""Queries in an open loop beside bulk requests. The queries must stay fast."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import random
 
 from locust import task
 
-from loadtests.clients import Client, OpenLoop, passages, queries
-from loadtests.thresholds import Threshold, watch
+from loadtests.thresholds import Threshold, enforce
+from loadtests.users import EmbeddingUser, OpenLoopUser, passages, queries
 
 SHORT, LONG = queries(), passages()
-watch(Threshold("query", p99_ms=1_000), Threshold("bulk", p99_ms=30_000))
+enforce(Threshold("query", p99_ms=1_000), Threshold("bulk", p99_ms=30_000))
 
 
-class Query(OpenLoop):
-    """One text a request; one user makes all of them."""
+class Query(OpenLoopUser):
+    """One text a request; one user sends all of them."""
 
     fixed_count = 1
     users = 1
 
     def send(self, due: float) -> None:
-        """See OpenLoop."""
-        self.ask("query", [random.choice(SHORT)], due=due)
+        """See OpenLoopUser."""
+        self.embed("query", [random.choice(SHORT)], due=due)
 
 
-class Bulk(Client):
-    """32 passages a request, one after the other."""
+class Bulk(EmbeddingUser):
+    """32 passages a request, one request after the other."""
 
-    refusals_are_fine = True
+    allows_refusals = True
 
     @task
     def index(self) -> None:
-        """Send 32 passages, to be worked on when nothing else is there."""
+        """Send 32 passages with bulk priority."""
         first = random.randrange(0, len(LONG), 32)
-        self.ask("bulk", LONG[first : first + 32], priority="bulk")
+        self.embed("bulk", LONG[first : first + 32], priority="bulk")

@@ -1,4 +1,4 @@
-"""32 passages a request, each client waiting for its answer: what indexing looks like."""
+"""Indexing: 32 passages a request, each user waiting for its answer."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import random
 
 from locust import task
 
-from loadtests.clients import Client, passages
-from loadtests.thresholds import Threshold, watch
+from loadtests.thresholds import Threshold, enforce
+from loadtests.users import EmbeddingUser, passages
 
 TEXTS = passages()
-watch(Threshold("32 passages", p99_ms=10_000))
+enforce(Threshold("32 passages", p99_ms=10_000))
 
 
-class Indexing(Client):
+class Indexing(EmbeddingUser):
     """One request after the other."""
 
     @task
     def index(self) -> None:
         """Send 32 passages."""
         first = random.randrange(0, len(TEXTS), 32)
-        self.ask("32 passages", TEXTS[first : first + 32])
+        self.embed("32 passages", TEXTS[first : first + 32])

@@ -1,19 +1,19 @@
-"""Single short texts in an open loop: what searching looks like."""
+"""Search: single short texts in an open loop."""
 
 from __future__ import annotations
 
 import random
 
-from loadtests.clients import OpenLoop, queries
-from loadtests.thresholds import Threshold, watch
+from loadtests.thresholds import Threshold, enforce
+from loadtests.users import OpenLoopUser, queries
 
 TEXTS = queries()
-watch(Threshold("query", p99_ms=250))
+enforce(Threshold("query", p99_ms=250))
 
 
-class Query(OpenLoop):
+class Query(OpenLoopUser):
     """One text a request."""
 
     def send(self, due: float) -> None:
-        """See OpenLoop."""
-        self.ask("query", [random.choice(TEXTS)], due=due)
+        """See OpenLoopUser."""
+        self.embed("query", [random.choice(TEXTS)], due=due)

@@ -1,4 +1,4 @@
-"""What the server says of the test, added to locust's report and printed."""
+"""The server's own metrics of the test, printed and added to locust's report."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.scrape import Samples
+from benchmarks.lib.scrape import Samples
 
-__all__ = ["facts", "write"]
+__all__ = ["server_figures", "write"]
 
 
-def facts(grown: Samples) -> dict[str, str]:
-    """The server's metrics over the test, by name."""
+def server_figures(growth: Samples) -> dict[str, str]:
+    """Return figures by name from the growth of the server's metrics during the test."""
     found = {}
     for name, label in (("requests", "status"), ("rejected", "reason"), ("cancelled_texts", "stage")):
-        for value, count in sorted(grown.by(f"embert_{name}_total", label).items()):
+        for value, count in sorted(growth.by(f"embert_{name}_total", label).items()):
             if count:
                 found[f"{name} {value}"] = f"{count:,.0f}"
     for name in ("texts", "tokens", "truncated_texts", "batches", "padding_tokens", "engine_restarts"):
-        found[name] = f"{grown.total(f'embert_{name}_total'):,.0f}"
-    found["tokens a batch, mean"] = f"{grown.mean('embert_batch_tokens'):,.1f}"
+        found[name] = f"{growth.total(f'embert_{name}_total'):,.0f}"
+    found["tokens a batch, mean"] = f"{growth.mean('embert_batch_tokens'):,.1f}"
     for name in ("tokenize", "queue", "inference", "response_encode"):
         for share in (0.5, 0.99):
-            seconds = grown.quantile(f"embert_{name}_duration_seconds", share)
+            seconds = growth.quantile(f"embert_{name}_duration_seconds", share)
             found[f"{name}, p{share * 100:.0f}"] = f"{seconds * 1e3:,.2f} ms"
     return found
 
 
-def write(options: argparse.Namespace, server: Mapping[str, str], broken: Sequence[str]) -> None:
-    """Print, and add to the CSV and HTML files that locust was told to write."""
-    verdict = broken or ["all thresholds were kept"]
+def write(options: argparse.Namespace, server: Mapping[str, str], violations: Sequence[str]) -> None:
+    """Print the figures and violations, and add them to the CSV and HTML files of locust."""
+    verdict = violations or ["all thresholds were kept"]
     print("\n".join([f"{name:32} {value:>16}" for name, value in server.items()]))
     print("\n".join(f"THRESHOLD {sentence}" for sentence in verdict), flush=True)
     if options.csv_prefix:

@@ -1,4 +1,4 @@
-"""The mix of `mixed` and a few of everything else, for long; nothing may fail, and no engine may be lost."""
+"""A long run of `mixed` and requests of all sizes. Nothing may fail, and no engine may be lost."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import random
 
 from locust import task
 
-from loadtests.clients import Client
 from loadtests.mixed import LONG, SHORT, Bulk, Query
+from loadtests.users import EmbeddingUser
 
-__all__ = ["Anything", "Bulk", "Query"]
+__all__ = ["AnySize", "Bulk", "Query"]
 
 
-class Anything(Client):
-    """Requests of all sizes, with a pause now and then."""
+class AnySize(EmbeddingUser):
+    """Requests of all sizes, with pauses."""
 
-    refusals_are_fine = True
+    allows_refusals = True
 
     def wait_time(self) -> float:
-        """Up to a second."""
+        """Return a pause of up to a second."""
         return random.random()
 
     @task
     def some(self) -> None:
-        """Send 1 to 200 texts of both kinds."""
-        self.ask("some", random.choices(SHORT + LONG, k=round(200 ** random.random())))
+        """Send 1 to 200 texts, queries and passages."""
+        self.embed("some", random.choices(SHORT + LONG, k=round(200 ** random.random())))

@@ -1,4 +1,4 @@
-"""Ten times the rate for the middle fifth of the test: what is not answered is refused politely, and it passes."""
+"""Ten times the rate during the middle fifth of the test. The server may refuse requests, but must not fail them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import random
 
 from locust import LoadTestShape
 
-from loadtests.clients import OpenLoop, options_of, queries
-from loadtests.thresholds import Threshold, watch
+from loadtests.thresholds import Threshold, enforce
+from loadtests.users import OpenLoopUser, options_of, queries
 
 TEXTS = queries()
 TIMES = 10
-watch(Threshold("query", p99_ms=5_000))
+enforce(Threshold("query", p99_ms=5_000))
 
 
-class Query(OpenLoop):
+class Query(OpenLoopUser):
     """One text a request."""
 
-    users = 1  # one sends --rate, ten of them ten times that
-    refusals_are_fine = True
+    users = 1  # one user sends --rate, ten users ten times that
+    allows_refusals = True
 
     def send(self, due: float) -> None:
-        """See OpenLoop."""
-        self.ask("query", [random.choice(TEXTS)], due=due)
+        """See OpenLoopUser."""
+        self.embed("query", [random.choice(TEXTS)], due=due)
 
 
 class Spike(LoadTestShape):
@@ -31,7 +31,7 @@ class Spike(LoadTestShape):
     use_common_options = True
 
     def tick(self) -> tuple[int, float] | None:
-        """Users, and how fast they come; None at the end."""
+        """Return the number of users and the spawn rate; None at the end."""
         options = options_of(self.runner.environment)  # type: ignore[union-attr]
         done = self.get_run_time() / float(options.run_time or 60)
         if done >= 1:

@@ -1,4 +1,4 @@
-"""What a scenario promises, checked when it ends, on both sides; a broken promise is exit status 1."""
+"""Thresholds of a scenario, checked at its end in locust's statistics and the server's metrics."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.stats import RequestStats
 
-from benchmarks.scrape import Samples, scrape
+from benchmarks.lib.scrape import Samples, scrape
 from loadtests import report
-from loadtests.clients import late_s, options_of
+from loadtests.users import late_s, options_of
 
-__all__ = ["Threshold", "broken", "watch"]
+__all__ = ["Threshold", "enforce", "violations"]
 
 # Counters of the server that must not grow during a test.
-NEVER = ("embert_engine_restarts_total", "embert_hung_processes_total", "embert_padding_tokens_total")
+MUST_NOT_GROW = ("embert_engine_restarts_total", "embert_hung_processes_total", "embert_padding_tokens_total")
 
-LATE_MS = 20.0  # p99; more than that, and locust was the limit
+LATE_MS = 20.0  # p99 of how late locust sends; above it locust is the limit
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Of the requests that have this name in the report."""
+    """Limits for the requests with this name in the report."""
 
     name: str
     p99_ms: float
-    failed: float = 0.0  # share that may fail
+    failed: float = 0.0  # the share that may fail
 
 
-def broken(stats: RequestStats, thresholds: tuple[Threshold, ...], grown: Samples | None) -> list[str]:
-    """What was promised and did not hold, in sentences."""
+def violations(stats: RequestStats, thresholds: tuple[Threshold, ...], growth: Samples | None) -> list[str]:
+    """Return a sentence for each threshold that was exceeded, and for each counter that grew but must not."""
     sentences = []
     for each in thresholds:
         entry = stats.get(each.name, "POST")
@@ -44,12 +44,12 @@ def broken(stats: RequestStats, thresholds: tuple[Threshold, ...], grown: Sample
             sentences.append(f"{each.name}: p99 is {p99_ms:g} ms, over {each.p99_ms:g} ms")
         if entry.fail_ratio > each.failed:
             sentences.append(f"{each.name}: {entry.fail_ratio:.2%} failed, over {each.failed:.2%}")
-    growth = {} if grown is None else {name: grown.total(name) for name in NEVER}
-    return [*sentences, *(f"{name} grew by {times:g}" for name, times in growth.items() if times > 0)]
+    grown = {} if growth is None else {name: growth.total(name) for name in MUST_NOT_GROW}
+    return [*sentences, *(f"{name} grew by {times:g}" for name, times in grown.items() if times > 0)]
 
 
-def watch(*thresholds: Threshold) -> None:
-    """Check these when the test that is being loaded ends. `--p99-ms` replaces the first one's limit."""
+def enforce(*thresholds: Threshold) -> None:
+    """Check these thresholds when the test ends. `--p99-ms` replaces the limit of the first."""
     before: list[Samples] = []
 
     @events.init_command_line_parser.add_listener
@@ -64,23 +64,23 @@ def watch(*thresholds: Threshold) -> None:
     def end(environment: Environment, **_: Any) -> None:
         options = options_of(environment)
         first = thresholds[0] if options.p99_ms is None else replace(thresholds[0], p99_ms=options.p99_ms)
-        grown = _scrape(environment) - before[0] if before and before[0].values else None
-        sentences = broken(environment.stats, (first, *thresholds[1:]), grown)
-        facts = {} if grown is None else report.facts(grown)
-        report.write(options, {**_client(environment), **facts}, sentences)
+        growth = _scrape(environment) - before[0] if before and before[0].values else None
+        sentences = violations(environment.stats, (first, *thresholds[1:]), growth)
+        server = {} if growth is None else report.server_figures(growth)
+        report.write(options, {**_locust_figures(environment), **server}, sentences)
         if sentences:
             environment.process_exit_code = 1
 
 
-def _client(environment: Environment) -> dict[str, str]:
-    """Whether locust could have done more; where it could not, its figures say little of the server."""
+def _locust_figures(environment: Environment) -> dict[str, str]:
+    """Return whether locust was the limit; if it was, its figures say little of the server."""
     late_ms = sorted(late_s)[int(0.99 * len(late_s))] * 1e3 if late_s else 0.0
     full = late_ms > LATE_MS or getattr(environment.runner, "cpu_warning_emitted", False)
     return {"limit": "locust itself" if full else "not locust", "locust was late, p99": f"{late_ms:.2f} ms"}
 
 
 def _scrape(environment: Environment) -> Samples:
-    """The server's metrics; empty where they cannot be had, with a word on why."""
+    """Return the server's metrics; where they cannot be fetched, print why and return none."""
     options = options_of(environment)
     key, url = options.key, f"{environment.host or options.host}/metrics"
     try:

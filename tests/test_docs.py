@@ -22,6 +22,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "SECURITY.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
     *sorted((ROOT / "csrc").glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
@@ -146,6 +147,43 @@ def test_commands_are_ours(page: str, command: str) -> None:
             assert subcommand in ("serve", "embed", "info")
         case script, _:
             assert (ROOT / script).is_file(), f"{page}: {command}"
+
+
+def measurements() -> list[tuple[str, str, str]]:
+    """What pages start of benchmarks/ and loadtests/: (page, module, arguments)."""
+    started = re.compile(r"python\s+-m\s+((?:benchmarks|loadtests)[\w.]*)([^`\n]*)")
+    made = re.compile(r'make (bench|load|soak) ARGS=("[^"]*"|[\w.]+)')
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        found += [(page.name, module, arguments.strip()) for module, arguments in started.findall(text)]
+        for target, quoted in made.findall(text):
+            arguments = " ".join(quoted.strip('"').split())
+            if target == "bench":
+                module, _, arguments = arguments.partition(" ")
+                found.append((page.name, f"benchmarks.{module}", arguments))
+            else:
+                found.append((page.name, {"load": "loadtests", "soak": "benchmarks.soak"}[target], arguments))
+    return sorted(set(found))
+
+
+def test_there_are_measurements() -> None:
+    assert len(measurements()) > 25
+
+
+@pytest.mark.parametrize(("page", "module", "arguments"), measurements())
+def test_measurements_are_ours(page: str, module: str, arguments: str) -> None:
+    """Not run, since most need a GPU or minutes, but the module and its options exist."""
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    source = file.read_text()
+    words = shlex.split(arguments)
+    if module == "loadtests":
+        source += "".join(each.read_text() for each in path.glob("*.py"))
+    if module in ("loadtests", "benchmarks.soak"):
+        assert f'"{words[0]}"' in source, f"{page}: {words[0]}"
+    for option in flags(words):
+        assert f'"{option}"' in source, f"{page}: {option}"
 
 
 def curls() -> list[str]:

@@ -1,1 +1,1 @@
-"""What others would run instead."""
+"""What people would run instead of embert: kernels, encoders and servers."""

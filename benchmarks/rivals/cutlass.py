@@ -1,7 +1,7 @@
-"""CUTLASS's Hopper products as a rival: cutlass_gemm.cu, compiled where its headers are and called through ctypes.
+"""CUTLASS's matrix products for Hopper: cutlass_gemm.cu, compiled here and called through ctypes.
 
-The headers are those of the package `nvidia-cutlass` or of the source tree that CUTLASS_PATH names. What is compiled is
-kept and found again while source, headers, compiler and options are the same.
+The headers are those of the package `nvidia-cutlass`, or of the source tree that CUTLASS_PATH names. Compiled kernels
+are cached by source, headers, compiler and options.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CACHE = Path(__file__).parents[2] / "build" / "rivals"
 # In the order of cutlass_gemm.cu's numbers for them.
 SCHEDULES = ("ping-pong 128x128", "cooperative 128x256")
 EPILOGUES = ("bias", "erf GELU", "tanh GELU", "residual")  # a bias in all of them
-SWIZZLES = (1, 4)  # worth trying at a transformer's shapes
+SWIZZLES = (1, 4)  # candidates at a transformer's shapes
 FLAGS = (
     "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a",
     "-shared", "-Xcompiler=-fPIC", "-cudart=static",
@@ -38,7 +38,7 @@ COMPILATION_BYTES = 4 << 30
 
 
 class Missing(Exception):
-    """CUTLASS's kernels cannot be had here; one line says why."""
+    """CUTLASS's kernels are not available here; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Kernel:
         in_: int,
         swizzle: int,
     ) -> None:
-        """Launch on `stream`; all addresses are of the device, x [rows, in_], weight [out, in_], y [rows, out].
+        """Launch on `stream`. Device addresses: x [rows, in_], weight [out, in_], residual and y [rows, out].
 
         Raises RuntimeError where CUTLASS refuses.
         """
@@ -73,7 +73,7 @@ class Kernel:
 
 
 def load(cache: Path = CACHE) -> list[Kernel]:
-    """Every schedule with every epilogue, compiled where they are not in `cache`: a minute with a core for each.
+    """Return every schedule with every epilogue. Compiles those not in `cache`: a minute, with a core for each.
 
     Raises Missing without headers or nvcc, and where they cannot be compiled.
     """

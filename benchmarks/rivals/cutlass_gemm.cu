@@ -1,5 +1,5 @@
 // y[rows, out] = activation(x[rows, in] · weight[out, in]ᵀ + bias[out] (+ residual[rows, out])), FP16 with FP32 sums,
-// by CUTLASS's collective builders for Hopper: what one gets from that library without writing a kernel.
+// by CUTLASS's collective builders for Hopper: what that library offers without writing a kernel.
 //
 // Compiled once for each of the two schedules and four epilogues that cutlass.py names; a minute each.
 //   -DCOOPERATIVE=0: ping-pong, 128×128 tiles; 1: cooperative, 128×256 tiles; 64 of K a step, clusters of 2×1 in both
@@ -70,8 +70,8 @@ int multiprocessors() {
 
 }  // namespace
 
-// Launches on `stream` and returns at once: null, or what went wrong. `swizzle` (1, 2, 4, 8) is the scheduler's: how
-// many tiles wide the bands are in which it walks the result.
+// Launches on `stream` and returns at once: null, or an error message. `swizzle` (1, 2, 4, 8) is the width in tiles of
+// the bands in which the scheduler walks the result.
 extern "C" const char* cutlass_gemm(const void* x, const void* weight, const void* bias, const void* residual, void* y,
                                     int rows, int out, int in, int swizzle, void* stream) {
   typename Gemm::Arguments arguments{};
@@ -91,7 +91,7 @@ extern "C" const char* cutlass_gemm(const void* x, const void* weight, const voi
   arguments.hw_info.sm_count = multiprocessors();
   arguments.scheduler.max_swizzle_size = swizzle;
 
-  if (Gemm::get_workspace_size(arguments) != 0) return "this kernel wants a workspace, which nobody planned for";
+  if (Gemm::get_workspace_size(arguments) != 0) return "this kernel needs a workspace, and none is allocated";
   Gemm gemm;
   cutlass::Status status = gemm.can_implement(arguments);
   if (status != cutlass::Status::kSuccess) return cutlass::cutlassGetStatusString(status);

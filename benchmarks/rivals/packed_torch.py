@@ -1,4 +1,4 @@
-"""The rival that a good engineer builds in an afternoon: BERT in torch, packed, with varlen flash attention."""
+"""BERT in torch without padding, with varlen flash attention: what a good engineer builds in an afternoon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PackedBert"]
 
 
 class PackedBert:
-    """A transformers BertModel's weights, run without padding; vectors of length 1."""
+    """The weights of a transformers BertModel, run on packed batches; its vectors are normalised."""
 
     def __init__(self, model: Any, pooling: str = "mean") -> None:
         """`pooling` is "mean" or "cls"."""
@@ -38,7 +38,7 @@ class PackedBert:
         self._heads = model.config.num_attention_heads
 
     def graph(self, batch: PackedBatch, *, compiled: bool) -> tuple[Callable[[], object], npt.NDArray[np.float32]]:
-        """The forward of this batch as a captured graph, to be replayed; and the batch's vectors."""
+        """Capture the forward of this batch; return its replay, and its vectors, float32 [B, width]."""
         lengths = np.diff(batch.cu_seqlens)
         positions = np.concatenate([np.arange(n) for n in lengths])
         rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -68,7 +68,7 @@ class PackedBert:
 
         def replay() -> object:
             graph.replay()
-            return ids, places, owners, cu, counts, vectors  # the graph knows their addresses only
+            return ids, places, owners, cu, counts, vectors  # kept alive: the graph holds only their addresses
 
         return replay, answer
 

@@ -1,4 +1,4 @@
-"""The rival most people write first: FastAPI around sentence-transformers, nothing tuned and nothing spoiled.
+"""FastAPI around sentence-transformers, the service that most people write first: nothing tuned, nothing slowed.
 
 MODEL=/path/to/model uvicorn benchmarks.rivals.plain_fastapi:app
 """
@@ -38,6 +38,6 @@ def health() -> dict[str, str]:
 
 @app.post("/embed")
 def embed(request: EmbedRequest) -> EmbedResponse:
-    """Encode on one of the threads that FastAPI keeps for plain functions."""
+    """Encode, on one of FastAPI's threads for plain functions."""
     vectors = model.encode(request.inputs, normalize_embeddings=True)
     return EmbedResponse(embeddings=vectors.tolist())

@@ -1,4 +1,4 @@
-"""The same rival without sentence-transformers: FastAPI around transformers, padded batches, mean pooling.
+"""plain_fastapi without sentence-transformers: FastAPI around transformers, padded batches, mean pooling.
 
 MODEL=/path/to/model uvicorn benchmarks.rivals.plain_transformers:app
 """
@@ -38,7 +38,7 @@ def health() -> dict[str, str]:
 
 @app.post("/embed")
 def embed(request: EmbedRequest) -> EmbedResponse:
-    """Encode on one of the threads that FastAPI keeps for plain functions."""
+    """Encode, on one of FastAPI's threads for plain functions."""
     batch = tokenizer(request.inputs, padding=True, truncation=True, max_length=512, return_tensors="pt").to(device)
     with torch.inference_mode():
         hidden = model(**batch).last_hidden_state.float()

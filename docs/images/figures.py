@@ -1,8 +1,8 @@
-"""README's picture, drawn from benchmarks/results: figures-light.svg and figures-dark.svg beside this file.
+"""Draws README's picture from benchmarks/results: figures-light.svg and figures-dark.svg beside this file.
 
     python docs/images/figures.py
 
-Bars begin at 0, longer is better, and each panel has a scale of its own.
+Bars start at 0, longer is better, and each panel has its own scale.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One comparison: the bar of `embert` first."""
+    """One comparison; the first bar is embert's."""
 
     machine: str
     what: str
@@ -53,7 +53,7 @@ def _figures(name: str) -> dict[str, Any]:
 
 
 def panels() -> list[Panel]:
-    """What is shown, each figure read from its run."""
+    """Return the panels, every figure read from the JSON of its run."""
     encoder = next(
         row
         for row in _figures("encoder-gpu-nvidia-h100-80gb-hbm3")["rows"]
@@ -96,7 +96,7 @@ def panels() -> list[Panel]:
 
 
 def _number(value: float) -> str:
-    """Three digits and no more: 3.38, 85, 652, 28 100."""
+    """Format with at most three digits: 3.38, 85, 652, 28 100."""
     if value < 10:
         return f"{value:.2f}"
     return f"{float(f'{value:.3g}'):,.0f}".replace(",", " ")
@@ -129,7 +129,7 @@ def _panel(panel: Panel, left: int, top: int, colours: dict[str, str]) -> Iterat
 
 
 def svg(scheme: str) -> str:
-    """The picture in one of SCHEMES; its background is the page's."""
+    """Return the picture in one of SCHEMES, on a transparent background."""
     colours = SCHEMES[scheme]
     shown = panels()
     body: list[str] = []

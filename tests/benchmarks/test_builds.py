@@ -1,4 +1,4 @@
-"""Builds side by side: turns, ratios, bits, with encoders that only count; a build from a file; all of it on a GPU."""
+"""Builds side by side: turns, ratios and bits with stub encoders, a build from a file, and a real run on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import builds, gpu, record
+from benchmarks.encoder import builds
+from benchmarks.lib import record
 from embert.engine.encoders import cuda
 
 
@@ -51,7 +52,7 @@ def test_builds_take_turns(
         def close(self) -> None:
             asked.append((self.build, "closed"))
 
-    monkeypatch.setattr(gpu, "Embert", Encoder)
+    monkeypatch.setattr(builds, "CudaProcess", Encoder)
     for name in ("old.so", "new.so"):
         (tmp_path / name).touch()
     builds.main([
@@ -94,7 +95,7 @@ def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_build_from_a_file(tmp_path: Path, extension: str) -> None:
     copy = shutil.copy(extension, tmp_path / "another.so")
-    program = "import importlib, sys; from benchmarks.extension import use_build; use_build(sys.argv[1]); "
+    program = "import importlib, sys; from benchmarks.encoder.extension import use_build; use_build(sys.argv[1]); "
     program += "print(importlib.import_module('embert.engine._cuda').__file__)"
     told = subprocess.run([sys.executable, "-c", program, copy], capture_output=True, text=True, check=True).stdout
     assert told.strip() == str(copy)

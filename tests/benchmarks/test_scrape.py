@@ -7,7 +7,7 @@ import math
 import httpx
 import pytest
 
-from benchmarks.scrape import scrape
+from benchmarks.lib.scrape import scrape
 from tests.server.live import Live
 
 

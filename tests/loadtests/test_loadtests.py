@@ -1,4 +1,4 @@
-"""Load tests against a real server, in small. locust changes the process it is imported in, so it gets its own."""
+"""Short load tests against a real server. Importing locust changes a process, so it gets a process of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = ("--key", "right")
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Live]:
-    """A server that wants the key."""
+    """A server that requires the key."""
     with live(*STAND_IN, "--api-key", "right") as running:
         yield running
 
@@ -53,7 +53,7 @@ def test_the_time_that_importing_takes_is_not_the_tests() -> None:
     program = """
 import gevent, time
 from locust import events
-from loadtests import clients
+from loadtests import users
 gevent.spawn_later(10, lambda: None)  # for the first timer of a round gevent looks at the clock itself
 imported = time.monotonic() + 0.5
 while time.monotonic() < imported:
@@ -96,9 +96,9 @@ def test_refusals_are_told_apart_and_a_spike_passes(tmp_path: Path) -> None:
 UNIT = """
 from types import SimpleNamespace
 from locust.stats import RequestStats
-from benchmarks.scrape import Samples
-from loadtests.clients import late_s
-from loadtests.thresholds import LATE_MS, Threshold, _client, broken
+from benchmarks.lib.scrape import Samples
+from loadtests.thresholds import LATE_MS, Threshold, _locust_figures, violations
+from loadtests.users import late_s
 
 def counter(name, value):
     return Samples({(name, frozenset()): value})
@@ -108,19 +108,19 @@ for ms in range(1, 101):
     stats.log_request("POST", "query", ms, 10)
 stats.log_error("POST", "query", "status 500")
 fine = Threshold("query", p99_ms=100, failed=0.02)
-assert broken(stats, (fine,), None) == []
-assert broken(stats, (fine,), counter("embert_requests_total", 7.0)) == []
+assert violations(stats, (fine,), None) == []
+assert violations(stats, (fine,), counter("embert_requests_total", 7.0)) == []
 lost = counter("embert_engine_restarts_total", 1.0)
-assert broken(stats, (fine,), lost) == ["embert_engine_restarts_total grew by 1"]
-(slow,) = broken(stats, (Threshold("query", 90, 0.02),), None)
+assert violations(stats, (fine,), lost) == ["embert_engine_restarts_total grew by 1"]
+(slow,) = violations(stats, (Threshold("query", 90, 0.02),), None)
 assert slow.startswith("query: p99 is ") and slow.endswith(" ms, over 90 ms")
-assert broken(stats, (Threshold("query", 100),), None) == ["query: 1.00% failed, over 0.00%"]
-assert broken(stats, (Threshold("bulk", 1),), None) == ["bulk: no request was answered"]
+assert violations(stats, (Threshold("query", 100),), None) == ["query: 1.00% failed, over 0.00%"]
+assert violations(stats, (Threshold("bulk", 1),), None) == ["bulk: no request was answered"]
 
 def limit(*late_ms, warned=False):
     late_s.clear()
     late_s.extend(ms / 1e3 for ms in late_ms)
-    return _client(SimpleNamespace(runner=SimpleNamespace(cpu_warning_emitted=warned)))["limit"]
+    return _locust_figures(SimpleNamespace(runner=SimpleNamespace(cpu_warning_emitted=warned)))["limit"]
 
 assert limit() == "not locust"
 assert limit(*[LATE_MS / 2] * 100) == "not locust"

@@ -1,0 +1,104 @@
+"""The CUDA encoder in a process of its own, timed as a server uses it: numpy in, numpy out, two batches in flight."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.encoder.extension import use_build
+from benchmarks.encoder.gpu_timing import BURST_MS, REST_S, SUSTAINED_S, WAKE_UP_MS, calls_in
+from embert import engine
+from embert.engine.encoders.base import PackedBatch
+from embert.engine.encoders.cuda import CudaEncoder
+
+__all__ = ["CudaProcess"]
+
+MAX_TOKENS = 32768
+
+
+class CudaProcess:
+    """A process that holds the CUDA encoder. `build` is the file of its extension, empty for the installed one."""
+
+    def __init__(self, folder: Path, pooling: str, build: str = "") -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(str(folder), pooling, theirs, build), daemon=True)
+        self._process.start()
+        theirs.close()  # so that recv raises EOFError when the process exits
+        self.started: tuple[float, tuple[int, int, int]] = self._pipe.recv()  # seconds to load, bytes of memory
+
+    def ask(self, what: str, batch: PackedBatch) -> Any:
+        """Return what the process measures on `batch`.
+
+        "burst" and "sustained" are milliseconds a batch; "alone" is (milliseconds to the answer of a single batch,
+        microseconds that submit takes); "vectors" is float32 [B, width].
+        """
+        self._pipe.send((what, batch))
+        return self._pipe.recv()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.send(None)
+        self._process.join()
+
+
+def _serve(folder: str, pooling: str, pipe: Connection, build: str = "") -> None:
+    """Load the encoder, send its load time and memory, then answer `ask` until None comes."""
+    if build:
+        use_build(build)
+    start = time.perf_counter()
+    encoder = CudaEncoder(engine.load_model(folder, pooling=pooling), max_batch_tokens=MAX_TOKENS)
+    pipe.send((time.perf_counter() - start, encoder.memory))
+    while (asked := pipe.recv()) is not None:
+        what, batch = asked
+        if what == "burst":
+            pipe.send(_burst_ms(encoder, batch))
+        elif what == "sustained":
+            pipe.send(_sustained_ms(encoder, batch))
+        elif what == "alone":
+            timed = [_alone(encoder, batch) for _ in range(20)]
+            pipe.send(tuple(statistics.median(values) for values in zip(*timed, strict=True)))
+        else:
+            pipe.send(encoder.encode(batch))
+    encoder.close()
+
+
+def _pipelined_ms(encoder: CudaEncoder, batch: PackedBatch, times: int, before: int = 1) -> float:
+    """Return milliseconds a batch with two in flight, over `times` batches after the first `before`."""
+    ticket = encoder.submit(batch)
+    start = 0.0
+    for i in range(before + times):
+        following = encoder.submit(batch) if i < before + times - 1 else ticket
+        encoder.wait(ticket)
+        if i == before - 1:
+            start = time.perf_counter()
+        ticket = following
+    return (time.perf_counter() - start) / times * 1e3
+
+
+def _burst_ms(encoder: CudaEncoder, batch: PackedBatch) -> float:
+    """Return milliseconds a batch, in a burst."""
+    each = _pipelined_ms(encoder, batch, 4)
+    time.sleep(REST_S)
+    return _pipelined_ms(encoder, batch, calls_in(BURST_MS, each), calls_in(WAKE_UP_MS, each))
+
+
+def _sustained_ms(encoder: CudaEncoder, batch: PackedBatch) -> float:
+    """Return milliseconds a batch, under sustained load."""
+    until = time.perf_counter() + SUSTAINED_S
+    while time.perf_counter() < until:
+        _pipelined_ms(encoder, batch, 20)
+    return _pipelined_ms(encoder, batch, max(20, int(SUSTAINED_S * 1e3 / _pipelined_ms(encoder, batch, 20))))
+
+
+def _alone(encoder: CudaEncoder, batch: PackedBatch) -> tuple[float, float]:
+    """Return milliseconds from submit to the answer with nothing else in flight, and microseconds of submit itself."""
+    start = time.perf_counter()
+    ticket = encoder.submit(batch)
+    submitted = time.perf_counter()
+    encoder.wait(ticket)
+    return (time.perf_counter() - start) * 1e3, (submitted - start) * 1e6

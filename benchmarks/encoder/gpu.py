@@ -1,0 +1,213 @@
+"""The CUDA encoder beside its rivals on one GPU, from token ids, FP16.
+
+    python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER] [--compile base:passage]
+
+embert is timed as a server uses it: numpy in, numpy out, two batches in flight, by wall clock from answer to answer, in
+a process of its own. The rivals are timed on the device alone, with inputs already there: transformers (sdpa) on one
+padded batch; transformers on padded batches of 32 sorted by length, as sentence-transformers runs it; packed torch
+(varlen attention, no padding) as a replayed CUDA graph. --compile adds the first and the last through torch.compile,
+the packed one with max-autotune. Beside MPNet stands transformers alone: varlen attention has no relative positions.
+
+Everyone takes turns round by round, and figures are medians. Vectors are compared before anything is timed. Models
+without a folder have random weights, stored in FP32 as most models are. Times are bursts after a rest (gpu_timing.py);
+workloads named by --sustained are timed under sustained load as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+from benchmarks.encoder.cuda_process import CudaProcess
+from benchmarks.encoder.gpu_timing import device_burst, device_sustained, gemm_peak
+from benchmarks.encoder.gpu_workloads import LATENCY, THROUGHPUT, lengths_of, model_folder, random_batch
+from benchmarks.lib import record
+from benchmarks.rivals.packed_torch import PackedBert
+from benchmarks.rivals.padded_transformers import padded_runner
+from embert import engine
+from embert.engine.encoders.base import PackedBatch
+
+COSINE = 0.999  # below it a rival computes something else
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    options = _parser().parse_args(argv)
+    peak = gemm_peak()
+    print(f"8192³ FP16 matrix product (torch): {peak:.0f} TFLOP/s\n", flush=True)
+    figures: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": _driver_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cuda": torch.version.cuda,
+        "gemm_peak_tflops": peak,
+        "rounds": options.rounds,
+        "rows": [],
+    }
+    suffix = "" if options.pooling == "mean" else f"-{options.pooling}"
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = model_folder(name, Path(scratch))
+            for row in _run_model(name.partition("=")[0], folder, options, peak):
+                figures["rows"].append(row)
+                # After each row, so that an interrupted run leaves its results.
+                path = record.write(f"encoder-gpu{suffix}", figures)
+    ratios = [row["ratio"] for row in figures["rows"]]
+    print(f"\ngeometric mean of the ratios to the best rival: {statistics.geometric_mean(ratios):.2f}\nwritten: {path}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.encoder.gpu", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=["base", "large"],
+        help="base, large, narrow (MiniLM-L6's shape), mpnet, in FP32 or as base/float16; or name=FOLDER",
+    )
+    parser.add_argument("--workloads", nargs="+", default=[*THROUGHPUT, *LATENCY])
+    parser.add_argument(
+        "--compile",
+        nargs="*",
+        default=[],
+        help="MODEL:WORKLOAD for which torch.compile is a rival too; it takes minutes",
+    )
+    parser.add_argument(
+        "--sustained", nargs="*", default=["passage"], help="workloads to time under sustained load too"
+    )
+    parser.add_argument("--pooling", choices=("mean", "cls"), default="mean")
+    parser.add_argument("--rounds", type=int, default=5)
+    return parser
+
+
+def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float) -> Iterator[dict[str, Any]]:
+    """Compare, time and print all workloads of one model; yield the figures of each."""
+    ours = CudaProcess(folder, options.pooling)
+    ready, (weights, _, total) = ours.started
+    print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
+    is_bert = engine.load_model(str(folder)).config.architecture == "bert"
+    attention = "sdpa" if is_bert else "eager"  # transformers has no other for MPNet
+    model: Any = transformers.AutoModel.from_pretrained(
+        folder, add_pooling_layer=False, dtype=torch.float16, attn_implementation=attention
+    )
+    model = model.cuda().eval()
+    packed = PackedBert(model, options.pooling) if is_bert else None
+    for workload in options.workloads:
+        lengths = lengths_of(workload)
+        batch = random_batch(lengths)
+        compiled = f"{name}:{workload}" in options.compile
+        with torch.inference_mode():
+            runners, vectors = _rivals(model, packed, batch, options.pooling, compiled=compiled)
+            _check_vectors_agree(ours, batch, vectors)
+            times: dict[str, list[float]] = {who: [] for who in ["embert", *runners]}
+            for _ in range(options.rounds):
+                for who in times:
+                    each = ours.ask("burst", batch) if who == "embert" else device_burst(runners[who])
+                    times[who].append(float(each))
+            latency, submit_us = ours.ask("alone", batch)
+            sustained = {}
+            if workload in options.sustained:
+                for who in times:
+                    sustained[who] = ours.ask("sustained", batch) if who == "embert" else device_sustained(runners[who])
+        ms = {who: statistics.median(values) for who, values in times.items()}
+        tflops = _useful_flops(model.config, lengths) / ms["embert"] * 1e-9
+        tokens = int(lengths.sum())
+        row = {
+            "model": name,
+            "workload": workload,
+            "tokens": tokens,
+            "ms": ms,
+            "sustained_ms": sustained,
+            "alone_ms": latency,
+            "submit_us": submit_us,
+            "tokens_per_s": tokens / ms["embert"] * 1e3,
+            "useful_tflops": tflops,
+            "share_of_peak": tflops / peak,
+            "ratio": _ratio(ms),
+        }
+        _print(row)
+        yield row
+    ours.close()
+
+
+Runners = dict[str, Callable[[], Any]]
+
+
+def _rivals(
+    model: Any, packed: PackedBert | None, batch: PackedBatch, pooling: str, *, compiled: bool
+) -> tuple[Runners, npt.NDArray[np.float32]]:
+    """Return the rivals' calls by name, and the vectors of the best of them, float32 [B, width], normalised."""
+    lengths = np.diff(batch.cu_seqlens)
+    runners: Runners = {
+        "transformers": padded_runner(model, batch, len(lengths), pooling),
+        "sorted by 32": padded_runner(model, batch, 32, pooling),
+    }
+    if packed is None:
+        theirs = runners["sorted by 32"]().float()
+        unsorted = np.argsort(np.argsort(-lengths, kind="stable"))
+        vectors = torch.nn.functional.normalize(theirs)[unsorted].cpu().numpy()
+    else:
+        runners["packed"], vectors = packed.graph(batch, compiled=False)
+    if packed is not None and compiled:
+        torch._dynamo.reset()
+        compiled_model = torch.compile(model, dynamic=False)
+        runners["transformers compiled"] = padded_runner(compiled_model, batch, len(lengths), pooling)
+        runners["packed compiled"], _ = packed.graph(batch, compiled=True)
+    return runners, vectors
+
+
+def _check_vectors_agree(ours: CudaProcess, batch: PackedBatch, theirs: npt.NDArray[np.float32]) -> None:
+    """End the program when the rival computes something else."""
+    cosine = float((ours.ask("vectors", batch) * theirs).sum(axis=1).min())
+    if cosine < COSINE:
+        raise SystemExit(f"embert and its rival disagree: cosine {cosine:.6f}")
+
+
+def _ratio(ms: dict[str, float]) -> float:
+    """Return the best rival's time over embert's."""
+    return min(value for who, value in ms.items() if who != "embert") / ms["embert"]
+
+
+def _print(row: dict[str, Any]) -> None:
+    ms, sustained = row["ms"], row["sustained_ms"]
+    print(
+        f"{row['model']:7s} {row['workload']:11s} {row['tokens']:6d} tokens: "
+        + ", ".join(f"{who} {value:.3f}" for who, value in ms.items())
+        + f" ms; submit {row['submit_us']:.0f} us, to the answer {row['alone_ms']:.3f} ms; "
+        + f"{row['useful_tflops']:.0f} useful TFLOP/s; {row['ratio']:.2f}x the best rival",
+        flush=True,
+    )
+    if sustained:
+        tflops = row["useful_tflops"] * ms["embert"] / sustained["embert"]
+        print(
+            f"{row['model']:7s} {row['workload']:11s} sustained: "
+            + ", ".join(f"{who} {value:.3f}" for who, value in sustained.items())
+            + f" ms; {tflops:.0f} useful TFLOP/s; {_ratio(sustained):.2f}x the best rival",
+            flush=True,
+        )
+
+
+def _useful_flops(config: Any, lengths: npt.NDArray[np.int64]) -> float:
+    """Return the FLOPs of real tokens: four matrix products and attention in every layer, whatever pooling reads."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    products = 2 * (4 * hidden * hidden + 2 * hidden * inner) * int(lengths.sum())
+    return float(config.num_hidden_layers * (products + 4 * hidden * int((lengths**2).sum())))
+
+
+def _driver_version() -> str:
+    """Return the version of the NVIDIA driver that is loaded."""
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text().split("\n")[0].strip() if path.is_file() else "unknown"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What several benchmarks share: texts, load over HTTP, servers under measurement, and the record of a run."""

@@ -1,0 +1,40 @@
+"""A model folder of BERT-base's shape with random weights: same cost as a real model, no download."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+__all__ = ["make"]
+
+_FROM_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+_MAX_TOKENS = 512
+
+
+def make(folder: Path, tokenizer: Path, layers: int = 12) -> Path:
+    """Write the model and the WordPiece tokenizer of the folder `tokenizer` into `folder`, and return it."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(num_hidden_layers=layers), add_pooling_layer=False)
+    model.save_pretrained(folder)
+    for name in _FROM_TOKENIZER:
+        if (tokenizer / name).exists():
+            shutil.copy(tokenizer / name, folder / name)
+    # sentence-transformers reads these files too.
+    _write(folder / "modules.json", [_module(0, "", "Transformer"), _module(1, "1_Pooling", "Pooling")])
+    _write(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_TOKENS, "do_lower_case": False})
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    pooling = {"word_embedding_dimension": model.config.hidden_size, "pooling_mode_mean_tokens": True}
+    _write(folder / "1_Pooling" / "config.json", {**pooling, "pooling_mode_cls_token": False})
+    return folder
+
+
+def _module(index: int, path: str, kind: str) -> dict[str, object]:
+    return {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+def _write(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=1))

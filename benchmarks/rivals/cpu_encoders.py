@@ -1,0 +1,173 @@
+"""embert and its rivals as encoders on the CPU, each in a process of its own, with its default settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ENCODERS", "FROM_IDS", "FROM_TEXTS", "Rival", "serve"]
+
+Floats = npt.NDArray[np.float32]
+
+MAX_LENGTH = 512  # tokens: all that BERT's positions allow, whatever a model's own files say
+BATCH_TEXTS = 32  # sentence-transformers' own default
+SHORTEST_S = 0.2  # a turn repeats its workload for at least this long
+
+
+class Rival(ABC):
+    """One way to turn a workload into normalised vectors."""
+
+    @abstractmethod
+    def load(self, folder: Path, dtype: str) -> None:
+        """Load the model."""
+
+    @abstractmethod
+    def prepare(self, texts: Sequence[str]) -> Any:
+        """Return what `run` takes; this is not timed."""
+
+    @abstractmethod
+    def run(self, prepared: Any) -> Floats:
+        """Return vectors, float32 [n, width]; this is timed."""
+
+
+class Embert(Rival):
+    """embert from texts: Engine.embed."""
+
+    def load(self, folder: Path, dtype: str) -> None:
+        """See Rival."""
+        from embert import engine
+
+        model = dataclasses.replace(engine.load_model(str(folder)), max_input_length=MAX_LENGTH)
+        self.engine = engine.Engine.load(model, dtype=dtype)
+
+    def prepare(self, texts: Sequence[str]) -> Any:
+        """See Rival."""
+        return texts
+
+    def run(self, prepared: Any) -> Floats:
+        """See Rival."""
+        return self.engine.embed(prepared)
+
+
+class EmbertEncoder(Embert):
+    """embert from token ids: one packed batch."""
+
+    def load(self, folder: Path, dtype: str) -> None:
+        """See Rival."""
+        from embert import engine
+
+        model = dataclasses.replace(engine.load_model(str(folder)), max_input_length=MAX_LENGTH)
+        self.engine = engine.Engine.load(model, dtype=dtype, max_batch_tokens=1 << 20)
+
+    def prepare(self, texts: Sequence[str]) -> Any:
+        """See Rival."""
+        from embert import engine
+
+        encoded = self.engine.tokenizer.encode(texts, truncate=True)
+        return engine.pack(np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1]))
+
+    def run(self, prepared: Any) -> Floats:
+        """See Rival."""
+        return self.engine.encoder.encode(prepared)
+
+
+class Transformers(Rival):
+    """transformers from token ids: batches in the order given, padded to their longest, sdpa, mean pooling."""
+
+    def load(self, folder: Path, dtype: str) -> None:
+        """See Rival."""
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModel.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+
+    def prepare(self, texts: Sequence[str]) -> Any:
+        """See Rival."""
+        return [
+            self.tokenizer(
+                texts[i : i + BATCH_TEXTS], padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
+            )
+            for i in range(0, len(texts), BATCH_TEXTS)
+        ]
+
+    def run(self, prepared: Any) -> Floats:
+        """See Rival."""
+        import torch
+
+        rows = []
+        with torch.inference_mode():
+            for batch in prepared:
+                hidden = self.model(**batch).last_hidden_state.float()
+                mask = batch["attention_mask"].unsqueeze(-1)
+                rows.append(torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)))
+        vectors: Floats = torch.cat(rows).numpy()
+        return vectors
+
+
+class SentenceTransformers(Rival):
+    """sentence-transformers from texts: `encode`, which sorts by length and pads batches of 32."""
+
+    def load(self, folder: Path, dtype: str) -> None:
+        """See Rival."""
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        self.model = SentenceTransformer(
+            str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+        )
+        self.model.max_seq_length = MAX_LENGTH
+
+    def prepare(self, texts: Sequence[str]) -> Any:
+        """See Rival."""
+        return texts
+
+    def run(self, prepared: Any) -> Floats:
+        """See Rival."""
+        tensor = self.model.encode(
+            list(prepared),
+            batch_size=BATCH_TEXTS,
+            convert_to_numpy=False,
+            convert_to_tensor=True,
+            show_progress_bar=False,
+        )
+        vectors: Floats = tensor.float().numpy()
+        return vectors
+
+
+# embert is the first of each kind.
+FROM_TEXTS: dict[str, type[Rival]] = {"embert": Embert, "sentence-transformers": SentenceTransformers}
+FROM_IDS: dict[str, type[Rival]] = {"embert (encoder)": EmbertEncoder, "transformers": Transformers}
+ENCODERS = {**FROM_TEXTS, **FROM_IDS}
+
+
+def serve(name: str, folder: Path, dtype: str, workloads: dict[str, Sequence[str]], pipe: Connection) -> None:
+    """Load the encoder, then run a workload whenever its name arrives on `pipe`; None ends.
+
+    The first time, a workload's answer is its vectors; later (seconds of a run, CPU seconds of the turn). The last
+    answer is the peak memory in bytes.
+    """
+    rival = ENCODERS[name]()
+    rival.load(folder, dtype)
+    prepared: dict[str, Any] = {}
+    pipe.send(None)
+    while (workload := pipe.recv()) is not None:
+        if workload not in prepared:
+            prepared[workload] = rival.prepare(workloads[workload])
+            pipe.send(rival.run(prepared[workload]))
+            continue
+        start, cpu, runs = time.perf_counter(), time.process_time(), 0
+        while runs == 0 or time.perf_counter() - start < SHORTEST_S:
+            rival.run(prepared[workload])
+            runs += 1
+        pipe.send(((time.perf_counter() - start) / runs, time.process_time() - cpu))
+    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -1,0 +1,42 @@
+"""The transformers model on the GPU, on padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from embert.engine.encoders.base import PackedBatch
+
+__all__ = ["padded_runner"]
+
+
+def padded_runner(model: Any, batch: PackedBatch, size: int, pooling: str) -> Callable[[], torch.Tensor]:
+    """Return a call that runs `batch` as padded batches of `size` sequences of similar length, longest first.
+
+    Its result is [B, width], not normalised, in that order. The inputs are on the GPU already, and the model has run
+    once when this returns. `pooling` is "mean" or "cls".
+    """
+    lengths = np.diff(batch.cu_seqlens)
+    order = np.argsort(-lengths, kind="stable")
+    padded = []
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        ids = np.zeros((len(rows), int(lengths[rows].max())), np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : lengths[row]] = batch.ids[batch.cu_seqlens[row] : batch.cu_seqlens[row + 1]]
+        mask = np.arange(ids.shape[1]) < lengths[rows][:, None]
+        padded.append((torch.tensor(ids, device="cuda"), torch.tensor(mask, device="cuda")))
+
+    def run() -> torch.Tensor:
+        vectors = []
+        for ids, mask in padded:
+            states = model(input_ids=ids, attention_mask=mask).last_hidden_state
+            mean = pooling == "mean"
+            vectors.append((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) if mean else states[:, 0])
+        return torch.cat(vectors)
+
+    run()
+    return run

@@ -1,0 +1,198 @@
+"""Latency of the engine process's loop in front of a simulated GPU, beside that of a perfect server.
+
+    python -m benchmarks.server.engine_loop [--load 0.8] [--texts 32] [--tokens 104] [--seconds 8]
+
+The loop, its scheduler and its socket are real; the encoder is simulated. A batch takes FIXED_S plus a time for each
+token, one batch after the other, and its launch takes LAUNCH_S of the host's time: the figures of BERT-base on an H100.
+Requests arrive at random (Poisson) and at even intervals. The perfect server is computed: it forms batches as the loop
+does, at no cost and without a gap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import select
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.lib import record
+from embert.engine import Model, PackedBatch, Task
+from embert.server.config import ServeConfig
+from embert.server.ipc.control import StartEngine
+from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import EMBED, EncodeRequest, Submit, decode_results, encode
+from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.worker.loop import EngineLoop
+
+FIXED_S, TOKENS_PER_S = 0.12e-3, 2.9e6  # time of a batch: fixed part and rate, as BERT-base on one H100
+LAUNCH_S = 0.15e-3
+MAX_BATCH_TOKENS = 16384
+
+
+class SimulatedGpu:
+    """An encoder whose batches only take time. See `embert.engine.encoders.base.Encoder`."""
+
+    name, device, device_name, dtype, choice = "simulated", "cuda:0", "none", "float16", ""
+    width = hidden_size = 8
+    max_batch_tokens = MAX_BATCH_TOKENS
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+        self.busy_s = 0.0
+        self.gaps_s: list[float] = []  # from the end of a batch to the start of the next
+        self.batches = 0
+
+    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> tuple[int, float]:  # noqa: ARG002
+        """Return the ticket: the number of texts and when they are done."""
+        launched = time.monotonic() + LAUNCH_S
+        while time.monotonic() < launched:
+            pass
+        begins = max(launched, self.free_at)
+        self.gaps_s.append(begins - self.free_at)
+        takes_s = batch_s(batch.tokens)
+        self.free_at = begins + takes_s
+        self.busy_s += takes_s
+        self.batches += 1
+        return batch.sequences, self.free_at
+
+    def wait(self, ticket: tuple[int, float]) -> npt.NDArray[np.float32]:
+        """Return ones, float32 [B, width], when the batch is done."""
+        sequences, done_at = ticket
+        time.sleep(max(0.0, done_at - time.monotonic()))
+        return np.ones((sequences, self.width), np.float32)
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        """Submit and wait."""
+        return self.wait(self.submit(batch, task))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def batch_s(tokens: int) -> float:
+    """Return the seconds that a batch of `tokens` takes."""
+    return FIXED_S + tokens / TOKENS_PER_S
+
+
+@dataclass
+class Run:
+    """One load, sent through the loop."""
+
+    due_s: list[float]
+    texts: int
+    tokens: int  # of a text
+    gpu: SimulatedGpu = field(default_factory=SimulatedGpu)
+    answered_s: dict[int, float] = field(default_factory=dict)
+
+    def latencies_ms(self) -> list[float]:
+        """Send each request when it is due; return the latencies, sorted."""
+        with tempfile.TemporaryDirectory(prefix="embert-engine-loop-") as folder:
+            loop, thread = self._loop(folder)
+            channel = Channel.connect(f"{folder}/engine")
+            receiver = threading.Thread(target=self._receive, args=(channel,))
+            receiver.start()
+            gc.freeze()
+            first = time.monotonic() + 0.2
+            self._send(channel, first)
+            receiver.join()
+            loop._queue.drain()
+            thread.join()
+            loop.close()
+            channel.close()
+        if len(self.answered_s) < len(self.due_s):
+            raise SystemExit(f"{len(self.due_s) - len(self.answered_s)} of {len(self.due_s)} requests had no answer")
+        return sorted((self.answered_s[i] - first - due) * 1e3 for i, due in enumerate(self.due_s))
+
+    def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
+        start = StartEngine(
+            ServeConfig(), "", "simulated", folder, 0, "cuda:0", f"{folder}/engine", SharedCounters.create(1, 1).fd, 1
+        )
+        loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="simulated")), self.gpu)
+        loop.warm_up()
+        loop.listen()
+        thread = threading.Thread(target=loop.run, daemon=True)
+        thread.start()
+        return loop, thread
+
+    def _send(self, channel: Channel, first: float) -> None:
+        ids = np.ones(self.texts * self.tokens, np.int32).tobytes()
+        lengths = np.full(self.texts, self.tokens, np.int32).tobytes()
+        for index, due in enumerate(self.due_s):
+            time.sleep(max(0.0, first + due - time.monotonic()))
+            now = time.monotonic()
+            request = EncodeRequest(index, EMBED, ids, lengths, 0, True, now + 60, now)
+            channel.send(encode(Submit([request], [])))
+
+    def _receive(self, channel: Channel) -> None:
+        texts = dict.fromkeys(range(len(self.due_s)), 0)
+        readable = select.poll()
+        readable.register(channel, select.POLLIN)
+        last = time.monotonic()  # the engine sends a status every second, with or without answers
+        while len(self.answered_s) < len(self.due_s) and time.monotonic() - last < 5 and readable.poll(5000):
+            for part in [part for message in channel.receive() for part in decode_results(message).parts]:
+                last = time.monotonic()
+                texts[part.id] += part.texts
+                if texts[part.id] == self.texts:
+                    self.answered_s[part.id] = last
+
+
+def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:
+    """Return latencies, sorted, if everything that waits is batched the moment the batch before it ends."""
+    latencies: list[float] = []
+    now, at = 0.0, 0
+    while at < len(due_s):
+        now = max(now, due_s[at])
+        end = at
+        while end < len(due_s) and due_s[end] <= now and (end + 1 - at) * tokens <= MAX_BATCH_TOKENS:
+            end += 1
+        end = max(end, at + 1)
+        now += batch_s((end - at) * tokens)
+        latencies += [(now - due) * 1e3 for due in due_s[at:end]]
+        at = end
+    return sorted(latencies)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(prog="benchmarks.server.engine_loop", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--load", type=float, default=0.8, help="share of the rate of batches of one request")
+    parser.add_argument("--texts", type=int, default=32, help="of a request")
+    parser.add_argument("--tokens", type=int, default=104, help="of a text")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the JSON")
+    options = parser.parse_args(argv)
+    request_tokens = options.texts * options.tokens
+    rate = options.load / batch_s(request_tokens)
+    gaps = np.random.default_rng(0).exponential(1 / rate, round(rate * options.seconds))
+    figures: dict[str, Any] = {"rate": rate, "request_ms": batch_s(request_tokens) * 1e3, "arrivals": {}}
+    rows = []
+    for arrivals, due in (("at random", np.cumsum(gaps)), ("evenly", np.arange(len(gaps)) / rate)):
+        run = Run(due.tolist(), options.texts, options.tokens)
+        found = {"the loop": run.latencies_ms(), "perfect": perfect_ms(due.tolist(), request_tokens)}
+        gap_ms = statistics.median(run.gpu.gaps_s[1:]) * 1e3
+        loop_detail = f"{run.gpu.batches} batches, gap {gap_ms:.2f} ms, busy {run.gpu.busy_s / due[-1]:.0%}"
+        quantiles = {who: [float(np.quantile(ms, q)) for q in (0.5, 0.9, 0.99)] for who, ms in found.items()}
+        figures["arrivals"][arrivals] = {**quantiles, "gap_ms": gap_ms, "batches": run.gpu.batches}
+        for who, values in quantiles.items():
+            rows.append(
+                [f"{arrivals}, {who}", *(f"{ms:.2f}" for ms in values), loop_detail if who == "the loop" else ""]
+            )
+    request = f"{options.texts} texts of {options.tokens} tokens, {batch_s(request_tokens) * 1e3:.2f} ms each"
+    print(f"{rate:.0f} requests/s of {request}\n")
+    record.print_table(["requests", "p50 ms", "p90 ms", "p99 ms", ""], rows)
+    print(f"\nwritten: {record.write('hand-over', figures, options.output)}")
+
+
+if __name__ == "__main__":
+    main()

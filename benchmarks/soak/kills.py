@@ -1,0 +1,56 @@
+"""The engine process is killed every few seconds while clients check every answer."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import statistics
+import time
+
+import uvloop
+
+from benchmarks.lib.running_server import RunningServer, embert
+from benchmarks.soak.clients import Clients
+from benchmarks.soak.slo import Objective
+
+__all__ = ["kills"]
+
+KILL_EVERY_S = 5.0
+
+
+def kills(options: argparse.Namespace, seconds: float, serve_options: list[str]) -> list[Objective]:
+    """Measure statuses, wrong vectors and the time to recover."""
+    del options
+    with embert(*serve_options) as server:
+        return uvloop.run(_run(server, seconds))
+
+
+async def _run(server: RunningServer, seconds: float) -> list[Objective]:
+    clients = Clients(server.port)
+    await clients.learn()
+    running = [asyncio.create_task(clients.run(seed, 0.01, 16)) for seed in range(8)]
+    await asyncio.sleep(2.0)
+    killed: list[float] = []
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        for kind, process in list(server.processes()):
+            if kind == "engine":
+                process.send_signal(signal.SIGKILL)
+                killed.append(time.monotonic())
+        await asyncio.sleep(began + KILL_EVERY_S * len(killed) - time.monotonic())
+    await asyncio.sleep(KILL_EVERY_S)
+    clients.stopped = True
+    await asyncio.gather(*running)
+    recoveries = [min(answered for sent, answered in clients.good if sent > kill) - kill for kill in killed]
+    return [
+        Objective("kill -9 of the engine", f"{len(killed)} times, every {KILL_EVERY_S:g} s"),
+        *clients.objectives(200, 503),
+        Objective("slowest answer", f"{clients.slowest_s:.1f} s"),
+        Objective(
+            "from a kill to an answer to a request sent after it",
+            f"{statistics.median(recoveries):.1f} s, worst {max(recoveries):.1f} s",
+            "4 s",
+            kept=max(recoveries) <= 4.0,
+        ),
+    ]

@@ -1,0 +1,121 @@
+"""The users of all scenarios: what they send, when they send it, and what counts as an answer."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, cast
+
+import gevent
+from gevent.pool import Group
+from locust import FastHttpUser, constant, events, task
+from locust.argument_parser import LocustArgumentParser
+from locust.env import Environment
+
+from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
+from embert.engine import load_model
+
+__all__ = ["EmbeddingUser", "OpenLoopUser", "late_s", "options_of", "passages", "queries"]
+
+
+# How late locust sent the latest requests, s: a busy locust delays them.
+late_s: deque[float] = deque(maxlen=10_000)
+
+
+@events.init_command_line_parser.add_listener
+def _add_options(parser: LocustArgumentParser) -> None:
+    parser.add_argument("--rate", type=float, default=50.0, help="requests/s of users that do not wait for answers")
+    parser.add_argument("--key", default="", help="API key", is_secret=True)
+
+
+@events.init.add_listener
+def _update_gevent_clock(**_: Any) -> None:
+    """Tell gevent's loop about the seconds that importing takes; without this the test ends early by them."""
+    gevent.get_hub().loop.update_now()
+
+
+def options_of(environment: Environment) -> argparse.Namespace:
+    """Return the options of the command line."""
+    return cast("argparse.Namespace", environment.parsed_options)
+
+
+def queries(count: int = 500) -> list[str]:
+    """Return short texts, 11 tokens on average."""
+    return [text.text for text in texts(QUERY_TOKENS, count, _tokenizer())]
+
+
+def passages(count: int = 640) -> list[str]:
+    """Return longer texts, 104 tokens on average."""
+    return [text.text for text in texts(PASSAGE_TOKENS, count, _tokenizer(), seed=1)]
+
+
+def _tokenizer() -> Any:
+    return load_model().transformer_folder / "tokenizer.json"
+
+
+class EmbeddingUser(FastHttpUser):
+    """Asks for embeddings. 200 is an answer; every other status is a failure."""
+
+    abstract = True
+    wait_time = constant(0)
+    allows_refusals = False  # if so, a 429 with Retry-After is a row of its own instead of a failure
+
+    def on_start(self) -> None:
+        """Build the headers."""
+        key = options_of(self.environment).key
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    def embed(self, name: str, inputs: Sequence[str], *, due: float | None = None, priority: str = "") -> None:
+        """Send `inputs`. The response time counts from `due` (perf_counter), or from now."""
+        headers = {**self._headers, "x-priority": priority} if priority else self._headers
+        body = {"input": list(inputs), "encoding_format": "base64"}
+        with self.client.post("/v1/embeddings", json=body, name=name, headers=headers, catch_response=True) as answer:
+            meta: dict[str, Any] = answer.request_meta
+            if due is not None:
+                meta["response_time"] = (time.perf_counter() - due) * 1e3
+            if answer.status_code == 429 and self.allows_refusals and answer.headers.get("retry-after"):
+                meta["name"] = f"{name} refused"
+                answer.success()
+            elif answer.status_code != 200:
+                answer.failure(f"status {answer.status_code}")
+            elif len(answer.json()["data"]) != len(inputs):
+                answer.failure("an answer with another number of vectors")
+
+
+class OpenLoopUser(EmbeddingUser):
+    """Sends at Poisson arrivals whatever the server does, so a server that stalls cannot slow the load down.
+
+    All users together send `--rate` requests/s.
+    """
+
+    abstract = True
+    concurrency = 1000
+    users = 0  # how many users share the rate; 0 means all
+
+    def on_start(self) -> None:
+        """Start the arrivals."""
+        super().on_start()
+        options = options_of(self.environment)
+        self._rate = options.rate / (self.users or options.num_users or 1)
+        self._due = time.perf_counter()
+        self._asking = Group()
+
+    def on_stop(self) -> None:
+        """Wait up to 10 s for outstanding answers, so that they count."""
+        self._asking.join(timeout=10)
+        self._asking.kill()
+
+    @task
+    def arrive(self) -> None:
+        """Wait for the next arrival, and send it in a greenlet of its own."""
+        self._due += random.expovariate(self._rate)
+        gevent.sleep(max(0.0, self._due - time.perf_counter()))
+        late_s.append(time.perf_counter() - self._due)
+        self._asking.spawn(self.send, self._due)
+
+    def send(self, due: float) -> None:
+        """Send one request that was due at `due` (perf_counter)."""
+        raise NotImplementedError

@@ -1,0 +1,119 @@
+"""The load generator: it counts what came back, and a server that stalls cannot hide it."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from benchmarks.lib.load_generator import LoadGenerator
+from benchmarks.lib.load_plan import LOST, Answers, Plan, post
+from benchmarks.lib.load_worker import run
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+REQUESTS = tuple(post("/embed", {"inputs": str(i)}, kind="query", texts=1, tokens=3) for i in range(7))
+
+
+@contextmanager
+def answering(answer: Callable[[int], bytes]) -> Iterator[int]:
+    """A server on a port of its own that answers its n-th request with `answer(n)`; an empty answer hangs up."""
+    numbers = iter(range(10**9))
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while head := self.rfile.readline():
+                length = 0
+                while (line := self.rfile.readline()) not in (b"\r\n", b""):
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                assert head.startswith(b"POST /embed")
+                self.rfile.read(length)
+                if not (content := answer(next(numbers))):
+                    return
+                self.wfile.write(content)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """The load hangs up when it is done; that is no error."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield int(server.server_address[1])
+        finally:
+            server.shutdown()
+
+
+def load(port: int, connections: int = 4, window_s: float = 0.5, rate: float | None = None) -> Answers:
+    return run(Plan(port, REQUESTS, connections, window_s, settle_s=0.1, rate=rate), time.monotonic() + 0.1)
+
+
+def test_closed_loop_sends_the_next_request_when_one_is_answered() -> None:
+    def slow(number: int) -> bytes:
+        time.sleep(0.02)
+        return OK
+
+    with answering(slow) as port:
+        answers = load(port)
+    assert set(answers.status.tolist()) == {200}
+    assert (answers.answered - answers.due).min() >= 0.02
+    assert len(answers.status) <= 4 * (0.6 / 0.02 + 1)
+    assert set(answers.request.tolist()) == set(range(len(REQUESTS)))
+
+
+def test_open_loop_sends_at_the_rate_that_is_due() -> None:
+    with answering(lambda number: OK) as port:
+        answers = load(port, window_s=1.0, rate=300.0)
+    inside = answers.due >= answers.opened
+    assert inside.sum() == pytest.approx(300, abs=80)  # Poisson: more than four standard deviations
+    assert set(answers.status.tolist()) == {200}
+
+
+def test_open_loop_sends_at_even_distances_where_asked() -> None:
+    with answering(lambda number: OK) as port, LoadGenerator(2) as two:
+        answers = two.run(Plan(port, REQUESTS, 4, 1.0, settle_s=0.1, rate=200.0, even=True))
+    gaps = np.diff(np.sort(answers.due))  # over both processes
+    assert gaps == pytest.approx(np.full(len(gaps), 0.005), abs=1e-5)
+
+
+def test_open_loop_latency_runs_from_the_moment_due() -> None:
+    """One stall of 0.4 s delays all that was due in it; a generator that waited would see one slow answer."""
+    lock = threading.Lock()
+
+    def stalling(number: int) -> bytes:
+        with lock:
+            if number == 30:
+                time.sleep(0.4)
+        return OK
+
+    with answering(stalling) as port:
+        answers = load(port, window_s=1.0, rate=100.0)
+    late = answers.answered - answers.due > 0.05
+    assert late.sum() >= 15
+
+
+def test_answers_in_pieces_and_other_statuses_are_told_apart() -> None:
+    large = b"x" * 300_000
+    busy = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
+    with answering(
+        lambda number: busy if number % 2 else b"HTTP/1.1 200 OK\r\ncontent-length: 300000\r\n\r\n" + large
+    ) as port:
+        answers = load(port, connections=1)
+    assert set(answers.status.tolist()) == {200, 429}
+    assert abs(int((answers.status == 200).sum()) - int((answers.status == 429).sum())) <= 1
+
+
+def test_a_broken_connection_is_counted_and_replaced() -> None:
+    with answering(lambda number: b"" if number == 5 else OK) as port:
+        answers = load(port, connections=2)
+    assert (answers.status == LOST).sum() == 1
+    assert (answers.status == 200).sum() > 10
+    assert np.isfinite(answers.answered).all()
