@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 
 from embert.server.observability.logs import leave
 
-__all__ = ["keep_running", "or_leave"]
+__all__ = ["exit_on_error", "keep_running"]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def _look_at(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], An
         end(70)
 
 
-def or_leave(callback: Callable[P, None], end: Callable[[int], Any] = leave) -> Callable[P, None]:
+def exit_on_error(callback: Callable[P, None], end: Callable[[int], Any] = leave) -> Callable[P, None]:
     """The same for what the event loop calls, which would log an exception and go on."""
 
     def watched(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -82,7 +82,8 @@ class Info(BaseModel):
 def operations(service: Service) -> APIRouter:
     """The routes, bound to one service."""
     router = APIRouter(tags=["operations"])
-    client, config, model = service.client, service.config, service.model
+    engines, admission = service.router, service.admission
+    config, model = service.config, service.model
     created = int(time.time())
     no_key: _Responses = {401: {"model": TeiError, "description": "No key or a wrong one"}}
     openai_no_key: _Responses = {401: {"model": OpenAIError, "description": "No key or a wrong one"}}
@@ -99,9 +100,9 @@ def operations(service: Service) -> APIRouter:
     @router.get("/health", summary="Does inference work?", responses={200: {"model": Health}, 503: {"model": Health}})
     @router.get("/ping", include_in_schema=False)
     async def health() -> Response:
-        healthy, age = client.health()
+        healthy, age = engines.health()
         body = Health(
-            status="ok" if healthy else client.unready_reason() if age is None else "no forward worked lately"
+            status="ok" if healthy else admission.unready_reason() if age is None else "no forward worked lately"
         )
         body.last_success_age_s = None if age is None else round(age, 3)
         return JSONResponse(body.model_dump(), 200 if healthy else 503)
@@ -112,10 +113,10 @@ def operations(service: Service) -> APIRouter:
 
     @router.get("/readyz", summary="Are requests taken?", responses=readiness)
     async def readyz() -> Response:
-        if client.draining:
-            return JSONResponse(Readiness(status="draining", detail=client.unready_reason()).model_dump(), 503)
-        if not client.connected:
-            return JSONResponse(Readiness(status="loading", detail=client.unready_reason()).model_dump(), 503)
+        if admission.draining:
+            return JSONResponse(Readiness(status="draining", detail=admission.unready_reason()).model_dump(), 503)
+        if not engines.connected:
+            return JSONResponse(Readiness(status="loading", detail=admission.unready_reason()).model_dump(), 503)
         return JSONResponse(Readiness(status="ready").model_dump())
 
     @router.get("/info", summary="What is served, and its limits", responses=no_key)

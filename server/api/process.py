@@ -27,7 +27,7 @@ from embert.server.observability.metrics import use_folder
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from embert.server.api.engine_client import EngineClient
+    from embert.server.api.engines.router import Router
     from embert.server.api.service import Service
     from embert.server.config import ServeConfig
     from embert.server.observability.scrapes import Scrapes
@@ -62,7 +62,7 @@ async def _serve(start: StartApi, line: Line) -> None:
     from embert.engine import Tokenizer, load_model
     from embert.engine.errors import EngineError
     from embert.server.api.app import METRIC_ROUTES, create_app
-    from embert.server.api.engine_client import EngineClient
+    from embert.server.api.engines.router import Router
     from embert.server.api.service import Service
     from embert.server.config import ConfigError
     from embert.server.http.auth import Keys
@@ -80,7 +80,7 @@ async def _serve(start: StartApi, line: Line) -> None:
             config,
             model,
             Tokenizer(model),
-            EngineClient(config, board, start.worker),
+            Router(config, board, start.worker),
             ApiMetrics(METRIC_ROUTES, config.latency_buckets),
         )
         keys = Keys(config)
@@ -89,7 +89,7 @@ async def _serve(start: StartApi, line: Line) -> None:
         line.send(Failed(str(error)))
         raise SystemExit(1) from None
     for state in start.engines:
-        service.client.engine_changed(state)
+        service.router.engine_changed(state)
     limit = connection_limit(config.max_connections)
     if limit.served < config.max_connections:
         log.warning(
@@ -106,13 +106,13 @@ async def _serve(start: StartApi, line: Line) -> None:
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
         keep_running(_write_metrics(service, board, start.worker)),
-        keep_running(_follow(line, service.client, servers, start)),
+        keep_running(_follow(line, service.router, servers, start)),
         keep_running(keys.follow()),
         keep_running(service.bodies.watch()),
         keep_running(connections.watch_files()),
         keep_running(end_slow_readers(connections, config.client_timeout, service.metrics.unread_answers.inc)),
     ]
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.router, servers, config)
     collector.settle()
     line.send(Ready())
     await asyncio.gather(*jobs)
@@ -120,7 +120,7 @@ async def _serve(start: StartApi, line: Line) -> None:
         task.cancel()
     service.metrics.write()
     service.close()
-    await service.client.close()
+    await service.router.close()
 
 
 class _Server(uvicorn.Server):
@@ -154,7 +154,7 @@ def _uvicorn_config(
     )
 
 
-async def _follow(line: Line, client: EngineClient, servers: list[_Server], start: StartApi) -> None:
+async def _follow(line: Line, router: Router, servers: list[_Server], start: StartApi) -> None:
     """Obey the supervisor; end with it."""
     loop = asyncio.get_running_loop()
     line.socket.setblocking(False)
@@ -167,9 +167,9 @@ async def _follow(line: Line, client: EngineClient, servers: list[_Server], star
                 shutil.rmtree(start.runtime_folder, ignore_errors=True)
                 leave(1)
             if isinstance(message, EngineState):
-                client.engine_changed(message)
+                router.engine_changed(message)
             elif isinstance(message, Drain):
-                _drain_soon(client, servers, start.config)
+                _drain_soon(router, servers, start.config)
         await readable.wait()
         readable.clear()
         messages = line.drain()
@@ -178,21 +178,21 @@ async def _follow(line: Line, client: EngineClient, servers: list[_Server], star
 _draining: list[asyncio.Task[None]] = []
 
 
-def _drain_soon(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
-    if not client.draining:
-        client.draining = True
-        _draining.append(keep_running(_drain(client, servers, config), may_end=True))
+def _drain_soon(router: Router, servers: list[_Server], config: ServeConfig) -> None:
+    if not router.admission.draining:
+        router.admission.draining = True
+        _draining.append(keep_running(_drain(router, servers, config), may_end=True))
 
 
-async def _drain(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
+async def _drain(router: Router, servers: list[_Server], config: ServeConfig) -> None:
     """Readiness has flipped; wait for what is in flight, then close the port."""
     until = time.monotonic() + config.drain_timeout
     await asyncio.sleep(DRAIN_NOTICE_S)
-    while time.monotonic() < until and (client.pending or servers[0].server_state.tasks):
-        if not client.ready:  # nor will it be: while draining no engine is started again
-            client.give_up()
+    while time.monotonic() < until and (router.pending or servers[0].server_state.tasks):
+        if not router.admission.ready:  # nor will it be: while draining no engine is started again
+            router.give_up()
         await asyncio.sleep(0.02)
-    client.give_up()
+    router.give_up()
     for server in servers:
         server.should_exit = True
 

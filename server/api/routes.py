@@ -15,8 +15,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from embert.engine.tokenizer import TokenInfo, Turns
+from embert.server.api.input.request_options import read_request_options
 from embert.server.api.large_bodies import LARGE, SplitIds, check_values, split_ids
-from embert.server.api.request_options import read_terms
 from embert.server.api.schemas import (
     DecodeRequest,
     EmbedAllRequest,
@@ -45,12 +45,12 @@ JSON, OCTETS = b"application/json", b"application/octet-stream"
 class _Call:
     """One request on its way: what handlers need of it."""
 
-    __slots__ = ("_body", "headers", "receive", "scope", "terms", "timing")
+    __slots__ = ("_body", "headers", "options", "receive", "scope", "timing")
 
     def __init__(self, scope: Scope, receive: Receive, timeout_s: float) -> None:
         self.scope, self.receive = scope, receive
         self.timing = Timing()
-        self.terms = read_terms(scope["headers"], time.monotonic(), timeout_s)
+        self.options = read_request_options(scope["headers"], time.monotonic(), timeout_s)
         self._body = b""
         self.headers: list[tuple[bytes, bytes]] = []
 
@@ -66,14 +66,14 @@ class _Call:
             lambda: split.append(split_ids(body)),
             lambda: request.append(parse(schema, body, split[0])),
         )
-        await service.long_steps.take(len(body), steps, lambda: service.client.check_time(self.terms))
+        await service.long_steps.take(len(body), steps, lambda: service.admission.check_time(self.options))
         return request[0]
 
     async def read_body(self, service: Service) -> None:
         """Raises ServerError for one that is too large, too slow or compressed."""
         headers = self.scope["headers"]
         _check_encoding(headers)
-        self._body = await service.bodies.read(headers, self.receive, self.terms.deadline)
+        self._body = await service.bodies.read(headers, self.receive, self.options.deadline)
 
     @property
     def wants_raw(self) -> bool:
@@ -93,13 +93,13 @@ async def embeddings(service: Service, call: _Call) -> tuple[bytes, bytes]:
         request.input,
         call.receive,
         call.timing,
-        call.terms,
+        call.options,
         param="input",
         truncate=request.truncate,
         prompt_name=request.prompt_name,
     )
     answer = await service.encode(
-        encoded, call.receive, call.terms, call.timing, dimensions=dimensions, normalize=request.normalize
+        encoded, call.receive, call.options, call.timing, dimensions=dimensions, normalize=request.normalize
     )
     if call.wants_raw:
         return _raw(call, answer.vectors)
@@ -115,14 +115,14 @@ async def embed(service: Service, call: _Call) -> tuple[bytes, bytes]:
         request.inputs,
         call.receive,
         call.timing,
-        call.terms,
+        call.options,
         param="inputs",
         truncate=request.truncate,
         direction=request.truncation_direction,
         prompt_name=request.prompt_name,
     )
     answer = await service.encode(
-        encoded, call.receive, call.terms, call.timing, dimensions=dimensions, normalize=request.normalize
+        encoded, call.receive, call.options, call.timing, dimensions=dimensions, normalize=request.normalize
     )
     if call.wants_raw:
         return _raw(call, answer.vectors)
@@ -136,17 +136,17 @@ async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
         request.inputs,
         call.receive,
         call.timing,
-        call.terms,
+        call.options,
         param="inputs",
         truncate=request.truncate,
         direction=request.truncation_direction,
         prompt_name=request.prompt_name,
     )
-    service.client.check_ready()
+    service.admission.check_ready()
     limit = service.token_vector_limit
     if encoded.tokens > limit:
         raise PayloadTooLarge(f"`inputs` has {encoded.tokens} tokens; the limit for token vectors is {limit}", "inputs")
-    answer = await service.encode(encoded, call.receive, call.terms, call.timing, tokens=True)
+    answer = await service.encode(encoded, call.receive, call.options, call.timing, tokens=True)
     return JSON, await nested_floats_json(answer.vectors, encoded.lengths.tolist())
 
 
@@ -165,13 +165,13 @@ async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
         [request.inputs.source_sentence, *request.inputs.sentences],
         call.receive,
         call.timing,
-        call.terms,
+        call.options,
         param="inputs",
         truncate=parameters.truncate,
         direction=parameters.truncation_direction,
         prompt_name=parameters.prompt_name,
     )
-    answer = await service.encode(encoded, call.receive, call.terms, call.timing)
+    answer = await service.encode(encoded, call.receive, call.options, call.timing)
     return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -193,7 +193,7 @@ async def tokenize(service: Service, call: _Call) -> tuple[bytes, bytes]:
     call.timing.characters = sum(map(len, texts))
     check = partial(service.check_answer, param="inputs", more=True)
     call.timing.tokens, body = await service.in_turns(
-        _written(turns, len(texts)), call.timing.characters, call.receive, call.terms, check
+        _written(turns, len(texts)), call.timing.characters, call.receive, call.options, check
     )
     service.check_answer(call.timing.tokens, "inputs")
     return JSON, body
@@ -221,7 +221,7 @@ async def decode(service: Service, call: _Call) -> tuple[bytes, bytes]:
     tokens = sum(map(len, sequences))
     service.check_answer(tokens, "ids")
     turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=request.skip_special_tokens)
-    texts = await service.in_turns(turns, tokens, call.receive, call.terms, lambda _: None)
+    texts = await service.in_turns(turns, tokens, call.receive, call.options, lambda _: None)
     return JSON, orjson.dumps(texts)
 
 

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from embert.engine import Encoded, Model, Tokenizer
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenizer import Turns
-from embert.server.api.engine_client import Answer, EngineClient, Receive
+from embert.server.api.engines.pending import Answer, Receive
+from embert.server.api.engines.router import Router
+from embert.server.api.input.request_options import RequestOptions
 from embert.server.api.large_bodies import LongSteps
-from embert.server.api.request_options import Terms
 from embert.server.api.schemas import TextOrIds, describe_name
 from embert.server.config import ServeConfig
 from embert.server.http.errors import EmptyInput, Invalid, ModelUnknown, Overloaded, PayloadTooLarge
@@ -85,12 +86,13 @@ class Service:
     """One per API process."""
 
     def __init__(
-        self, config: ServeConfig, model: Model, tokenizer: Tokenizer, client: EngineClient, metrics: ApiMetrics
+        self, config: ServeConfig, model: Model, tokenizer: Tokenizer, router: Router, metrics: ApiMetrics
     ) -> None:
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
-        self.client = client
+        self.router = router
+        self.admission = router.admission
         self.metrics = metrics
         self.scrapes = Scrapes(self.write_metrics)
         self.served_name = config.served_model_name or model.model_id
@@ -104,17 +106,17 @@ class Service:
     @property
     def engine(self) -> EngineInfo | None:
         """What the engines are, once one has started."""
-        return next((state.info for state in self.client.engines if state.info is not None), None)
+        return next((state.info for state in self.router.engines if state.info is not None), None)
 
     @property
     def max_queue_tokens(self) -> int:
         """Admission budget of the whole server, in tokens."""
-        return self.client.max_queue_tokens
+        return self.admission.max_queue_tokens
 
     @property
     def queue_limit(self) -> int:
         """Tokens of the whole server that may be admitted now: the budget, or fewer where it would take too long."""
-        return self.client.queue_limit
+        return self.admission.queue_limit
 
     @property
     def compute_type(self) -> bytes:
@@ -207,15 +209,15 @@ class Service:
 
     def check_open(self) -> None:
         """Raise Unavailable when the server is shutting down."""
-        if self.client.draining:
-            self.client.check_ready()
+        if self.admission.draining:
+            self.admission.check_ready()
 
     async def tokenize(
         self,
         given: TextOrIds,
         receive: Receive,
         timing: Timing,
-        terms: Terms,
+        options: RequestOptions,
         *,
         param: str,
         truncate: bool | None,
@@ -249,7 +251,7 @@ class Service:
                 raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
             most = size
             at_once = tokenizer.from_ids if size <= _INLINE_IDS else None
-        self.client.check_room(partial(_least_tokens, sequences, self.model.max_input_length), most, terms)
+        self.admission.check_room(partial(_least_tokens, sequences, self.model.max_input_length), most, options)
         with _input_errors():
             encoded = at_once(sequences, **how) if at_once is not None else None
             if encoded is None:
@@ -259,7 +261,7 @@ class Service:
                 else:
                     turns = tokenizer.from_ids_turns(sequences, **how)
                 check = partial(self.check_tokens, param=param, more=True)
-                encoded = await self.in_turns(turns, size, receive, terms, check)
+                encoded = await self.in_turns(turns, size, receive, options, check)
         timing.tokenize_s = time.perf_counter() - began
         timing.tokens = encoded.tokens
         self.check_tokens(encoded.tokens, param)
@@ -271,7 +273,7 @@ class Service:
         turns: Turns[ResultT],
         size: int,
         receive: Receive,
-        terms: Terms,
+        options: RequestOptions,
         check: Callable[[int], None],
     ) -> ResultT:
         """Do the tokenizer's work beside the loop; others get their turns between these. `size` is its characters.
@@ -290,7 +292,7 @@ class Service:
                     if last is not None:
                         return last.value  # type: ignore[no-any-return]
                     check(tokens)
-                    self.client.check_time(terms)
+                    self.admission.check_time(options)
                     if left is None:
                         left = loop.create_task(_until_left(receive))
                     elif left.done():
@@ -310,9 +312,11 @@ class Service:
                 retry_after_s=math.ceil(self._waiting / rate),
             )
 
-    async def encode(self, encoded: Encoded, receive: Receive, terms: Terms, timing: Timing, **how: Any) -> Answer:
-        """Through an engine; see EngineClient.encode."""
-        answer = await self.client.encode(encoded, receive, terms, **how)
+    async def encode(
+        self, encoded: Encoded, receive: Receive, options: RequestOptions, timing: Timing, **how: Any
+    ) -> Answer:
+        """Through an engine; see Router.encode."""
+        answer = await self.router.encode(encoded, receive, options, **how)
         timing.note(answer)
         return answer
 
@@ -341,8 +345,8 @@ class Service:
 
     def write_metrics(self) -> None:
         """Make what happened until now visible to scrapes."""
-        self.metrics.admitted_tokens = self.client.admitted_tokens
-        self.metrics.queue_limit = self.client.queue_limit
+        self.metrics.admitted_tokens = self.admission.admitted_tokens
+        self.metrics.queue_limit = self.admission.queue_limit
         self.metrics.write()
 
     def close(self) -> None:

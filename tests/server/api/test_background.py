@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embert.server.api.background import keep_running, or_leave
+from embert.server.api.background import keep_running, exit_on_error
 from tests.server.connections import one_to_each
 from tests.server.live import ROOT, STAND_IN, live, until
 
@@ -65,7 +65,7 @@ def test_a_mistake_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture
 
 def test_a_mistake_in_what_the_loop_calls(caplog: pytest.LogCaptureFixture) -> None:
     found: list[int] = []
-    or_leave(lambda number: [][number], found.append)(3)
+    exit_on_error(lambda number: [][number], found.append)(3)
     assert found == [70]
     assert "IndexError" in caplog.text
 
@@ -74,12 +74,12 @@ SPOIL = """
 import signal
 
 def spoil(number, frame):
-    from embert.server.api.engine_client import EngineClient
+    from embert.server.api.engines.connection import EngineConnection
     from embert.server.http.auth import Keys
     def boom(*arguments):
         raise RuntimeError("spoilt")
     if number == signal.SIGUSR1:
-        EngineClient._connect = boom
+        EngineConnection.connect = boom
     else:
         Keys.refresh = boom
 
@@ -101,6 +101,6 @@ def test_a_process_whose_sweeps_have_ended_is_replaced(tmp_path: Path) -> None:
         server.wait_ready()
         assert server.post("/embed", {"inputs": [GOOD]}).status_code == 200
         assert server.log.count("RuntimeError: spoilt") == 2
-        assert "a mistake of ours in EngineClient._sweep, this process ends" in server.log
+        assert "a mistake of ours in Router._sweep, this process ends" in server.log
         assert "a mistake of ours in Keys.follow, this process ends" in server.log
         assert server.log.count("ended with status 70; starting it again") == 2

@@ -16,20 +16,20 @@ import pytest
 
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenizer import Turns
-from embert.server.api.request_options import Terms
+from embert.server.api.input.request_options import RequestOptions
 from embert.server.api.service import Service, _least_tokens
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, Unavailable
 from tests.server.live import STAND_IN, Live, live, until
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-TERMS = Terms(60.0, "--request-timeout", float("inf"))
+OPTIONS = RequestOptions(60.0, "--request-timeout", float("inf"))
 
 # --- turns, with neither clock nor sockets ---
 
 
-class Client:
-    """Of an engine client, what turns ask: whether there is time left."""
+class Deadline:
+    """Of an Admission, what turns ask: whether there is time left."""
 
     draining = False
 
@@ -37,7 +37,7 @@ class Client:
         self.looked = 0
         self.turns_in_time = 1 << 60
 
-    def check_time(self, terms: Terms) -> None:
+    def check_time(self, options: RequestOptions) -> None:
         self.looked += 1
         if self.looked > self.turns_in_time:
             raise Unavailable("too late", retry_after_s=1, reason="deadline")
@@ -55,8 +55,8 @@ def service_of(**options: Any) -> Service:
     config = ServeConfig(**{"tokenization_workers": 1, **options})
     model: Any = SimpleNamespace(model_id=MODEL, max_input_length=256, default_prompt_name=None, prompts={}, width=384)
     anything: Any = None
-    client: Any = Client()
-    return Service(config, model, anything, client, anything)
+    router: Any = SimpleNamespace(admission=Deadline())
+    return Service(config, model, anything, router, anything)
 
 
 def counting(done: list[str], name: str, turns: int) -> Turns[str]:
@@ -82,10 +82,10 @@ def test_requests_take_turns() -> None:
     done: list[str] = []
 
     async def both() -> None:
-        large = asyncio.ensure_future(service.in_turns(counting(done, "large", 50), 1, stays, TERMS, ignore))
+        large = asyncio.ensure_future(service.in_turns(counting(done, "large", 50), 1, stays, OPTIONS, ignore))
         while not done:
             await asyncio.sleep(0)
-        assert await service.in_turns(counting(done, "small", 2), 1, stays, TERMS, ignore) == "small"
+        assert await service.in_turns(counting(done, "small", 2), 1, stays, OPTIONS, ignore) == "small"
         assert not large.done()
         assert await large == "large"
 
@@ -99,10 +99,10 @@ def test_requests_take_turns() -> None:
 def test_work_stops_when_its_time_is_up() -> None:
     service = service_of()
     done: list[str] = []
-    client: Any = service.client
-    client.turns_in_time = 3
+    deadline: Any = service.admission
+    deadline.turns_in_time = 3
     with pytest.raises(Unavailable, match="too late"):
-        run(lambda: service.in_turns(counting(done, "a", 1000), 1, stays, TERMS, ignore))
+        run(lambda: service.in_turns(counting(done, "a", 1000), 1, stays, OPTIONS, ignore))
     assert len(done) == 4
     service.close()
 
@@ -113,7 +113,7 @@ def test_work_stops_when_its_client_leaves() -> None:
 
     async def work() -> None:
         with pytest.raises(asyncio.CancelledError):
-            await service.in_turns(counting(done, "a", 100_000), 1, leaves, TERMS, ignore)
+            await service.in_turns(counting(done, "a", 100_000), 1, leaves, OPTIONS, ignore)
 
     run(work)
     assert len(done) < 1000
@@ -127,7 +127,7 @@ def test_work_stops_when_it_is_too_much() -> None:
     with pytest.raises(PayloadTooLarge, match=said):
         run(
             lambda: service.in_turns(
-                counting(done, "a", 1000), 1, stays, TERMS, lambda n: service.check_tokens(n, "inputs", more=True)
+                counting(done, "a", 1000), 1, stays, OPTIONS, lambda n: service.check_tokens(n, "inputs", more=True)
             )
         )
     assert len(done) == 7
@@ -144,10 +144,10 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
         return "done"
 
     async def work() -> None:
-        first = asyncio.ensure_future(service.in_turns(gated(), 5000, stays, TERMS, ignore))  # alone, whatever it has
+        first = asyncio.ensure_future(service.in_turns(gated(), 5000, stays, OPTIONS, ignore))  # alone, whatever it has
         await asyncio.sleep(0)
         with pytest.raises(Overloaded) as refused:
-            await service.in_turns(gated(), 1, stays, TERMS, ignore)
+            await service.in_turns(gated(), 1, stays, OPTIONS, ignore)
         assert refused.value.message == (
             "the tokenizer has 5000 characters to do and this request has 1; the limit is 2000 "
             "(2 times --payload-limit)"
@@ -155,7 +155,7 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
         assert refused.value.retry_after_s == 1
         gate.set()
         assert await first == "done"
-        assert await service.in_turns(gated(), 1, stays, TERMS, ignore) == "done"
+        assert await service.in_turns(gated(), 1, stays, OPTIONS, ignore) == "done"
 
     run(work)
     service.close()
@@ -176,7 +176,7 @@ def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Excep
         raise error
 
     with pytest.raises(kind, match=said):
-        run(lambda: service.in_turns(failing(), 1, stays, TERMS, ignore))
+        run(lambda: service.in_turns(failing(), 1, stays, OPTIONS, ignore))
     assert service._waiting == 0
     service.close()
 
