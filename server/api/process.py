@@ -61,8 +61,9 @@ async def _serve(start: StartApi, line: Line) -> None:
     # Not at the top: prometheus_client must find its folder when it is imported.
     from embert.engine import Tokenizer, load_model
     from embert.engine.errors import EngineError
-    from embert.server.api.app import METRIC_ROUTES, create_app
+    from embert.server.api.app import create_app
     from embert.server.api.engines.router import Router
+    from embert.server.api.routes import DIALECTS, METRIC_ROUTES, keyless_paths
     from embert.server.api.service import Service
     from embert.server.config import ConfigError
     from embert.server.http.auth import Keys
@@ -83,7 +84,7 @@ async def _serve(start: StartApi, line: Line) -> None:
             Router(config, board, start.worker),
             ApiMetrics(METRIC_ROUTES, config.latency_buckets),
         )
-        keys = Keys(config)
+        keys = Keys(config, keyless_paths(config.keyless))
         app = create_app(service, keys)
     except (EngineError, ConfigError) as error:
         line.send(Failed(str(error)))
@@ -98,7 +99,7 @@ async def _serve(start: StartApi, line: Line) -> None:
             config.max_connections,
         )
     connections = Connections(limit)
-    protocol = bounded_protocol(config.header_limit, connections, service.metrics.count)
+    protocol = bounded_protocol(config.header_limit, connections, service.metrics.count, DIALECTS)
     servers = [_Server(_uvicorn_config(config, app, protocol))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:

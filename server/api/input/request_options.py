@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from embert.server.api.schemas import describe_name
+from embert.server.api.input.request_body import describe_name
 from embert.server.http.errors import Invalid
 
 __all__ = ["RequestOptions", "read_request_options"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from importlib import resources
 
-__all__ = ["HEADERS", "HINT", "PAGE"]
+__all__ = ["HEADERS", "PAGE", "hint"]
 
 _SCRIPTS = ("base.js", "matrix.js", "timing.js", "snippets.js", "live.js", "main.js")
 
@@ -25,12 +26,6 @@ _script = "\n".join(_read(name) for name in _SCRIPTS)
 
 PAGE = _read("index.html").replace("{style}", _style).replace("{script}", _script).encode()
 
-HINT = b"""\
-embert: an embedding server. A browser gets a page to try it here.
-  POST /v1/embeddings   OpenAI's API        POST /embed   text-embeddings-inference's (POST / too)
-  GET /docs             every route         GET /info     the model and its limits
-"""
-
 HEADERS = {
     "cache-control": "no-cache",
     "vary": "accept",
@@ -40,3 +35,9 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+
+
+def hint(routes: Iterable[tuple[str, str]]) -> bytes:
+    """The text for clients that are no browsers; `routes` are method and path, and what is there."""
+    lines = [f"  {route:<22} {summary}" for route, summary in routes]
+    return "\n".join(["embert: an embedding server. A browser gets a page to try it here.", *lines, ""]).encode()

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-from embert.server.api.service import Timing
+from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.config import ServeConfig
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
@@ -242,7 +242,7 @@ def test_compute_headers(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("inference_s", [0.0119996, 0.0120004, 0.012, 0.0129994, 0.0129996])
 def test_both_kinds_of_times_agree(inference_s: float) -> None:
-    headers = dict(Timing(tokenize_s=0.0004, inference_s=inference_s).headers(b"cpu"))
+    headers = dict(LatencyBreakdown(tokenize_s=0.0004, inference_s=inference_s).headers(b"cpu"))
     found = re.search(rb"inference;dur=(\d+)\.\d{3}", headers[b"server-timing"])
     assert found is not None
     assert headers[b"x-inference-time"] == found[1]
