@@ -36,8 +36,8 @@ __all__ = ["main"]
 
 log = logging.getLogger(__name__)
 
-CLOSING_S = 2  # for clients to take their answers, once there will be no more
-DRAIN_NOTICE_S = 0.25  # at least this long `/readyz` says that we are draining, before the port closes
+CLOSING_S = 2  # for clients to read their answers, once the last one is given
+DRAIN_NOTICE_S = 0.25  # the least time that `/readyz` reports draining before the port closes
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     name = f"api-{start.worker}"
     configure_logging(name, start.config.log_format, start.config.log_level)
     use_folder(Path(start.runtime_folder, "metrics"), name)
-    sys.setswitchinterval(0.001)  # tokenising threads must not hold up the loop for long
+    sys.setswitchinterval(0.001)  # seconds; tokenising threads must not hold up the event loop for long
     collector.begin()
     try:
         uvloop.run(_serve(start, line))
@@ -125,7 +125,7 @@ async def _serve(start: StartApi, line: Line) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with signals left to us: it would close its socket on SIGTERM before anybody saw us draining."""
+    """uvicorn without its signal handlers: on SIGTERM it would close its socket before anybody saw `draining`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -140,9 +140,9 @@ def _uvicorn_config(
         http=protocol,
         ws="none",
         interface="asgi3",
-        proxy_headers=False,  # nobody asks who the client is
+        proxy_headers=False,  # no code reads the client's address
         lifespan="off",
-        access_log=False,  # 40 µs a request; the metrics tell more
+        access_log=False,  # it costs 40 µs a request, and the metrics tell more
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=CLOSING_S,
@@ -156,7 +156,7 @@ def _uvicorn_config(
 
 
 async def _follow(line: Line, router: Router, servers: list[_Server], start: StartApi) -> None:
-    """Obey the supervisor; end with it."""
+    """Follow the supervisor's messages; end with it."""
     loop = asyncio.get_running_loop()
     line.socket.setblocking(False)
     readable = asyncio.Event()
@@ -186,11 +186,11 @@ def _drain_soon(router: Router, servers: list[_Server], config: ServeConfig) -> 
 
 
 async def _drain(router: Router, servers: list[_Server], config: ServeConfig) -> None:
-    """Readiness has flipped; wait for what is in flight, then close the port."""
+    """Wait for what is in flight, then close the port. `/readyz` is 503 already."""
     until = time.monotonic() + config.drain_timeout
     await asyncio.sleep(DRAIN_NOTICE_S)
     while time.monotonic() < until and (router.pending or servers[0].server_state.tasks):
-        if not router.admission.ready:  # nor will it be: while draining no engine is started again
+        if not router.admission.ready:  # and it will stay so: no engine is started again while draining
             router.give_up()
         await asyncio.sleep(0.02)
     router.give_up()
@@ -206,7 +206,7 @@ async def _write_metrics(service: Service, board: Board, worker: int) -> None:
 
 
 class _MetricsApp:
-    """What answers on --metrics-port."""
+    """The app on --metrics-port."""
 
     def __init__(self, scrapes: Scrapes) -> None:
         self._scrapes = scrapes

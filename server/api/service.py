@@ -47,7 +47,7 @@ class Service:
         self.served_name = config.served_model_name or model.model_id
         self.default_prompt = self._default_prompt()
         self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
-        self.long_steps = CooperativeSteps(config.body_budget)
+        self.parse_steps = CooperativeSteps(config.body_budget)
         self.most_ids = config.max_client_batch_size * model.max_input_length
         self.tokenizer_pool = TokenizerPool(
             config.tokenization_threads, config.payload_limit, self.admission.check_time
@@ -90,7 +90,7 @@ class Service:
         return model.prompts[name] if name is not None else ""
 
     def prompt(self, name: str | None) -> str:
-        """The text of a prompt, or the default's. Raises Invalid for a name the model does not have."""
+        """The text of a prompt, or of the default one. Raises Invalid for a name that the model does not have."""
         if name is None:
             return self.default_prompt
         if name not in self.model.prompts:
@@ -107,7 +107,7 @@ class Service:
             raise ModelUnknown(f"`model` must be {self.served_name}; it is {describe_name(name)}", "model")
 
     def check_dimensions(self, dimensions: int | None) -> int:
-        """`dimensions` for the engine, 0 meaning all. Raises Invalid outside 1 … width."""
+        """`dimensions` for the engine, where 0 means all. Raises Invalid outside 1 … width."""
         if dimensions is None:
             return 0
         if not 1 <= dimensions <= self.model.width:
@@ -121,7 +121,7 @@ class Service:
             raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
 
     def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
-        """Raise PayloadTooLarge for more tokens than one request may have; `more` where not all are counted."""
+        """Raise PayloadTooLarge for more tokens than one request may have; `more`: not all are counted yet."""
         limit = self.config.max_client_batch_tokens
         if limit is not None and tokens > limit:
             has = f"at least {tokens}" if more else f"{tokens}"
@@ -231,7 +231,7 @@ class Service:
         metrics.text_tokens.observe_many(encoded.lengths.tolist())
 
     def write_metrics(self) -> None:
-        """Make what happened until now visible to scrapes."""
+        """Make everything that happened until now visible to scrapes."""
         self.metrics.admitted_tokens = self.admission.admitted_tokens
         self.metrics.queue_limit = self.admission.queue_limit
         self.metrics.write()

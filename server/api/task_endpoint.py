@@ -57,7 +57,7 @@ class RequestContext:
             lambda: split.append(split_ids(body)),
             lambda: request.append(parse(schema, body, split[0])),
         )
-        await service.long_steps.run(len(body), steps, lambda: service.admission.check_time(self.options))
+        await service.parse_steps.run(len(body), steps, lambda: service.admission.check_time(self.options))
         return request[0]
 
     @property

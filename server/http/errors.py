@@ -133,7 +133,7 @@ class UnsupportedEncoding(ServerError):
 
 @dataclass(eq=False)
 class HeadTooLarge(ServerError):
-    """431: too many bytes before the body."""
+    """431: the request's line and headers have too many bytes."""
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 431, "Validation", "invalid_request_error"

@@ -1,4 +1,4 @@
-"""The page that a browser gets at `/`: one self-contained answer, made once from the files beside this one."""
+"""The page that a browser gets at `/`: one self-contained document, built once from the files in this folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _read(name: str) -> str:
 
 
 def _source(text: str) -> str:
-    """An inline style's or script's name in a Content-Security-Policy."""
+    """How a Content-Security-Policy names an inline style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -29,7 +29,7 @@ PAGE = _read("index.html").replace("{style}", _style).replace("{script}", _scrip
 HEADERS = {
     "cache-control": "no-cache",
     "vary": "accept",
-    # Nothing runs but what is in the page, and it talks to nobody but this server.
+    # Only the page's own script and style run, and they connect only to this server.
     "content-security-policy": f"default-src 'none'; script-src {_source(_script)}; style-src {_source(_style)}; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
