@@ -37,6 +37,7 @@ class EngineConnection:
 
         `on_lost` gets the ids of the requests that had not left this process.
         """
+        self.index = state.index
         self.state = state
         self.status: Status | None = None  # None until the engine greets
         self.tokens = 0  # sent by this process and not yet answered
@@ -63,7 +64,7 @@ class EngineConnection:
         try:
             self._channel = Channel.connect(self.state.endpoint)
         except OSError as error:  # it just died, or too many files are open
-            log.debug("engine %d cannot be reached: %s", self.state.index, error)
+            log.debug("engine %d cannot be reached: %s", self.index, error)
             return
         self._loop.add_reader(self._channel.fileno(), exit_on_error(self._read))
 
@@ -94,7 +95,8 @@ class EngineConnection:
         """Send a request of so many tokens with this tick's others."""
         self.tokens += tokens
         self.unsent.append(message)
-        self._schedule_flush()
+        if not self._flush_scheduled:
+            self._schedule_flush()
 
     def cancel(self, request: int, tokens: int) -> None:
         """Tell the engine that nobody wants this answer any more."""
@@ -102,12 +104,12 @@ class EngineConnection:
             return
         self.tokens -= tokens
         self._cancelled.append(request)
-        self._schedule_flush()
+        if not self._flush_scheduled:
+            self._schedule_flush()
 
     def _schedule_flush(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush_callback)
+        self._flush_scheduled = True
+        self._loop.call_soon(self._flush_callback)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
@@ -129,7 +131,7 @@ class EngineConnection:
             received = [decode_results(message) for message in self._channel.receive()]
         except (EOFError, ValueError, msgspec.MsgspecError) as error:
             if not isinstance(error, EOFError):
-                log.error("engine %d sent what is no message, connecting anew: %s", self.state.index, error)  # noqa: TRY400
+                log.error("engine %d sent what is no message, connecting anew: %s", self.index, error)  # noqa: TRY400
             self.disconnect()
             return
         for results in received:

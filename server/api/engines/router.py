@@ -147,9 +147,8 @@ class Router:
 
     def _resend(self, engine: EngineConnection, never_sent: set[int]) -> None:
         """Send again what a lost engine owed, or give up on it."""
-        index = engine.state.index
-        owed = [each for each in self._pending.values() if each.engine == index and not each.future.done()]
-        ran = self._counters.running(index)
+        owed = [each for each in self._pending.values() if each.engine == engine.index and not each.future.done()]
+        ran = self._counters.running(engine.index)
         for pending in owed:
             pending.engine = -1
             pending.losses += pending.id not in never_sent
@@ -174,12 +173,12 @@ class Router:
             # One that has not greeted yet may be dying: its socket still takes connections for a moment.
             (engine for engine in self._engines.values() if engine.status is not None),
             # Among equally loaded engines, each API process prefers a different one.
-            key=lambda engine: (engine.tokens, (engine.state.index - self._worker) % len(self._engines)),
+            key=lambda engine: (engine.tokens, (engine.index - self._worker) % len(self._engines)),
             default=None,
         )
         if engine is None:
             return  # it stays pending until an engine greets
-        pending.engine = engine.state.index
+        pending.engine = engine.index
         engine.send(pending.message, pending.encoded.tokens)
 
     def _send_waiting(self) -> None:

@@ -1,4 +1,4 @@
-"""The API process's side of an engine, with the engine's socket held by the test."""
+"""The API process's side of the engines; the test holds the engines' ends of the sockets."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def three_texts() -> Encoded:
 
 
 def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path) -> None:
-    """They may arrive after it was sent again; counted twice, they would complete it with rows nobody wrote."""
+    """They may arrive after the request was sent again. Counted twice, they would complete it with unwritten rows."""
 
     async def run() -> None:
         router = Router(ServeConfig(), open_board(1, 1), 0)
@@ -113,7 +113,7 @@ def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path)
 
 
 def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Collections are rare here: what waits for one holds memory for minutes."""
+    """Garbage collections are rare here: a cycle would hold memory for minutes."""
 
     async def run() -> list[str]:
         router = Router(ServeConfig(), open_board(1, 1), 0)
@@ -125,7 +125,7 @@ def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> N
             for _ in range(3):
                 answer = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
                 request = await engine.request()
-                await asyncio.sleep(0.2)  # long enough for somebody to watch for its client
+                await asyncio.sleep(0.2)  # long enough for the sweep to watch its client
                 engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
                 await asyncio.wait_for(answer, 5)
                 del answer, request
@@ -143,7 +143,7 @@ def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> N
 
 
 def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
-    """Before the supervisor has said anything: what was owed is asked again, but not for ever."""
+    """Before the supervisor has said anything. What the engine owed is sent again, but not for ever."""
 
     async def run() -> None:
         router = Router(ServeConfig(), open_board(1, 1), 0)
@@ -163,7 +163,7 @@ def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
         for _ in range(8):
             await engine.request()
             engine.disconnect()
-            # One that takes connections and says nothing, as a dying one does, is not given anything to lose.
+            # An engine that takes connections and does not greet, as a dying one does, gets no requests.
             await engine.accept(greets=False)
             engine.disconnect()
             await engine.accept()
@@ -282,8 +282,8 @@ def test_what_was_never_sent_was_not_lost(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_the_last_words_of_an_engine_are_heard(tmp_path: Path) -> None:
-    """Also where the supervisor says first that it is lost."""
+def test_what_an_engine_sent_before_it_was_lost_is_taken(tmp_path: Path) -> None:
+    """Also where the supervisor reports the loss before the socket shows it."""
 
     async def run() -> None:
         router = Router(ServeConfig(), open_board(1, 1), 0)
