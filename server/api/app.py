@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MethodType
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
@@ -45,7 +45,7 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     app.router.routes[:0] = [
         Route(path, endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in hot.items()
     ]
-    app.include_router(_operations(service))
+    _add_operations(app, service)
     app.add_exception_handler(ServerError, _on_server_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -56,8 +56,7 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     )
 
 
-def _operations(service: Service) -> APIRouter:
-    router = APIRouter(tags=["operations"])
+def _add_operations(app: FastAPI, service: Service) -> None:
     bound = Operations(service, hint((route.name, route.summary) for route in ROUTES))
     for row in OPERATIONS:
         if row.endpoint is None:
@@ -66,19 +65,19 @@ def _operations(service: Service) -> APIRouter:
         for status, text in row.errors.items():
             responses[status] = {"model": ERROR_MODELS[row.dialect], "description": text}
         for path in row.paths:
-            router.add_api_route(
+            app.add_api_route(
                 path.replace("}", ":path}"),  # an id may hold slashes
                 MethodType(row.endpoint, bound),
                 methods=["GET"],
+                tags=["operations"],
                 summary=row.summary,
                 responses=responses,
                 include_in_schema=path == row.path,
                 **row.options,
             )
-    for route in router.routes:
+    for route in app.routes:
         if isinstance(route, APIRoute):
             route.description = ""  # the summary is for clients, the docstring for readers of the code
-    return router
 
 
 def _complete_openapi(app: FastAPI, service: Service) -> None:
