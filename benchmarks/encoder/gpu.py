@@ -34,7 +34,7 @@ from benchmarks.lib import record
 from benchmarks.rivals.packed_torch import PackedBert
 from benchmarks.rivals.padded_transformers import padded_runner
 from embert import engine
-from embert.engine.encoders.base import PackedBatch
+from embert.engine.packing import PackedBatch
 
 COSINE = 0.999  # below it a rival computes something else
 
@@ -94,7 +94,7 @@ def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float
     ours = CudaProcess(folder, options.pooling)
     ready, (weights, _, total) = ours.started
     print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
-    is_bert = engine.load_model(str(folder)).config.architecture == "bert"
+    is_bert = engine.load_model(str(folder)).architecture.family == "bert"
     attention = "sdpa" if is_bert else "eager"  # transformers has no other for MPNet
     model: Any = transformers.AutoModel.from_pretrained(
         folder, add_pooling_layer=False, dtype=torch.float16, attn_implementation=attention

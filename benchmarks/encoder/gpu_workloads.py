@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from embert.engine.encoders.base import PackedBatch
+from embert.engine.packing import PackedBatch
 
 __all__ = ["LATENCY", "SHAPES", "THROUGHPUT", "lengths_of", "model_folder", "random_batch"]
 

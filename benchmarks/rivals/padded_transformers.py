@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embert.engine.encoders.base import PackedBatch
+from embert.engine.packing import PackedBatch
 
 __all__ = ["padded_runner"]
 

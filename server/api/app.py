@@ -1,32 +1,31 @@
-"""The ASGI app of one API process: FastAPI for operations, plain routes for the work, the gate around both."""
+"""The ASGI app of one API process: FastAPI for operations, plain routes for the work, middleware around both."""
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from embert import __version__
-from embert.server.api.openapi import add_hot_routes
-from embert.server.api.operations import operations
-from embert.server.api.routes import HOT_ROUTES, hot_routes
+from embert.server.api.openapi import ERROR_MODELS, complete_document
+from embert.server.api.operations import Operations
+from embert.server.api.playground import hint
+from embert.server.api.routes import DIALECTS, METRIC_LABELS, OPERATIONS, PROBES, ROUTES, TASKS
 from embert.server.api.service import Service
-from embert.server.http.auth import Keys
-from embert.server.http.errors import Invalid, NotFound, ServerError, error_body, speaks_openai
-from embert.server.http.middleware import Gate, Guard, with_cors
+from embert.server.api.task_endpoint import TaskEndpoint
+from embert.server.http.auth import AuthMiddleware, Keys
+from embert.server.http.cors import with_cors
+from embert.server.http.errors import Invalid, NotFound, ServerError, error_body
+from embert.server.http.request_metrics import RequestMetricsMiddleware
 
-__all__ = ["METRIC_ROUTES", "create_app"]
-
-# The values of the label `route`, all of them: what clients send must not make labels.
-METRIC_ROUTES = (
-    *HOT_ROUTES,
-    "/health", "/ping", "/livez", "/readyz", "/info", "/v1/models", "/v1/models/{id}",
-    "/metrics", "/docs", "/openapi.json", "other",
-)  # fmt: skip
+__all__ = ["create_app"]
 
 _DESCRIPTION = "Embeddings from BERT-family encoders, in two dialects: OpenAI's and text-embeddings-inference's."
 
@@ -36,21 +35,49 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     app = FastAPIOffline(
         docs_url="/docs",
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would be built from the Host header, and loses bodies in some clients
+        redirect_slashes=False,  # a redirect would be built from the Host header, and some clients lose the body on it
         title="embert",
         version=__version__,
         description=_DESCRIPTION,
         swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
     )
-    hot = hot_routes(service)
-    app.router.routes[:0] = hot
-    app.include_router(operations(service))
+    hot = {path: TaskEndpoint(service, task.handler, task.dialect) for task in TASKS for path in task.paths}
+    app.router.routes[:0] = [
+        Route(path, endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in hot.items()
+    ]
+    _add_operations(app, service)
     app.add_exception_handler(ServerError, _on_server_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     _complete_openapi(app, service)
-    guard = Guard(app, {route.path: route.app for route in hot}, keys, service.metrics)
-    return Gate(with_cors(guard, service.config), frozenset(METRIC_ROUTES), service.metrics)
+    guarded = AuthMiddleware(app, hot, keys, PROBES, DIALECTS, service.metrics)
+    return RequestMetricsMiddleware(
+        with_cors(guarded, service.config, DIALECTS), METRIC_LABELS, DIALECTS, service.metrics
+    )
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    bound = Operations(service, hint((route.name, route.summary) for route in ROUTES))
+    for row in OPERATIONS:
+        if row.endpoint is None:
+            continue
+        responses: dict[int | str, dict[str, Any]] = {**row.responses}
+        for status, text in row.errors.items():
+            responses[status] = {"model": ERROR_MODELS[row.dialect], "description": text}
+        for path in row.paths:
+            app.add_api_route(
+                path.replace("}", ":path}"),  # an id may hold slashes
+                MethodType(row.endpoint, bound),
+                methods=["GET"],
+                tags=["operations"],
+                summary=row.summary,
+                responses=responses,
+                include_in_schema=path == row.path,
+                **row.options,
+            )
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            route.description = ""  # the summary is for clients, the docstring for readers of the code
 
 
 def _complete_openapi(app: FastAPI, service: Service) -> None:
@@ -58,14 +85,14 @@ def _complete_openapi(app: FastAPI, service: Service) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            add_hot_routes(original(), service.model, service.config.max_client_batch_size)
+            complete_document(original(), service.model, service.config.max_client_batch_size)
         return original()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
 
 
 def _respond(request: Request, error: ServerError, headers: dict[str, str] | None = None) -> Response:
-    body = error_body(error, openai=speaks_openai(request.url.path))
+    body = error_body(error, DIALECTS[request.url.path])
     return Response(body, error.status, headers, media_type="application/json")
 
 
@@ -91,7 +118,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 def _no_such_route(path: str) -> str:
     known = path.rstrip("/")
-    if known != path and known in METRIC_ROUTES:
+    if known != path and any(known in route.paths for route in ROUTES):
         return f"no such route; {known} is one, without the slash at the end"
     return "no such route; /docs lists them"
 

@@ -1,6 +1,6 @@
-"""Tasks that run as long as an API process does: one that ends by a mistake ends the process, which is started again.
+"""Tasks that run as long as an API process does. One that fails ends the process, which the supervisor starts again.
 
-Without its sweeps, a process would look alive and miss deadlines, keys or the supervisor's word for ever.
+Without its sweeps, a process would look alive and miss deadlines, keys or the supervisor's messages for ever.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ P = ParamSpec("P")
 def keep_running(
     coroutine: Coroutine[Any, Any, None], *, may_end: bool = False, end: Callable[[int], Any] = exit_now
 ) -> asyncio.Task[None]:
-    """A task that only `cancel` may end, or with `may_end` success. Else the reason is logged and `end(70)` called."""
+    """A task that only `cancel` may end, or with `may_end` success. Any other end is logged and calls `end(70)`."""
     task = asyncio.create_task(coroutine)
-    task.add_done_callback(partial(_look_at, may_end=may_end, end=end))
+    task.add_done_callback(partial(_on_done, may_end=may_end, end=end))
     return task
 
 
-def _look_at(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], Any]) -> None:
+def _on_done(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], Any]) -> None:
     if task.cancelled():
         return
     name = getattr(task.get_coro(), "__qualname__", "a task")
@@ -43,7 +43,7 @@ def _look_at(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], An
 
 
 def exit_on_error(callback: Callable[P, None], end: Callable[[int], Any] = exit_now) -> Callable[P, None]:
-    """The same for what the event loop calls, which would log an exception and go on."""
+    """The same for callbacks of the event loop, which would log an exception and go on."""
 
     def watched(*args: P.args, **kwargs: P.kwargs) -> None:
         try:

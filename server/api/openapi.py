@@ -1,100 +1,24 @@
-"""The OpenAPI document's part about the hot routes, which FastAPI does not see."""
+"""The OpenAPI document: what FastAPI cannot know of the tasks' routes, and the bounds of the model that is served."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from embert.engine import Model
-from embert.server.api.schemas import (
-    DecodeRequest,
-    EmbedAllRequest,
-    EmbeddingsRequest,
-    EmbedRequest,
-    SimilarityRequest,
-    TokenizeRequest,
-)
+from embert.server.api.dialects.openai import OpenAIError
+from embert.server.api.dialects.tei import TeiError
+from embert.server.api.input.request_body import InputForms, RequestBody
+from embert.server.api.routes import TASKS, Task
+from embert.server.http.errors import Dialect
 
-__all__ = ["OpenAIError", "TeiError", "add_hot_routes"]
+__all__ = ["ERROR_MODELS", "complete_document"]
 
 
-class Embedding(BaseModel):
-    """One vector, as numbers or as base64 of little-endian float32."""
-
-    object: Literal["embedding"]
-    embedding: list[float] | str
-    index: int
-
-
-class Usage(BaseModel):
-    """Tokens read."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingList(BaseModel):
-    """Answer of `/v1/embeddings`."""
-
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: Usage
-
-
-class Vectors(RootModel[list[list[float]]]):
-    """A vector a text."""
-
-
-class TokenVectors(RootModel[list[list[list[float]]]]):
-    """A vector a token a text."""
-
-
-class Similarities(RootModel[list[float]]):
-    """A cosine a sentence."""
-
-
-class Token(BaseModel):
-    """One token, and where it stands in the text."""
-
-    id: int
-    text: str
-    special: bool
-    start: int | None
-    stop: int | None
-
-
-class Tokens(RootModel[list[list[Token]]]):
-    """Tokens a text."""
-
-
-class Texts(RootModel[list[str]]):
-    """A text a list of ids."""
-
-
-class OpenAIErrorFacts(BaseModel):
-    """What went wrong."""
-
-    message: str
-    type: Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
-    param: str | None
-    code: str | None
-
-
-class OpenAIError(BaseModel):
-    """OpenAI's error."""
-
-    error: OpenAIErrorFacts
-
-
-class TeiError(BaseModel):
-    """text-embeddings-inference's error."""
-
-    error: str
-    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty", "Unauthorized"]
-
+ERROR_MODELS: dict[Dialect, type[BaseModel]] = {Dialect.OPENAI: OpenAIError, Dialect.TEI: TeiError}
 
 _ERRORS = {
     400: "The body is not JSON, or there is nothing to encode",
@@ -123,66 +47,46 @@ _RAW = {
     }
 }
 
-# path, request, answer, summary, example, answers raw bytes on demand
-_Row = tuple[str, type[BaseModel], type[BaseModel], str, dict[str, Any], bool]
-_HOT: list[_Row] = [
-    ("/v1/embeddings", EmbeddingsRequest, EmbeddingList, "Embeddings, OpenAI's way", {"input": "Hello, world"}, True),
-    ("/embeddings", EmbeddingsRequest, EmbeddingList, "Alias of /v1/embeddings", {"input": "Hello, world"}, True),
-    ("/embed", EmbedRequest, Vectors, "Embeddings, TEI's way", {"inputs": ["Hello, world"]}, True),
-    ("/", EmbedRequest, Vectors, "Alias of /embed", {"inputs": ["Hello, world"]}, True),
-    ("/embed_all", EmbedAllRequest, TokenVectors, "A vector for every token", {"inputs": "Hello, world"}, False),
-    (
-        "/similarity",
-        SimilarityRequest,
-        Similarities,
-        "Cosine of one text with others",
-        {"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a car"]}},
-        False,
-    ),
-    ("/tokenize", TokenizeRequest, Tokens, "Texts to tokens", {"inputs": "Hello, world"}, False),
-    ("/decode", DecodeRequest, Texts, "Token ids to texts", {"ids": [101, 7592, 102]}, False),
-]
 
-
-def add_hot_routes(document: dict[str, Any], model: Model, max_texts: int) -> dict[str, Any]:
-    """Complete FastAPI's document in place, with the bounds of the model served, and return it."""
-    models = {model for row in _HOT for model in row[1:3]} | {OpenAIError, TeiError}
+def complete_document(document: dict[str, Any], model: Model, max_texts: int) -> dict[str, Any]:
+    """Add the tasks to FastAPI's document in place, with the bounds of the model served, and return it."""
+    models = {model for task in TASKS for model in (task.request, task.answer)} | set(ERROR_MODELS.values())
     ordered = sorted(models, key=lambda model: model.__name__)
     inputs: list[tuple[Any, Literal["validation"]]] = [(model, "validation") for model in ordered]
     names, schemas = models_json_schema(inputs, ref_template="#/components/schemas/{model}")
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{}, {"key": []}]
-    paths: dict[str, Any] = {}
-    for path, request, answer, summary, example, raw in _HOT:
-        openai = path in ("/v1/embeddings", "/embeddings")
-        error = {"application/json": {"schema": names[OpenAIError if openai else TeiError, "validation"]}}
-        content: dict[str, Any] = {"application/json": {"schema": names[answer, "validation"]}}
-        operation = {
-            "tags": ["OpenAI" if openai else "TEI"],
-            "summary": summary,
-            "description": _HEADERS,
-            "operationId": "post_" + (path.strip("/").replace("/", "_") or "root"),
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": names[request, "validation"], "example": example}},
-            },
-            "responses": {"200": {"description": "Answer", "content": content | _RAW if raw else content}}
-            | {str(status): {"description": text, "content": error} for status, text in _ERRORS.items()},
-        }
-        paths[path] = {"post": operation}
-    paths["/"] |= document["paths"].pop("/")  # the page for browsers, a GET
-    document["paths"] = paths | document["paths"]  # the work first, operations after it
+    operations: dict[str, Any] = document["paths"]
+    for item in operations.values():
+        item["get"]["responses"].pop("422", None)  # FastAPI's own, which no route of ours has
+    work: dict[str, Any] = {path: {"post": _operation(task, path, names)} for task in TASKS for path in task.paths}
+    for path in work.keys() & operations.keys():
+        work[path] |= operations.pop(path)
+    document["paths"] = work | operations
     _state_bounds(document["components"]["schemas"], model, max_texts)
-    # FastAPI's own answer for parameters that are not valid, which no route of ours has.
-    document["paths"]["/v1/models/{id}"]["get"]["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
     return document
 
 
+def _operation(task: Task, path: str, names: dict[Any, Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": names[ERROR_MODELS[task.dialect], "validation"]}}
+    content: dict[str, Any] = {"application/json": {"schema": names[task.answer, "validation"]}}
+    body = {"schema": names[task.request, "validation"], "example": dict(task.example)}
+    return {
+        "tags": [task.dialect.value],
+        "summary": task.summary if path == task.path else f"Alias of {task.path}",
+        "description": _HEADERS,
+        "operationId": "post_" + (path.strip("/").replace("/", "_") or "root"),
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {"200": {"description": "Answer", "content": content | _RAW if task.raw else content}}
+        | {str(status): {"description": text, "content": error} for status, text in _ERRORS.items()},
+    }
+
+
 def _state_bounds(schemas: dict[str, Any], model: Model, max_texts: int) -> None:
-    """What `schemas` leaves to the routes, because it depends on the model or is 400 there."""
+    """Add what pydantic's models leave to the handlers, because it depends on the model or is 400 there."""
 
     def bound(schema: dict[str, Any], shortest: int) -> None:
         for form in schema.get("anyOf", [schema]):
@@ -196,16 +100,9 @@ def _state_bounds(schemas: dict[str, Any], model: Model, max_texts: int) -> None
                     form["maxItems"] = max_texts
                 bound(form["items"], shortest)
 
-    for name, fields in {
-        "EmbeddingsRequest": ["input"],
-        "EmbedRequest": ["inputs"],
-        "EmbedAllRequest": ["inputs"],
-        "SimilarityInputs": ["source_sentence", "sentences"],
-        "TokenizeRequest": ["inputs"],
-        "DecodeRequest": ["ids"],
-    }.items():
-        for field in fields:
-            bound(schemas[name]["properties"][field], 0 if name == "TokenizeRequest" else 1)
+    for name, forms in _input_forms(RequestBody):
+        for field, form in forms.items():
+            bound(schemas[name]["properties"][field], form.shortest)
     for schema in schemas.values():
         for field, property_ in schema.get("properties", {}).items():
             if field == "dimensions" and "anyOf" in property_:
@@ -214,3 +111,10 @@ def _state_bounds(schemas: dict[str, Any], model: Model, max_texts: int) -> None
                 property_["anyOf"][0]["enum"] = sorted(model.prompts)
                 if not model.prompts:
                     property_["anyOf"].pop(0)
+
+
+def _input_forms(base: type[RequestBody]) -> Iterator[tuple[str, InputForms]]:
+    """The fields with texts or ids of all request bodies and the objects in them."""
+    for kind in base.__subclasses__():
+        yield kind.__name__, kind.input_forms
+        yield from _input_forms(kind)

@@ -1,23 +1,20 @@
-"""Health, readiness, what is served, metrics: ordinary FastAPI routes."""
+"""Health, readiness, what is served, metrics: ordinary FastAPI endpoints."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from embert import __version__
-from embert.server.api.openapi import OpenAIError, TeiError
-from embert.server.api.playground import HEADERS, HINT, PAGE
+from embert.server.api.playground import HEADERS, PAGE
 from embert.server.api.service import Service
 from embert.server.http.errors import ModelUnknown
 
-__all__ = ["operations"]
-
-_Responses = dict[int | str, dict[str, Any]]
+__all__ = ["Health", "Operations", "Readiness"]
 
 
 class Health(BaseModel):
@@ -79,49 +76,43 @@ class Info(BaseModel):
     payload_limit: int
 
 
-def operations(service: Service) -> APIRouter:
-    """The routes, bound to one service."""
-    router = APIRouter(tags=["operations"])
-    client, config, model = service.client, service.config, service.model
-    created = int(time.time())
-    no_key: _Responses = {401: {"model": TeiError, "description": "No key or a wrong one"}}
-    openai_no_key: _Responses = {401: {"model": OpenAIError, "description": "No key or a wrong one"}}
-    kinds = {kind: {"schema": {"type": "string"}} for kind in ("text/html", "text/plain")}
-    page: _Responses = {200: {"content": kinds}}
-    readiness: _Responses = {200: {"model": Readiness}, 503: {"model": Readiness}}
+class Operations:
+    """The endpoints of one service. Their rows in the table of routes say the rest."""
 
-    @router.get("/", summary="A page for browsers; a few lines of text for others", responses=page)
-    async def front(request: Request) -> Response:
+    def __init__(self, service: Service, hint: bytes) -> None:
+        """`hint` is the text of `GET /` for clients that are no browsers."""
+        self._service, self._hint = service, hint
+        self._created = int(time.time())
+
+    async def front(self, request: Request) -> Response:
+        """A page for browsers; a few lines of text for others."""
         if "text/html" in request.headers.get("accept", ""):
             return Response(PAGE, headers=HEADERS, media_type="text/html")
-        return Response(HINT, headers={"vary": "accept"}, media_type="text/plain")
+        return Response(self._hint, headers={"vary": "accept"}, media_type="text/plain")
 
-    @router.get("/health", summary="Does inference work?", responses={200: {"model": Health}, 503: {"model": Health}})
-    @router.get("/ping", include_in_schema=False)
-    async def health() -> Response:
-        healthy, age = client.health()
-        body = Health(
-            status="ok" if healthy else client.unready_reason() if age is None else "no forward worked lately"
-        )
-        body.last_success_age_s = None if age is None else round(age, 3)
+    async def health(self) -> Response:
+        """Whether the last forward worked, and was not long ago."""
+        healthy, age = self._service.router.health()
+        reason = self._service.admission.unready_reason() if age is None else "no forward worked lately"
+        body = Health(status="ok" if healthy else reason, last_success_age_s=None if age is None else round(age, 3))
         return JSONResponse(body.model_dump(), 200 if healthy else 503)
 
-    @router.get("/livez", summary="Does this process answer?")
-    async def livez() -> Readiness:
+    async def livez(self) -> Readiness:
+        """The process answers."""
         return Readiness(status="ok")
 
-    @router.get("/readyz", summary="Are requests taken?", responses=readiness)
-    async def readyz() -> Response:
-        if client.draining:
-            return JSONResponse(Readiness(status="draining", detail=client.unready_reason()).model_dump(), 503)
-        if not client.connected:
-            return JSONResponse(Readiness(status="loading", detail=client.unready_reason()).model_dump(), 503)
+    async def readyz(self) -> Response:
+        """503 while loading and, first thing, while draining."""
+        admission = self._service.admission
+        if admission.draining or not self._service.router.connected:
+            status = "draining" if admission.draining else "loading"
+            return JSONResponse(Readiness(status=status, detail=admission.unready_reason()).model_dump(), 503)
         return JSONResponse(Readiness(status="ready").model_dump())
 
-    @router.get("/info", summary="What is served, and its limits", responses=no_key)
-    async def info() -> Info:
-        engine = service.engine
-        batch_tokens = engine.max_batch_tokens if engine else config.max_batch_tokens or 0
+    async def info(self) -> Info:
+        """What is served, and its limits."""
+        service = self._service
+        config, model, engine = service.config, service.model, service.engine
         return Info(
             model_id=model.model_id,
             model_sha=model.revision,
@@ -130,7 +121,7 @@ def operations(service: Service) -> APIRouter:
             model_type={"embedding": {"pooling": model.pooling}},
             max_concurrent_requests=service.max_queue_tokens,  # each has at least one token
             max_input_length=model.max_input_length,
-            max_batch_tokens=batch_tokens,
+            max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens or 0,
             max_batch_requests=config.max_batch_requests,
             max_client_batch_size=config.max_client_batch_size,
             auto_truncate=config.auto_truncate,
@@ -149,28 +140,20 @@ def operations(service: Service) -> APIRouter:
             payload_limit=config.payload_limit,
         )
 
-    @router.get("/v1/models", summary="The one model served here", responses=openai_no_key)
-    async def models() -> ModelList:
-        return ModelList(data=[ModelCard(id=service.served_name, created=created)])
+    async def models(self) -> ModelList:
+        """The one model served here."""
+        return ModelList(data=[ModelCard(id=self._service.served_name, created=self._created)])
 
-    @router.get(
-        "/v1/models/{id:path}",
-        summary="The model, by name or id",
-        responses={404: {"model": OpenAIError, "description": "Another model"}, **openai_no_key},
-    )
-    async def model_card(id: str) -> ModelCard:  # noqa: A002 - the path's name in OpenAI's API
+    async def model_card(self, id: str) -> ModelCard:  # noqa: A002 - the path's name in OpenAI's API
+        """The model, by its served name or its model id."""
         try:
-            service.check_model(id)
+            self._service.check_model(id)
         except ModelUnknown as error:
             error.param = "id"
             raise
-        return ModelCard(id=service.served_name, created=created)
+        return ModelCard(id=self._service.served_name, created=self._created)
 
-    text: _Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **no_key}
-
-    @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=text)
-    async def metrics() -> Response:
-        text, content_type = await service.scrapes.answer()
+    async def metrics(self) -> Response:
+        """Prometheus' text format."""
+        text, content_type = await self._service.scrapes.answer()
         return Response(text, headers={"content-type": content_type})
-
-    return router

@@ -27,7 +27,7 @@ from embert.server.observability.metrics import use_folder
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from embert.server.api.engine_client import EngineClient
+    from embert.server.api.engines.router import Router
     from embert.server.api.service import Service
     from embert.server.config import ServeConfig
     from embert.server.observability.scrapes import Scrapes
@@ -36,8 +36,8 @@ __all__ = ["main"]
 
 log = logging.getLogger(__name__)
 
-CLOSING_S = 2  # for clients to take their answers, once there will be no more
-DRAIN_NOTICE_S = 0.25  # at least this long `/readyz` says that we are draining, before the port closes
+CLOSING_S = 2  # for clients to read their answers, once the last one is given
+DRAIN_NOTICE_S = 0.25  # the least time that `/readyz` reports draining before the port closes
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     name = f"api-{start.worker}"
     configure_logging(name, start.config.log_format, start.config.log_level)
     use_folder(Path(start.runtime_folder, "metrics"), name)
-    sys.setswitchinterval(0.001)  # tokenising threads must not hold up the loop for long
+    sys.setswitchinterval(0.001)  # seconds; tokenising threads must not hold up the event loop for long
     gc_tuning.before_imports()
     try:
         uvloop.run(_serve(start, control))
@@ -61,8 +61,9 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
     # Not at the top: prometheus_client must find its folder when it is imported.
     from embert.engine import Tokenizer, load_model
     from embert.engine.errors import EngineError
-    from embert.server.api.app import METRIC_ROUTES, create_app
-    from embert.server.api.engine_client import EngineClient
+    from embert.server.api.app import create_app
+    from embert.server.api.engines.router import Router
+    from embert.server.api.routes import DIALECTS, METRIC_ROUTES, keyless_paths
     from embert.server.api.service import Service
     from embert.server.config import ConfigError
     from embert.server.http.auth import Keys
@@ -80,16 +81,16 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
             config,
             model,
             Tokenizer(model),
-            EngineClient(config, counters, start.worker),
+            Router(config, counters, start.worker),
             ApiMetrics(METRIC_ROUTES, config.latency_buckets),
         )
-        keys = Keys(config)
+        keys = Keys(config, keyless_paths(config.keyless))
         app = create_app(service, keys)
     except (EngineError, ConfigError) as error:
         control.send(Failed(str(error)))
         raise SystemExit(1) from None
     for state in start.engines:
-        service.client.engine_changed(state)
+        service.router.engine_changed(state)
     limit = connection_limit(config.max_connections)
     if limit.served < config.max_connections:
         log.warning(
@@ -98,7 +99,7 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
             config.max_connections,
         )
     connections = Connections(limit)
-    protocol = bounded_protocol(config.header_limit, connections, service.metrics.count)
+    protocol = bounded_protocol(config.header_limit, connections, service.metrics.count, DIALECTS)
     servers = [_Server(_uvicorn_config(config, app, protocol))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:
@@ -106,13 +107,13 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
         keep_running(_write_metrics(service, counters, start.worker)),
-        keep_running(_follow(control, service.client, servers, start)),
+        keep_running(_follow(control, service.router, servers, start)),
         keep_running(keys.follow()),
         keep_running(service.bodies.watch()),
         keep_running(connections.watch_files()),
         keep_running(end_slow_readers(connections, config.client_timeout, service.metrics.unread_answers.inc)),
     ]
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.client, servers, config)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.router, servers, config)
     gc_tuning.after_startup()
     control.send(Ready())
     await asyncio.gather(*jobs)
@@ -120,11 +121,11 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
         task.cancel()
     service.metrics.write()
     service.close()
-    await service.client.close()
+    await service.router.close()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with signals left to us: it would close its socket on SIGTERM before anybody saw us draining."""
+    """uvicorn without its signal handlers: on SIGTERM it would close its socket before anybody saw `draining`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -139,9 +140,9 @@ def _uvicorn_config(
         http=protocol,
         ws="none",
         interface="asgi3",
-        proxy_headers=False,  # nobody asks who the client is
+        proxy_headers=False,  # no code reads the client's address
         lifespan="off",
-        access_log=False,  # 40 µs a request; the metrics tell more
+        access_log=False,  # it costs 40 µs a request, and the metrics tell more
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=CLOSING_S,
@@ -154,8 +155,8 @@ def _uvicorn_config(
     )
 
 
-async def _follow(control: ControlConnection, client: EngineClient, servers: list[_Server], start: StartApi) -> None:
-    """Obey the supervisor; end with it."""
+async def _follow(control: ControlConnection, router: Router, servers: list[_Server], start: StartApi) -> None:
+    """Follow the supervisor's messages; end with it."""
     loop = asyncio.get_running_loop()
     control.socket.setblocking(False)
     readable = asyncio.Event()
@@ -167,9 +168,9 @@ async def _follow(control: ControlConnection, client: EngineClient, servers: lis
                 shutil.rmtree(start.runtime_folder, ignore_errors=True)
                 exit_now(1)
             if isinstance(message, EngineState):
-                client.engine_changed(message)
+                router.engine_changed(message)
             elif isinstance(message, Drain):
-                _drain_soon(client, servers, start.config)
+                _drain_soon(router, servers, start.config)
         await readable.wait()
         readable.clear()
         messages = control.drain()
@@ -178,21 +179,21 @@ async def _follow(control: ControlConnection, client: EngineClient, servers: lis
 _draining: list[asyncio.Task[None]] = []
 
 
-def _drain_soon(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
-    if not client.draining:
-        client.draining = True
-        _draining.append(keep_running(_drain(client, servers, config), may_end=True))
+def _drain_soon(router: Router, servers: list[_Server], config: ServeConfig) -> None:
+    if not router.admission.draining:
+        router.admission.draining = True
+        _draining.append(keep_running(_drain(router, servers, config), may_end=True))
 
 
-async def _drain(client: EngineClient, servers: list[_Server], config: ServeConfig) -> None:
-    """Readiness has flipped; wait for what is in flight, then close the port."""
+async def _drain(router: Router, servers: list[_Server], config: ServeConfig) -> None:
+    """Wait for what is in flight, then close the port. `/readyz` is 503 already."""
     until = time.monotonic() + config.drain_timeout
     await asyncio.sleep(DRAIN_NOTICE_S)
-    while time.monotonic() < until and (client.pending or servers[0].server_state.tasks):
-        if not client.ready:  # nor will it be: while draining no engine is started again
-            client.give_up()
+    while time.monotonic() < until and (router.pending or servers[0].server_state.tasks):
+        if not router.admission.ready:  # and it will stay so: no engine is started again while draining
+            router.give_up()
         await asyncio.sleep(0.02)
-    client.give_up()
+    router.give_up()
     for server in servers:
         server.should_exit = True
 
@@ -205,7 +206,7 @@ async def _write_metrics(service: Service, counters: SharedCounters, worker: int
 
 
 class _MetricsApp:
-    """What answers on --metrics-port."""
+    """The app on --metrics-port."""
 
     def __init__(self, scrapes: Scrapes) -> None:
         self._scrapes = scrapes

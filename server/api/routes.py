@@ -1,284 +1,263 @@
-"""The routes that do the work. Plain ASGI inside the FastAPI app: half the cost of a FastAPI endpoint."""
+"""The table of routes. Whatever depends on which routes there are is made from it.
+
+That is: the ASGI app, the OpenAPI document, metric labels, the dialect of errors, what needs no key, and the text of
+`GET /`. The tests hold docs/api.md against it. A new task is a row here, and a file in dialects/.
+"""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-import orjson
+from fastapi import Response
 from pydantic import BaseModel
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from embert.engine.tokenization.encoded import TokenInfo
-from embert.engine.tokenization.turns import Turns
-from embert.server.api.large_bodies import LARGE, SplitIds, check_values, split_ids
-from embert.server.api.request_options import read_terms
-from embert.server.api.schemas import (
-    DecodeRequest,
-    EmbedAllRequest,
-    EmbeddingsRequest,
-    EmbedRequest,
-    SimilarityParameters,
-    SimilarityRequest,
-    TokenizeRequest,
-    describe_name,
-    parse,
-)
-from embert.server.api.serialization import floats_json, nested_floats_json, openai_json, raw_rows
-from embert.server.api.service import Service, Timing
-from embert.server.http.accept import prefers
-from embert.server.http.errors import EmptyInput, PayloadTooLarge, ServerError, UnsupportedEncoding, send_error
+from embert.server.api.dialects import openai, tei
+from embert.server.api.input.request_body import RequestBody
+from embert.server.api.operations import Health, Operations, Readiness
+from embert.server.api.task_endpoint import Handler
+from embert.server.http.errors import Dialect, Dialects
 
-__all__ = ["HOT_ROUTES", "hot_routes"]
+__all__ = [
+    "DIALECTS",
+    "METRIC_LABELS",
+    "METRIC_ROUTES",
+    "OPERATIONS",
+    "PROBES",
+    "ROUTES",
+    "TASKS",
+    "Operation",
+    "Route",
+    "Task",
+    "keyless_paths",
+]
 
-log = logging.getLogger(__name__)
-
-RequestT = TypeVar("RequestT", bound=BaseModel)
-
-JSON, OCTETS = b"application/json", b"application/octet-stream"
+OPENAI, TEI = Dialect.OPENAI, Dialect.TEI
+ValueT = TypeVar("ValueT")
 
 
-class _Call:
-    """One request on its way: what handlers need of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What all rows have."""
 
-    __slots__ = ("_body", "headers", "receive", "scope", "terms", "timing")
-
-    def __init__(self, scope: Scope, receive: Receive, timeout_s: float) -> None:
-        self.scope, self.receive = scope, receive
-        self.timing = Timing()
-        self.terms = read_terms(scope["headers"], time.monotonic(), timeout_s)
-        self._body = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-
-    async def read(self, schema: type[RequestT], service: Service) -> RequestT:
-        """The request in the body, which is not held any longer."""
-        body, self._body = self._body, b""
-        if len(body) <= LARGE:
-            return parse(schema, body)
-        split: list[SplitIds | None] = []
-        request: list[RequestT] = []
-        steps = (
-            lambda: check_values(body, service.config.max_client_batch_size, service.most_ids),
-            lambda: split.append(split_ids(body)),
-            lambda: request.append(parse(schema, body, split[0])),
-        )
-        await service.long_steps.take(len(body), steps, lambda: service.client.check_time(self.terms))
-        return request[0]
-
-    async def read_body(self, service: Service) -> None:
-        """Raises ServerError for one that is too large, too slow or compressed."""
-        headers = self.scope["headers"]
-        _check_encoding(headers)
-        self._body = await service.bodies.read(headers, self.receive, self.terms.deadline)
+    method: ClassVar[str]
+    path: str  # and its label in metrics; `{id}` at the end stands for anything
+    aliases: tuple[str, ...] = ()  # other paths of the same; each has a label of its own
+    dialect: Dialect  # of errors
+    summary: str
 
     @property
-    def wants_raw(self) -> bool:
-        return prefers(OCTETS, JSON, [value for name, value in self.scope["headers"] if name == b"accept"])
+    def paths(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.path, *self.aliases
+
+    @property
+    def name(self) -> str:
+        """Method and path: the title of its section in docs/api.md."""
+        return f"{self.method} {self.path}"
 
 
-Handler = Callable[[Service, _Call], Awaitable[tuple[bytes, bytes]]]  # → content type, body
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Route):
+    """`POST`: work for an engine or the tokenizer, in plain ASGI."""
+
+    method: ClassVar[str] = "POST"
+    handler: Handler
+    request: type[RequestBody]
+    answer: type[BaseModel]
+    example: Mapping[str, Any]
+    raw: bool = False  # `Accept: application/octet-stream` gets raw float32 rows
 
 
-async def embeddings(service: Service, call: _Call) -> tuple[bytes, bytes]:
-    """`POST /v1/embeddings`."""
-    request = await call.read(EmbeddingsRequest, service)
-    service.check_model(request.model)
-    service.check_foreign_ids(request.input, request.model)
-    dimensions = service.check_dimensions(request.dimensions)
-    encoded = await service.tokenize(
-        request.input,
-        call.receive,
-        call.timing,
-        call.terms,
-        param="input",
-        truncate=request.truncate,
-        prompt_name=request.prompt_name,
-    )
-    answer = await service.encode(
-        encoded, call.receive, call.terms, call.timing, dimensions=dimensions, normalize=request.normalize
-    )
-    if call.wants_raw:
-        return _raw(call, answer.vectors)
-    base64 = request.encoding_format == "base64"
-    return JSON, await openai_json(answer.vectors, service.served_name, encoded.tokens, base64=base64)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(Route):
+    """`GET`: an endpoint of FastAPI's."""
+
+    method: ClassVar[str] = "GET"
+    endpoint: Callable[..., Awaitable[Any]] | None  # a method of Operations; None: FastAPI has the route by itself
+    keyless: str | None = None  # the value of --keyless with which it needs no key
+    files: tuple[str, ...] = ()  # what it loads; needs a key only where the route does
+    errors: Mapping[int, str] = field(default_factory=dict)  # status → description
+    responses: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # FastAPI's
+    options: Mapping[str, Any] = field(default_factory=dict)  # others of FastAPI's
 
 
-async def embed(service: Service, call: _Call) -> tuple[bytes, bytes]:
-    """`POST /embed`."""
-    request = await call.read(EmbedRequest, service)
-    dimensions = service.check_dimensions(request.dimensions)
-    encoded = await service.tokenize(
-        request.inputs,
-        call.receive,
-        call.timing,
-        call.terms,
-        param="inputs",
-        truncate=request.truncate,
-        direction=request.truncation_direction,
-        prompt_name=request.prompt_name,
-    )
-    answer = await service.encode(
-        encoded, call.receive, call.terms, call.timing, dimensions=dimensions, normalize=request.normalize
-    )
-    if call.wants_raw:
-        return _raw(call, answer.vectors)
-    return JSON, await floats_json(answer.vectors)
+_NO_KEY = {401: "No key or a wrong one"}
+_TEXT = {"schema": {"type": "string"}}
+
+TASKS = (
+    Task(
+        path="/v1/embeddings",
+        aliases=("/embeddings",),
+        dialect=OPENAI,
+        summary="Embeddings, OpenAI's way",
+        handler=openai.embeddings,
+        request=openai.EmbeddingsRequest,
+        answer=openai.EmbeddingList,
+        example={"input": "Hello, world"},
+        raw=True,
+    ),
+    Task(
+        path="/embed",
+        aliases=("/",),
+        dialect=TEI,
+        summary="Embeddings, TEI's way",
+        handler=tei.embed,
+        request=tei.EmbedRequest,
+        answer=tei.Vectors,
+        example={"inputs": ["Hello, world"]},
+        raw=True,
+    ),
+    Task(
+        path="/embed_all",
+        dialect=TEI,
+        summary="A vector for every token",
+        handler=tei.embed_all,
+        request=tei.EmbedAllRequest,
+        answer=tei.TokenVectors,
+        example={"inputs": "Hello, world"},
+    ),
+    Task(
+        path="/similarity",
+        dialect=TEI,
+        summary="Cosine of one text with others",
+        handler=tei.similarity,
+        request=tei.SimilarityRequest,
+        answer=tei.Similarities,
+        example={"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a car"]}},
+    ),
+    Task(
+        path="/tokenize",
+        dialect=TEI,
+        summary="Texts to tokens",
+        handler=tei.tokenize,
+        request=tei.TokenizeRequest,
+        answer=tei.Tokens,
+        example={"inputs": "Hello, world"},
+    ),
+    Task(
+        path="/decode",
+        dialect=TEI,
+        summary="Token ids to texts",
+        handler=tei.decode,
+        request=tei.DecodeRequest,
+        answer=tei.Texts,
+        example={"ids": [101, 7592, 102]},
+    ),
+)
+
+OPERATIONS = (
+    Operation(
+        path="/",
+        dialect=TEI,
+        summary="A page for browsers; a few lines of text for others",
+        endpoint=Operations.front,
+        keyless="page",  # which asks for a key itself
+        responses={200: {"content": {"text/html": _TEXT, "text/plain": _TEXT}}},
+    ),
+    Operation(
+        path="/health",
+        aliases=("/ping",),
+        dialect=TEI,
+        summary="Does inference work?",
+        endpoint=Operations.health,
+        keyless="probes",
+        responses={200: {"model": Health}, 503: {"model": Health}},
+    ),
+    Operation(
+        path="/livez",
+        dialect=TEI,
+        summary="Does this process answer?",
+        endpoint=Operations.livez,
+        keyless="probes",
+    ),
+    Operation(
+        path="/readyz",
+        dialect=TEI,
+        summary="Are requests taken?",
+        endpoint=Operations.readyz,
+        keyless="probes",
+        responses={200: {"model": Readiness}, 503: {"model": Readiness}},
+    ),
+    Operation(
+        path="/info",
+        dialect=TEI,
+        summary="What is served, and its limits",
+        endpoint=Operations.info,
+        errors=_NO_KEY,
+    ),
+    Operation(
+        path="/v1/models",
+        dialect=OPENAI,
+        summary="The one model served here",
+        endpoint=Operations.models,
+        errors=_NO_KEY,
+    ),
+    Operation(
+        path="/v1/models/{id}",
+        dialect=OPENAI,
+        summary="The model, by name or id",
+        endpoint=Operations.model_card,
+        errors={404: "Another model", **_NO_KEY},
+    ),
+    Operation(
+        path="/metrics",
+        dialect=TEI,
+        summary="Prometheus metrics",
+        endpoint=Operations.metrics,
+        keyless="metrics",
+        errors=_NO_KEY,
+        responses={200: {"content": {"text/plain": _TEXT}}},
+        options={"response_class": Response},
+    ),
+    Operation(
+        path="/docs",
+        dialect=TEI,
+        summary="Every route, as an interactive page",
+        endpoint=None,
+        keyless="docs",
+        files=tuple(
+            f"/static-offline-docs/{name}" for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
+        ),
+    ),
+    Operation(
+        path="/openapi.json",
+        dialect=TEI,
+        summary="The document behind that page",
+        endpoint=None,
+        keyless="docs",
+    ),
+)
+
+ROUTES: tuple[Task | Operation, ...] = (*TASKS, *OPERATIONS)
 
 
-async def embed_all(service: Service, call: _Call) -> tuple[bytes, bytes]:
-    """`POST /embed_all`."""
-    request = await call.read(EmbedAllRequest, service)
-    encoded = await service.tokenize(
-        request.inputs,
-        call.receive,
-        call.timing,
-        call.terms,
-        param="inputs",
-        truncate=request.truncate,
-        direction=request.truncation_direction,
-        prompt_name=request.prompt_name,
-    )
-    service.client.check_ready()
-    limit = service.token_vector_limit
-    if encoded.tokens > limit:
-        raise PayloadTooLarge(f"`inputs` has {encoded.tokens} tokens; the limit for token vectors is {limit}", "inputs")
-    answer = await service.encode(encoded, call.receive, call.terms, call.timing, tokens=True)
-    return JSON, await nested_floats_json(answer.vectors, encoded.lengths.tolist())
+class _ByPath(dict[str, ValueT]):
+    """A value for every path that there can be: by route, else by how the path begins, else `rest`."""
+
+    def __init__(self, values: Mapping[str, ValueT], rest: ValueT, prefixes: Mapping[str, ValueT]) -> None:
+        super().__init__(values)
+        patterns = {path.partition("{")[0]: value for path, value in values.items() if "{" in path}
+        self._prefixes, self._rest = {**patterns, **prefixes}, rest
+
+    def __missing__(self, path: str) -> ValueT:
+        return next((value for prefix, value in self._prefixes.items() if path.startswith(prefix)), self._rest)
 
 
-async def similarity(service: Service, call: _Call) -> tuple[bytes, bytes]:
-    """`POST /similarity`."""
-    request = await call.read(SimilarityRequest, service)
-    if not request.inputs.source_sentence:
-        raise EmptyInput("`inputs.source_sentence` must not be empty", "inputs")
-    if not request.inputs.sentences:
-        raise EmptyInput("`inputs.sentences` must not be an empty list", "inputs")
-    for index, sentence in enumerate(request.inputs.sentences):
-        if not sentence:
-            raise EmptyInput(f"`inputs.sentences[{index}]` must not be empty", "inputs")
-    parameters = request.parameters or SimilarityParameters()
-    encoded = await service.tokenize(
-        [request.inputs.source_sentence, *request.inputs.sentences],
-        call.receive,
-        call.timing,
-        call.terms,
-        param="inputs",
-        truncate=parameters.truncate,
-        direction=parameters.truncation_direction,
-        prompt_name=parameters.prompt_name,
-    )
-    answer = await service.encode(encoded, call.receive, call.terms, call.timing)
-    return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
+_OTHER = "other"
+_DIALECT_BY_PATH = {path: route.dialect for route in ROUTES for path in route.paths}
+# All values of the label `route`: what clients send must not make labels.
+METRIC_ROUTES = (*_DIALECT_BY_PATH, _OTHER)
+METRIC_LABELS: Mapping[str, str] = _ByPath({path: path for path in _DIALECT_BY_PATH}, _OTHER, {})
+# A path below /v1/ that is no route is a mistake of one of OpenAI's clients.
+DIALECTS: Dialects = _ByPath(_DIALECT_BY_PATH, TEI, {"/v1/": OPENAI})
 
 
-async def tokenize(service: Service, call: _Call) -> tuple[bytes, bytes]:
-    """`POST /tokenize`."""
-    request = await call.read(TokenizeRequest, service)
-    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    if not texts:
-        raise EmptyInput("`inputs` must not be an empty list", "inputs")
-    service.check_count(len(texts), "inputs")
-    service.check_open()
-    prompt = service.prompt(request.prompt_name) if request.prompt_name is not None else ""
-    turns = service.tokenizer.tokenize_turns(
-        texts,
-        add_special_tokens=request.add_special_tokens,
-        prompt=prompt,
-        most_unbroken=service.config.max_unbroken_characters,
-    )
-    call.timing.characters = sum(map(len, texts))
-    check = partial(service.check_answer, param="inputs", more=True)
-    call.timing.tokens, body = await service.in_turns(
-        _written(turns, len(texts)), call.timing.characters, call.receive, call.terms, check
-    )
-    service.check_answer(call.timing.tokens, "inputs")
-    return JSON, body
+def keyless_paths(groups: Iterable[str]) -> frozenset[str]:
+    """The paths that need no key for GET, with these values of --keyless."""
+    wanted = [route for route in OPERATIONS if route.keyless in set(groups)]
+    return frozenset(path for route in wanted for path in (*route.paths, *route.files))
 
 
-def _written(turns: Iterator[list[tuple[int, list[TokenInfo]]]], texts: int) -> Turns[tuple[int, bytes]]:
-    """Write tokens as JSON, turn by turn; gives their number and the text."""
-    rows: list[list[bytes]] = [[] for _ in range(texts)]
-    count = 0
-    for turn in turns:
-        for index, tokens in turn:
-            count += len(tokens)
-            if tokens:
-                rows[index].append(orjson.dumps(tokens)[1:-1])
-        yield count
-    return count, b"[%b]" % b",".join(b"[%b]" % b",".join(row) for row in rows)
-
-
-async def decode(service: Service, call: _Call) -> tuple[bytes, bytes]:
-    """`POST /decode`."""
-    request = await call.read(DecodeRequest, service)
-    sequences, _ = service.sequences(request.ids, "ids")
-    service.check_count(len(sequences), "ids")
-    service.check_open()
-    tokens = sum(map(len, sequences))
-    service.check_answer(tokens, "ids")
-    turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=request.skip_special_tokens)
-    texts = await service.in_turns(turns, tokens, call.receive, call.terms, lambda _: None)
-    return JSON, orjson.dumps(texts)
-
-
-def _raw(call: _Call, vectors: np.ndarray[Any, np.dtype[np.float32]]) -> tuple[bytes, bytes]:
-    call.headers.append((b"x-embedding-shape", b"%d,%d" % vectors.shape))
-    return OCTETS, raw_rows(vectors)
-
-
-# path → (handler, speaks OpenAI's dialect)
-HOT_ROUTES: dict[str, tuple[Handler, bool]] = {
-    "/v1/embeddings": (embeddings, True),
-    "/embeddings": (embeddings, True),
-    "/embed": (embed, False),
-    "/": (embed, False),
-    "/embed_all": (embed_all, False),
-    "/similarity": (similarity, False),
-    "/tokenize": (tokenize, False),
-    "/decode": (decode, False),
-}
-
-
-class _HotRoute:
-    """Body in, handler, answer out."""
-
-    def __init__(self, service: Service, handler: Handler, *, openai: bool) -> None:
-        self._service, self._handler, self._openai = service, handler, openai
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        try:
-            call = _Call(scope, receive, service.config.request_timeout)
-            await call.read_body(service)
-            content_type, body = await self._handler(service, call)
-        except ServerError as error:
-            if error.reject_reason is not None:
-                service.metrics.rejected[error.reject_reason].inc()
-            await send_error(send, error, openai=self._openai)
-            return
-        if call.timing.answered is not None:
-            service.metrics.response_encode_duration.observe(time.perf_counter() - call.timing.answered)
-        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *call.headers]
-        headers += call.timing.headers(service.compute_type)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-
-def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
-    for name, value in headers:
-        if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-            given = describe_name(value.decode("latin-1"))
-            raise UnsupportedEncoding(f"`Content-Encoding` must be `identity`, that is not compressed; it is {given}")
-
-
-def hot_routes(service: Service) -> list[Route]:
-    """The routes, to stand first in the app."""
-    return [
-        Route(path, endpoint=_HotRoute(service, handler, openai=openai), methods=["POST"], include_in_schema=False)
-        for path, (handler, openai) in HOT_ROUTES.items()
-    ]
+PROBES = keyless_paths(("probes",))

@@ -1,4 +1,4 @@
-"""Vectors to bytes. JSON floats are the slow path (18 ns a number), base64 costs 1 ns, raw rows nothing."""
+"""Vectors to bytes. A number costs 18 ns as JSON, 1 ns as base64, and nothing as a raw row."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["floats_json", "nested_floats_json", "openai_json", "raw_rows"]
 
 Vectors = npt.NDArray[np.float32]
 
-_ROWS_AT_ONCE = 64 * 1024  # numbers written before other requests get their turn: about 1 ms
+_NUMBERS_AT_ONCE = 64 * 1024  # written before other requests get their turn: about 1 ms
 
 
 async def floats_json(vectors: Vectors) -> bytes:
     """`[[…], …]` for float32 [n, d]."""
-    rows = max(1, _ROWS_AT_ONCE // max(1, vectors.shape[1]))
+    rows = max(1, _NUMBERS_AT_ONCE // max(1, vectors.shape[1]))
     if len(vectors) <= rows:
         return _dump(vectors)
     pieces = []
@@ -40,7 +40,7 @@ async def nested_floats_json(vectors: Vectors, lengths: Sequence[int]) -> bytes:
 
 async def openai_json(vectors: Vectors, model: str, prompt_tokens: int, *, base64: bool) -> bytes:
     """OpenAI's answer around float32 [n, d]."""
-    rows = max(1, _ROWS_AT_ONCE // max(1, vectors.shape[1]))
+    rows = max(1, _NUMBERS_AT_ONCE // max(1, vectors.shape[1]))
     items: list[bytes] = []
     for index, vector in enumerate(vectors):
         if index and not index % rows:
@@ -57,7 +57,7 @@ async def openai_json(vectors: Vectors, model: str, prompt_tokens: int, *, base6
 
 
 def raw_rows(vectors: Vectors) -> bytes:
-    """Little-endian float32, row after row."""
+    """Little-endian float32 [n, d], row after row."""
     return _little_endian(vectors).tobytes()
 
 

@@ -2,119 +2,71 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from embert.engine import Encoded, Model, Tokenizer
-from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenization.turns import Turns
-from embert.server.api.engine_client import Answer, EngineClient, Receive
-from embert.server.api.large_bodies import LongSteps
-from embert.server.api.request_options import Terms
-from embert.server.api.schemas import TextOrIds, describe_name
+from embert.server.api.engines.pending import Answer, Receive
+from embert.server.api.engines.router import Router
+from embert.server.api.input.large_bodies import CooperativeSteps
+from embert.server.api.input.request_body import TextOrIds, describe_name
+from embert.server.api.input.request_options import RequestOptions
+from embert.server.api.input.tokenizer_pool import TokenizerPool, input_errors
+from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.config import ServeConfig
-from embert.server.http.errors import EmptyInput, Invalid, ModelUnknown, Overloaded, PayloadTooLarge
+from embert.server.http.errors import EmptyInput, Invalid, ModelUnknown, PayloadTooLarge
 from embert.server.http.timeouts import BodyReader
 from embert.server.ipc.control import EngineInfo
 from embert.server.observability.metrics import ApiMetrics
 from embert.server.observability.scrapes import Scrapes
 
-__all__ = ["Service", "Timing"]
+__all__ = ["Service"]
 
-_INLINE_CHARACTERS = 4096  # tokenised on the loop, which costs less than the way to a thread and back
-_INLINE_KNOWN_CHARACTERS = 65536  # ... even if so many, where all words are known: half a millisecond
+# Up to so many are tokenised on the event loop, which costs less than the way to a thread and back.
+_INLINE_CHARACTERS = 4096
+_INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words: half a millisecond
 _INLINE_IDS = 16384
-_WAITING_BODIES = 2  # what may wait for the tokenizer: the characters, or ids, of so many bodies of --payload-limit
-_CHARACTERS_PER_S = 1_000_000  # of one tokenising thread, at the least
-_WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the loop
-
-ResultT = TypeVar("ResultT")
-
-
-@dataclass(slots=True)
-class Timing:
-    """Where a request's time went, for its answer's headers. Seconds of perf_counter."""
-
-    started: float = field(default_factory=time.perf_counter)
-    tokenize_s: float = 0.0
-    queue_s: float = 0.0
-    inference_s: float = 0.0
-    characters: int = 0
-    tokens: int = 0
-    answered: float | None = None  # when the vectors were here
-
-    def note(self, answer: Answer) -> None:
-        """Take over the engine's times."""
-        self.queue_s, self.inference_s, self.answered = answer.queue_s, answer.inference_s, time.perf_counter()
-
-    def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
-        """TEI's headers in whole milliseconds, Server-Timing in fractions; both of the same whole microseconds."""
-        total_us = round((time.perf_counter() - self.started) * 1e6)
-        tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
-        inference_us = round(self.inference_s * 1e6)
-        return [
-            (b"x-compute-type", compute_type),
-            (b"x-compute-time", b"%d" % ((tokenize_us + inference_us) // 1000)),
-            (b"x-compute-characters", b"%d" % self.characters),
-            (b"x-compute-tokens", b"%d" % self.tokens),
-            (b"x-total-time", b"%d" % (total_us // 1000)),
-            (b"x-tokenization-time", b"%d" % (tokenize_us // 1000)),
-            (b"x-queue-time", b"%d" % (queue_us // 1000)),
-            (b"x-inference-time", b"%d" % (inference_us // 1000)),
-            (
-                b"server-timing",
-                b"tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d"
-                % (
-                    *divmod(tokenize_us, 1000),
-                    *divmod(queue_us, 1000),
-                    *divmod(inference_us, 1000),
-                    *divmod(total_us, 1000),
-                ),
-            ),
-        ]
+_WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the event loop
 
 
 class Service:
     """One per API process."""
 
     def __init__(
-        self, config: ServeConfig, model: Model, tokenizer: Tokenizer, client: EngineClient, metrics: ApiMetrics
+        self, config: ServeConfig, model: Model, tokenizer: Tokenizer, router: Router, metrics: ApiMetrics
     ) -> None:
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
-        self.client = client
+        self.router = router
+        self.admission = router.admission
         self.metrics = metrics
         self.scrapes = Scrapes(self.write_metrics)
         self.served_name = config.served_model_name or model.model_id
         self.default_prompt = self._default_prompt()
         self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
-        self.long_steps = LongSteps(config.body_budget)
+        self.parse_steps = CooperativeSteps(config.body_budget)
         self.most_ids = config.max_client_batch_size * model.max_input_length
-        self._threads = ThreadPoolExecutor(config.tokenization_threads, "tokenize")
-        self._waiting = 0  # characters, or ids, of requests that are with the tokenizer's threads
+        self.tokenizer_pool = TokenizerPool(
+            config.tokenization_threads, config.payload_limit, self.admission.check_time
+        )
 
     @property
     def engine(self) -> EngineInfo | None:
         """What the engines are, once one has started."""
-        return next((state.info for state in self.client.engines if state.info is not None), None)
+        return next((state.info for state in self.router.engines if state.info is not None), None)
 
     @property
     def max_queue_tokens(self) -> int:
         """Admission budget of the whole server, in tokens."""
-        return self.client.max_queue_tokens
+        return self.admission.max_queue_tokens
 
     @property
     def queue_limit(self) -> int:
-        """Tokens of the whole server that may be admitted now: the budget, or fewer where it would take too long."""
-        return self.client.queue_limit
+        """Tokens of the whole server that may be admitted now; see Admission.queue_limit."""
+        return self.admission.queue_limit
 
     @property
     def compute_type(self) -> bytes:
@@ -138,7 +90,7 @@ class Service:
         return model.prompts[name] if name is not None else ""
 
     def prompt(self, name: str | None) -> str:
-        """The text of a prompt, or the default's. Raises Invalid for a name the model does not have."""
+        """The text of a prompt, or of the default one. Raises Invalid for a name that the model does not have."""
         if name is None:
             return self.default_prompt
         if name not in self.model.prompts:
@@ -155,7 +107,7 @@ class Service:
             raise ModelUnknown(f"`model` must be {self.served_name}; it is {describe_name(name)}", "model")
 
     def check_dimensions(self, dimensions: int | None) -> int:
-        """`dimensions` for the engine, 0 meaning all. Raises Invalid outside 1 … width."""
+        """`dimensions` for the engine, where 0 means all. Raises Invalid outside 1 … width."""
         if dimensions is None:
             return 0
         if not 1 <= dimensions <= self.model.width:
@@ -169,7 +121,7 @@ class Service:
             raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
 
     def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
-        """Raise PayloadTooLarge for more tokens than one request may have; `more` where not all are counted."""
+        """Raise PayloadTooLarge for more tokens than one request may have; `more`: not all are counted yet."""
         limit = self.config.max_client_batch_tokens
         if limit is not None and tokens > limit:
             has = f"at least {tokens}" if more else f"{tokens}"
@@ -185,37 +137,17 @@ class Service:
             has = f"at least {tokens}" if more else f"{tokens}"
             raise PayloadTooLarge(f"`{param}` has {has} tokens; the limit is {limit} (--max-answer-tokens)", param)
 
-    def check_foreign_ids(self, given: TextOrIds, model: str | None) -> None:
-        """Raise Invalid for token ids on OpenAI's routes that may be another tokenizer's.
-
-        Clients of OpenAI's models tokenize for those, and a vector of such ids is wrong without a sign of it.
-        """
-        if isinstance(given, str) or not given or isinstance(given[0], str) or given[0] == []:
-            return
-        if self.config.accept_token_ids and model is not None:  # check_model has seen that it is this one
-            return
-        needed = (
-            "or name the served model in `model`"
-            if self.config.accept_token_ids
-            else "or start the server with --accept-token-ids and name the served model in `model`"
-        )
-        raise Invalid(
-            "`input` holds token ids, which are those of another model's tokenizer in most clients; send text "
-            f"(in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)), {needed}",
-            "input",
-        )
-
     def check_open(self) -> None:
         """Raise Unavailable when the server is shutting down."""
-        if self.client.draining:
-            self.client.check_ready()
+        if self.admission.draining:
+            self.admission.check_ready()
 
     async def tokenize(
         self,
         given: TextOrIds,
         receive: Receive,
-        timing: Timing,
-        terms: Terms,
+        breakdown: LatencyBreakdown,
+        options: RequestOptions,
         *,
         param: str,
         truncate: bool | None,
@@ -224,7 +156,8 @@ class Service:
     ) -> Encoded:
         """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them.
 
-        Raises Overloaded where the queue has no room for as many tokens as there are words: a flood is not tokenised.
+        Raises Overloaded where the queue has no room for as many tokens as there are words: rejected texts are not
+        tokenised.
         """
         sequences, is_text = self.sequences(given, param)
         self.check_count(len(sequences), param)
@@ -239,7 +172,7 @@ class Service:
         at_once: Callable[..., Encoded | None] | None
         if is_text:
             how["prompt"] = self.prompt(prompt_name)
-            timing.characters = size
+            breakdown.characters = size
             most = size + 2 * len(sequences)
             at_once = tokenizer.encode
             if size > _INLINE_CHARACTERS:
@@ -249,8 +182,8 @@ class Service:
                 raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
             most = size
             at_once = tokenizer.from_ids if size <= _INLINE_IDS else None
-        self.client.check_room(partial(_least_tokens, sequences, self.model.max_input_length), most, terms)
-        with _input_errors():
+        self.admission.check_room(partial(_least_tokens, sequences, self.model.max_input_length), most, options)
+        with input_errors():
             encoded = at_once(sequences, **how) if at_once is not None else None
             if encoded is None:
                 if is_text:
@@ -259,61 +192,19 @@ class Service:
                 else:
                     turns = tokenizer.from_ids_turns(sequences, **how)
                 check = partial(self.check_tokens, param=param, more=True)
-                encoded = await self.in_turns(turns, size, receive, terms, check)
-        timing.tokenize_s = time.perf_counter() - began
-        timing.tokens = encoded.tokens
+                encoded = await self.tokenizer_pool.run(turns, size, receive, options, check)
+        breakdown.tokenize_s = time.perf_counter() - began
+        breakdown.tokens = encoded.tokens
         self.check_tokens(encoded.tokens, param)
-        self._observe(encoded, timing)
+        self._observe(encoded, breakdown)
         return encoded
 
-    async def in_turns(
-        self,
-        turns: Turns[ResultT],
-        size: int,
-        receive: Receive,
-        terms: Terms,
-        check: Callable[[int], None],
-    ) -> ResultT:
-        """Do the tokenizer's work beside the loop; others get their turns between these. `size` is its characters.
-
-        `check` is given the tokens so far after each turn. Raises Overloaded where too much waits already, Unavailable
-        once the deadline has passed, CancelledError when the client has left, and what `turns` raises, as ServerErrors.
-        """
-        self._check_waiting(size)
-        loop = asyncio.get_running_loop()
-        left: asyncio.Task[None] | None = None
-        self._waiting += size
-        try:
-            with _input_errors():
-                while True:
-                    tokens, last = await loop.run_in_executor(self._threads, _take_turn, turns)
-                    if last is not None:
-                        return last.value  # type: ignore[no-any-return]
-                    check(tokens)
-                    self.client.check_time(terms)
-                    if left is None:
-                        left = loop.create_task(_until_left(receive))
-                    elif left.done():
-                        raise asyncio.CancelledError
-        finally:
-            self._waiting -= size
-            if left is not None:
-                left.cancel()
-
-    def _check_waiting(self, size: int) -> None:
-        limit = _WAITING_BODIES * self.config.payload_limit
-        if self._waiting and self._waiting + size > limit:
-            rate = _CHARACTERS_PER_S * self.config.tokenization_threads
-            raise Overloaded(
-                f"the tokenizer has {self._waiting} characters to do and this request has {size}; the limit is {limit} "
-                f"({_WAITING_BODIES} times --payload-limit)",
-                retry_after_s=math.ceil(self._waiting / rate),
-            )
-
-    async def encode(self, encoded: Encoded, receive: Receive, terms: Terms, timing: Timing, **how: Any) -> Answer:
-        """Through an engine; see EngineClient.encode."""
-        answer = await self.client.encode(encoded, receive, terms, **how)
-        timing.note(answer)
+    async def encode(
+        self, encoded: Encoded, receive: Receive, options: RequestOptions, breakdown: LatencyBreakdown, **how: Any
+    ) -> Answer:
+        """Through an engine; see Router.encode."""
+        answer = await self.router.encode(encoded, receive, options, **how)
+        breakdown.note(answer)
         return answer
 
     def sequences(self, given: TextOrIds, param: str) -> tuple[Sequence[Any], bool]:
@@ -330,9 +221,9 @@ class Service:
                 raise EmptyInput(f"`{name}` must not be empty", param)
         return given, isinstance(given[0], str)
 
-    def _observe(self, encoded: Encoded, timing: Timing) -> None:
+    def _observe(self, encoded: Encoded, breakdown: LatencyBreakdown) -> None:
         metrics = self.metrics
-        metrics.tokenize_duration.observe(timing.tokenize_s)
+        metrics.tokenize_duration.observe(breakdown.tokenize_s)
         metrics.texts += encoded.sequences
         metrics.tokens += encoded.tokens
         metrics.truncated_texts += encoded.truncated
@@ -340,19 +231,19 @@ class Service:
         metrics.text_tokens.observe_many(encoded.lengths.tolist())
 
     def write_metrics(self) -> None:
-        """Make what happened until now visible to scrapes."""
-        self.metrics.admitted_tokens = self.client.admitted_tokens
-        self.metrics.queue_limit = self.client.queue_limit
+        """Make everything that happened until now visible to scrapes."""
+        self.metrics.admitted_tokens = self.admission.admitted_tokens
+        self.metrics.queue_limit = self.admission.queue_limit
         self.metrics.write()
 
     def close(self) -> None:
         """Stop the threads."""
         self.scrapes.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.tokenizer_pool.close()
 
 
 def _least_tokens(sequences: Sequence[Any], longest: int) -> int:
-    """Of texts or lists of ids, cut to `longest`: no tokenizer joins what a space divides. Not all is looked at."""
+    """A lower bound for texts or lists of ids, cut to `longest`: no token spans a space. Reads only the beginning."""
     tokens = 0
     characters = _WORDS_SOUGHT_IN
     for each in sequences:
@@ -365,25 +256,3 @@ def _least_tokens(sequences: Sequence[Any], longest: int) -> int:
         else:
             tokens += min(len(each), longest)
     return tokens
-
-
-def _take_turn(turns: Turns[Any]) -> tuple[int, StopIteration | None]:
-    try:
-        return next(turns), None
-    except StopIteration as last:
-        return 0, last
-
-
-async def _until_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-@contextmanager
-def _input_errors() -> Iterator[None]:
-    try:
-        yield
-    except InputTooLarge as error:
-        raise PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param) from None
-    except InputError as error:
-        raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None

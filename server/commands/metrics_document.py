@@ -51,7 +51,7 @@ def document() -> str:
     """The whole page. Needs a process of its own, because prometheus_client reads its folder once, at import."""
     with tempfile.TemporaryDirectory() as folder:
         use_folder(Path(folder), "document")
-        from embert.server.api.app import METRIC_ROUTES
+        from embert.server.api.routes import METRIC_ROUTES
 
         facts = dict.fromkeys(("model", "dtype", "backend", "device"), "")
         makers: dict[str, Callable[[], object]] = {

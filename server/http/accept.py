@@ -6,7 +6,7 @@ import re
 
 __all__ = ["prefers"]
 
-_QUOTED = rb'"(?:[^"\\]|\\.?)*(?:"|\Z)'  # to the end where it is not closed: a match that fails would be tried again
+_QUOTED = rb'"(?:[^"\\]|\\.?)*(?:"|\Z)'  # an unclosed one ends with the header: a failed match would backtrack
 _ELEMENT = re.compile(rb'(?:[^,"]|' + _QUOTED + rb")+")
 _PARAMETER = re.compile(rb'(?:[^;"]|' + _QUOTED + rb")+")
 _WEIGHT = re.compile(rb"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
@@ -16,8 +16,8 @@ _EXACT = 2
 def prefers(asked: bytes, default: bytes, values: list[bytes]) -> bool:
     """Whether a client with these `Accept` headers wants `asked` rather than `default`.
 
-    Of equals, `asked` is wanted where it is named, and not where a wildcard is all that lets it in. A client that takes
-    neither gets the default.
+    Where both weigh the same, `asked` is wanted if it is named, and not if only a wildcard allows it. A client that
+    takes neither gets the default.
     """
     if values in ([], [b"*/*"]):
         return False
@@ -27,7 +27,7 @@ def prefers(asked: bytes, default: bytes, values: list[bytes]) -> bool:
 
 
 def _range(element: bytes) -> tuple[bytes, float]:
-    """Media range and weight; a weight that is none counts as 0."""
+    """Media range and weight; a malformed weight counts as 0."""
     name, *parameters = [part.strip() for part in _PARAMETER.findall(element)] or [b""]
     weight = 1.0
     for parameter in parameters:
@@ -39,7 +39,7 @@ def _range(element: bytes) -> tuple[bytes, float]:
 
 
 def _weight(media_type: bytes, ranges: list[tuple[bytes, float]]) -> tuple[float, int]:
-    """The weight that the most specific range gives, and how specific that is."""
+    """The weight that the most specific matching range gives, and how specific that range is."""
     wildcards = (b"*/*", media_type.partition(b"/")[0] + b"/*", media_type)
     for specificity in range(_EXACT, -1, -1):
         found = [weight for name, weight in ranges if name == wildcards[specificity]]

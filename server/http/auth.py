@@ -1,4 +1,4 @@
-"""API keys: who may ask for more than the probes."""
+"""API keys, and the middleware that asks for them."""
 
 from __future__ import annotations
 
@@ -7,53 +7,87 @@ import hashlib
 import hmac
 import logging
 import os
+from collections.abc import Mapping
 from typing import NoReturn
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
-from embert.server.http.errors import Unauthorized
+from embert.server.http.errors import Dialects, ServerError, Unauthorized, Unavailable, send_error
+from embert.server.observability.metrics import ApiMetrics
 
-__all__ = ["KEYLESS", "Keys"]
+__all__ = ["AuthMiddleware", "Keys"]
 
 log = logging.getLogger(__name__)
 
-_DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
-# --keyless → GET routes that want no key.
-KEYLESS = {
-    "probes": frozenset({"/health", "/ping", "/livez", "/readyz"}),
-    "page": frozenset({"/"}),  # which asks for a key itself
-    "metrics": frozenset({"/metrics"}),
-    "docs": frozenset({"/docs", "/openapi.json", *(f"/static-offline-docs/{name}" for name in _DOCS_FILES)}),
-    "none": frozenset[str](),
-}
 FOLLOW_INTERVAL_S = 1.0
 
 
-class Keys:
-    """The accepted keys; as digests, so that comparing takes the same time for every key given."""
+class AuthMiddleware:
+    """Checks the key, and hands the request to its route: one layer for both, as each costs every request."""
 
-    def __init__(self, config: ServeConfig) -> None:
-        """Raises ConfigError when --api-key-file cannot be used."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        hot: Mapping[str, ASGIApp],
+        keys: Keys,
+        probes: frozenset[str],
+        dialects: Dialects,
+        metrics: ApiMetrics,
+    ) -> None:
+        """`hot` are the apps of POST routes that bypass FastAPI's own layers, `probes` the paths that always answer."""
+        self._app, self._hot, self._keys, self._probes = app, hot, keys, probes
+        self._dialects, self._metrics = dialects, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        path: str = scope["path"]
+        try:
+            self._keys.check(scope)
+            if scope.get("state"):  # the protocol's note on this connection
+                self._refuse_surplus(scope)
+            app = self._hot.get(path, self._app) if scope["method"] == "POST" else self._app
+            await app(scope, receive, send)
+        except ServerError as error:
+            await send_error(send, error, self._dialects[path])
+
+    def _refuse_surplus(self, scope: Scope) -> None:
+        """Raise Unavailable for a request over a connection above the limit, unless it is a probe."""
+        limit = scope["state"].get("too_many_connections")
+        if limit is None or scope["path"] in self._probes:
+            return
+        self._metrics.rejected["connections"].inc()
+        raise Unavailable(
+            f"this server has more than {limit} connections, the limit (--max-connections)",
+            retry_after_s=1,
+            reason="connections",
+        )
+
+
+class Keys:
+    """The accepted keys, kept as digests: comparing takes the same time for every key given."""
+
+    def __init__(self, config: ServeConfig, open_paths: frozenset[str] = frozenset()) -> None:
+        """`open_paths` need no key for GET. Raises ConfigError when --api-key-file cannot be used."""
         self._config = config
-        self._open = frozenset[str]().union(*(KEYLESS[group] for group in config.keyless))
+        self._open = open_paths
         self._seen = self._stamp()
         self._digests = self._read()
 
     def check(self, scope: Scope) -> None:
-        """Raise Unauthorized unless the request carries one of the keys, or none is wanted."""
+        """Raise Unauthorized unless the request carries one of the keys, or needs none."""
         if not self._digests or (scope["path"] in self._open and scope["method"] in ("GET", "HEAD")):
             return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
         digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them, always
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all: no early exit to time
         if scheme.lower() != b"bearer" or not any(matches):
             wrong = "is wrong" if given else "is missing"
             raise Unauthorized(f"the API key {wrong}; send it as `Authorization: Bearer KEY`")
 
     def refresh(self) -> None:
-        """Read --api-key-file again if it has changed. One that cannot be used leaves the keys as they were."""
+        """Read --api-key-file again if it has changed. A file that cannot be used leaves the keys as they were."""
         stamp = self._stamp()
         if stamp == self._seen:
             return
@@ -61,12 +95,12 @@ class Keys:
         try:
             self._digests = self._read()
         except ConfigError as error:
-            log.error("%s; the keys stay as they were", error)  # noqa: TRY400 - the sentence says it all
+            log.error("%s; the keys stay as they were", error)  # noqa: TRY400 - the message is complete
         else:
             log.info("--api-key-file has changed; keys accepted now: %d", len(self._digests))
 
     async def follow(self) -> NoReturn:
-        """Refresh for ever."""
+        """Refresh periodically, for ever."""
         while True:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             self.refresh()
@@ -75,7 +109,7 @@ class Keys:
         return [_digest(key.encode()) for key in read_api_keys(self._config)]
 
     def _stamp(self) -> tuple[int, ...] | None:
-        """What changes with the file's content; None where there is no file."""
+        """A value that changes with the file; None where no file is configured."""
         if self._config.api_key_file is None:
             return None
         try:

@@ -1,7 +1,7 @@
 """How many connections an HTTP process has, and which of them make room for others.
 
-Every connection holds a file descriptor, and a process without one can accept nobody. So there is always one left: idle
-connections are closed for new ones, and what is still too many is refused within a bounded time.
+Every connection holds a file descriptor, and a process without a free one can accept nobody. So one is always left:
+idle connections are closed for new ones, and what is still too many is refused within a bounded time.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["ConnectionLimit", "Connections", "Place", "connection_limit"]
 
 log = logging.getLogger(__name__)
 
-SPARE_FILES = 64  # descriptors that are neither open at the start nor connections: engines, metrics, files of the docs
+SPARE_FILES = 64  # descriptors opened later that are no connections: engines, metrics, files of the docs
 MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed unanswered
 FILES_CHECK_S = 1.0
-LOG_INTERVAL_S = 10.0  # at most one line of a kind in this time
-EVICTED_WITHOUT_FILES = 32  # idle connections closed at once where there is no descriptor left
+LOG_INTERVAL_S = 10.0  # between two lines of a kind
+EVICTED_WITHOUT_FILES = 32  # idle connections closed at once when no descriptor is left
 
 
 class Place(Enum):
     """What a new connection gets."""
 
     SERVED = auto()
-    SURPLUS = auto()  # its requests are refused, but for probes, and it ends soon
+    SURPLUS = auto()  # its requests are refused, probes excepted, and it ends soon
     NONE = auto()
 
 
@@ -46,7 +46,7 @@ class ConnectionLimit:
 
 
 def connection_limit(wanted: int) -> ConnectionLimit:
-    """Let this process open as many files as it may; the answer is how many of `wanted` connections that allows."""
+    """Raise this process's limit of open files to the hard limit; how many of `wanted` connections that allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
@@ -62,20 +62,20 @@ class Connection(Protocol):
     transport: asyncio.Transport
 
     def evict(self) -> bool:
-        """Close it while it waits for its client. False when it has to stay."""
+        """Close it while it is idle. False when it has to stay."""
         ...
 
 
 class Connections:
-    """All of one process, whatever port they came to."""
+    """All connections of one process, whatever port they came to."""
 
     def __init__(self, limit: ConnectionLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self._served: set[Connection] = set()
         self._surplus: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # of those served, for their clients, longest first
+        self._idle: dict[Connection, None] = {}  # of those served, the longest idle first
         self._clock = clock
-        self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many came since
+        self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many were left out since
 
     def __len__(self) -> int:
         return len(self._served) + len(self._surplus)
@@ -83,8 +83,8 @@ class Connections:
     def __iter__(self) -> Iterator[Connection]:
         return chain(self._served, self._surplus)
 
-    def enter(self, connection: Connection) -> Place:
-        """Count a new one, and close the one that has waited for longest where that makes its place."""
+    def add(self, connection: Connection) -> Place:
+        """Count a new one; where there is no room, close the one that has been idle for longest."""
         if len(self._served) < self.limit.served or self.evict():
             self._served.add(connection)
             return Place.SERVED
@@ -94,33 +94,33 @@ class Connections:
         self._log("connections closed unanswered: %d are being refused, the most at a time", self.limit.surplus)
         return Place.NONE
 
-    def leave(self, connection: Connection) -> None:
-        """It is closed."""
+    def remove(self, connection: Connection) -> None:
+        """Forget one that is closed."""
         self._served.discard(connection)
         self._surplus.discard(connection)
-        self._waiting.pop(connection, None)
+        self._idle.pop(connection, None)
 
-    def waits(self, connection: Connection) -> None:
-        """It has nothing to do until its client says something."""
+    def mark_idle(self, connection: Connection) -> None:
+        """Note that it has nothing to do until its client sends something."""
         if connection in self._served:
-            self._waiting.setdefault(connection)
+            self._idle.setdefault(connection)
 
-    def works(self, connection: Connection) -> None:
-        """It waits no more."""
-        self._waiting.pop(connection, None)
+    def mark_busy(self, connection: Connection) -> None:
+        """Note that it is idle no more."""
+        self._idle.pop(connection, None)
 
     def evict(self) -> bool:
-        """Close the one that has waited for longest; False where none can be."""
-        found = next((connection for connection in self._waiting if connection.evict()), None)
+        """Close the one that has been idle for longest; False where none can be closed."""
+        found = next((connection for connection in self._idle if connection.evict()), None)
         if found is None:
             return False
-        self.leave(found)
+        self.remove(found)
         return True
 
     async def watch_files(self) -> NoReturn:
-        """Make room and say so where no file can be opened; for ever.
+        """Make room, and log it, when no file can be opened; for ever.
 
-        libuv closes what it cannot accept without a word, so that only an attempt of our own shows it.
+        libuv silently closes what it cannot accept, so only an attempt to open a file shows it.
         """
         while True:
             await asyncio.sleep(FILES_CHECK_S)

@@ -1,4 +1,4 @@
-"""Every answer that is not 200, in both dialects.
+"""Every answer that is not 200, in each dialect.
 
 TEI routes answer   {"error": message, "error_type": type}
 OpenAI routes       {"error": {"message", "type", "param", "code"}}
@@ -8,13 +8,17 @@ Messages name the field, the limit and the value given, never the text itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 import orjson
 from starlette.types import Send
 
 __all__ = [
     "BadRequest",
+    "Dialect",
+    "Dialects",
     "EmptyInput",
     "HeadTooLarge",
     "InferenceFailed",
@@ -30,8 +34,17 @@ __all__ = [
     "UnsupportedEncoding",
     "error_body",
     "send_error",
-    "speaks_openai",
 ]
+
+
+class Dialect(Enum):
+    """Whose API a route speaks: the form of its errors."""
+
+    OPENAI = "OpenAI"
+    TEI = "TEI"
+
+
+Dialects = Mapping[str, Dialect]  # of every path that there can be
 
 
 @dataclass(eq=False)
@@ -69,7 +82,7 @@ class EmptyInput(ServerError):
 
 @dataclass(eq=False)
 class Unauthorized(ServerError):
-    """401: a key is wanted, and none or a wrong one was sent."""
+    """401: a key is needed, and none or a wrong one was sent."""
 
     def __post_init__(self) -> None:
         self.status, self.tei_type = 401, "Unauthorized"
@@ -104,7 +117,7 @@ class PayloadTooLarge(ServerError):
 
 @dataclass(eq=False)
 class RequestTimeout(ServerError):
-    """408: a request whose head or body does not end."""
+    """408: the rest of a head or body did not arrive in time."""
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 408, "Validation", "invalid_request_error"
@@ -112,7 +125,7 @@ class RequestTimeout(ServerError):
 
 @dataclass(eq=False)
 class UnsupportedEncoding(ServerError):
-    """415: a body that is compressed."""
+    """415: the body is compressed."""
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 415, "Validation", "invalid_request_error"
@@ -120,7 +133,7 @@ class UnsupportedEncoding(ServerError):
 
 @dataclass(eq=False)
 class HeadTooLarge(ServerError):
-    """431: too many bytes before the body."""
+    """431: the request's line and headers have too many bytes."""
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 431, "Validation", "invalid_request_error"
@@ -164,22 +177,17 @@ class Unavailable(ServerError):
         self.reject_reason = self.reason
 
 
-def speaks_openai(path: str) -> bool:
-    """Whether errors on this path are OpenAI's."""
-    return path.startswith("/v1/") or path == "/embeddings"
-
-
-def error_body(error: ServerError, *, openai: bool) -> bytes:
-    """The error in its dialect, as JSON."""
-    if openai:
+def error_body(error: ServerError, dialect: Dialect) -> bytes:
+    """The error in a dialect, as JSON."""
+    if dialect is Dialect.OPENAI:
         facts = {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.openai_code}
         return orjson.dumps({"error": facts})
     return orjson.dumps({"error": error.message, "error_type": error.tei_type})
 
 
-async def send_error(send: Send, error: ServerError, *, openai: bool) -> None:
+async def send_error(send: Send, error: ServerError, dialect: Dialect) -> None:
     """Answer with an error."""
-    body = error_body(error, openai=openai)
+    body = error_body(error, dialect)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))

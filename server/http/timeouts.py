@@ -1,6 +1,6 @@
-"""Clients that leave us waiting: for the rest of a body, or with an answer that they do not take.
+"""Slow clients: those that do not send the rest of a body, and those that do not read their answer.
 
-Neither costs a usual request anything: no timer is set, but a few times a second somebody looks who waits for too long.
+A periodic sweep replaces per-request timers, so an ordinary request pays nothing.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from embert.server.http.errors import PayloadTooLarge, RequestTimeout, Unavailab
 
 __all__ = ["BodyReader", "end_slow_readers"]
 
-SMALL_BODY = 16_384  # bytes of a body that are read whatever others hold
-LEAST_TAKEN = 16_384  # bytes of an answer in --client-timeout: half a kilobyte a second by default
+SMALL_BODY = 16_384  # bytes of a body that are read even when the budget of all bodies is spent
+LEAST_TAKEN = 16_384  # bytes of an answer that a client must read in --client-timeout
 Receive = Callable[[], Awaitable[Any]]  # ASGI's
 
 
 class BodyReader:
     """Reads the bodies of one API process's requests, all of them within one budget."""
 
-    def __init__(self, limit: int, budget: int, patience_s: float) -> None:
-        """`limit` of a body and `budget` of all are in bytes; `patience_s` is for every piece that the network brings.
+    def __init__(self, limit: int, budget: int, timeout_s: float) -> None:
+        """`limit` of a body and `budget` of all are in bytes; `timeout_s` is for each piece that the network brings.
 
         The first SMALL_BODY bytes of every body are read in any case: large bodies keep no small ones out.
         """
-        self._limit, self._budget, self._patience_s = limit, budget, patience_s
-        self._due: dict[asyncio.Task[Any], float] = {}  # who waits for a client, and until when
+        self._limit, self._budget, self._timeout_s = limit, budget, timeout_s
+        self._due: dict[asyncio.Task[Any], float] = {}  # tasks that wait for a client, and until when
         self._late: set[asyncio.Task[Any]] = set()
         self.held_bytes = 0  # of bodies that are not complete
 
@@ -57,10 +57,10 @@ class BodyReader:
             self._due.pop(task, None)
 
     async def _pieces(self, task: asyncio.Task[Any], receive: Receive, deadline: float) -> bytes:
-        body = bytearray()  # pieces of their own would cost more than they hold where they are small
+        body = bytearray()  # a list of small pieces would take more memory than their bytes
         try:
             while True:
-                self._due[task] = min(deadline, time.monotonic() + self._patience_s)
+                self._due[task] = min(deadline, time.monotonic() + self._timeout_s)
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise asyncio.CancelledError
@@ -77,7 +77,7 @@ class BodyReader:
             self.held_bytes -= len(body)
 
     def _check(self, size: int, held: int) -> None:
-        """Raise where a body cannot grow to `size` bytes; `held` of them are in `held_bytes` already."""
+        """Raise where a body may not grow to `size` bytes; `held` of them are in `held_bytes` already."""
         if size > self._limit:
             raise PayloadTooLarge(
                 f"the request body has {size} bytes or more; the limit is {self._limit} (--payload-limit)"
@@ -90,9 +90,9 @@ class BodyReader:
             )
 
     async def watch(self) -> NoReturn:
-        """End what waits for too long; for ever."""
+        """End the reads that have waited for too long; for ever."""
         while True:
-            await asyncio.sleep(min(0.25, self._patience_s / 4))
+            await asyncio.sleep(min(0.25, self._timeout_s / 4))
             now = time.monotonic()
             for task in [task for task, due in self._due.items() if due < now]:
                 del self._due[task]
@@ -100,15 +100,14 @@ class BodyReader:
                 task.cancel()
 
 
-async def end_slow_readers(connections: Iterable[Connection], patience_s: float, note: Callable[[], None]) -> NoReturn:
-    """Cut off connections whose client has taken hardly anything of its answer for `patience_s`; `note` each; for ever.
+async def end_slow_readers(connections: Iterable[Connection], timeout_s: float, on_end: Callable[[], None]) -> NoReturn:
+    """Abort connections whose client has read fewer than LEAST_TAKEN bytes of its answer in `timeout_s`; for ever.
 
-    Hardly anything is less than LEAST_TAKEN bytes of what waits. uvicorn's closing would wait until everything is sent,
-    that is for ever too.
+    `on_end` is called for each. Closing would wait until everything is sent, which may never happen.
     """
-    unread: dict[Connection, tuple[int, float]] = {}  # bytes that waited, and since when hardly any were taken
+    unread: dict[Connection, tuple[int, float]] = {}  # bytes that waited, and since when too few were read
     while True:
-        await asyncio.sleep(min(1.0, patience_s / 4))
+        await asyncio.sleep(min(1.0, timeout_s / 4))
         now = time.monotonic()
         before, unread = unread, {}
         for connection in list(connections):
@@ -118,6 +117,6 @@ async def end_slow_readers(connections: Iterable[Connection], patience_s: float,
             known = before.get(connection)
             stuck = known is not None and known[0] - LEAST_TAKEN < size <= known[0]
             unread[connection] = known if known is not None and stuck else (size, now)
-            if now - unread[connection][1] > patience_s:
+            if now - unread[connection][1] > timeout_s:
                 connection.transport.abort()
-                note()
+                on_end()

@@ -13,7 +13,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from embert.server.api.app import METRIC_ROUTES
+from embert.server.api.routes import METRIC_ROUTES
 from embert.server.config import ServeConfig, environment_name
 from tests.docker.dockerfile import stages
 from tests.server.live import ROOT

@@ -1,12 +1,13 @@
-"""The page that a browser gets at `/`: one self-contained answer, made once from the files beside this one."""
+"""The page that a browser gets at `/`: one self-contained document, built once from the files in this folder."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from importlib import resources
 
-__all__ = ["HEADERS", "HINT", "PAGE"]
+__all__ = ["HEADERS", "PAGE", "hint"]
 
 _SCRIPTS = ("base.js", "matrix.js", "timing.js", "snippets.js", "live.js", "main.js")
 
@@ -16,7 +17,7 @@ def _read(name: str) -> str:
 
 
 def _source(text: str) -> str:
-    """An inline style's or script's name in a Content-Security-Policy."""
+    """How a Content-Security-Policy names an inline style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -25,18 +26,18 @@ _script = "\n".join(_read(name) for name in _SCRIPTS)
 
 PAGE = _read("index.html").replace("{style}", _style).replace("{script}", _script).encode()
 
-HINT = b"""\
-embert: an embedding server. A browser gets a page to try it here.
-  POST /v1/embeddings   OpenAI's API        POST /embed   text-embeddings-inference's (POST / too)
-  GET /docs             every route         GET /info     the model and its limits
-"""
-
 HEADERS = {
     "cache-control": "no-cache",
     "vary": "accept",
-    # Nothing runs but what is in the page, and it talks to nobody but this server.
+    # Only the page's own script and style run, and they connect only to this server.
     "content-security-policy": f"default-src 'none'; script-src {_source(_script)}; style-src {_source(_style)}; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+
+
+def hint(routes: Iterable[tuple[str, str]]) -> bytes:
+    """The text for clients that are no browsers; `routes` are method and path, and what is there."""
+    lines = [f"  {route:<22} {summary}" for route, summary in routes]
+    return "\n".join(["embert: an embedding server. A browser gets a page to try it here.", *lines, ""]).encode()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from embert.server.api.app import METRIC_ROUTES
+from embert.server.api.routes import METRIC_ROUTES
 from embert.server.config import LATENCY_BUCKETS_S
 from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
 from embert.server.observability.scrapes import Scrapes

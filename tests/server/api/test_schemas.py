@@ -11,21 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from embert.server.api.schemas import (
-    DecodeRequest,
-    EmbedAllRequest,
-    EmbeddingsRequest,
-    EmbedRequest,
-    SimilarityRequest,
-    TokenizeRequest,
-    describe_name,
-    parse,
-)
+from embert.server.api.dialects.openai import EmbeddingsRequest
+from embert.server.api.dialects.tei import EmbedAllRequest, EmbedRequest, TokenizeRequest
+from embert.server.api.input.request_body import RequestBody, describe_name, parse
+from embert.server.api.routes import TASKS
 from embert.server.http.errors import BadRequest, Invalid, ServerError
 
-SCHEMAS: list[type[BaseModel]] = [
-    EmbeddingsRequest, EmbedRequest, EmbedAllRequest, SimilarityRequest, TokenizeRequest, DecodeRequest,
-]  # fmt: skip
+SCHEMAS = [task.request for task in TASKS]
 FIELDS = sorted({name for schema in SCHEMAS for name in schema.model_fields} | {"source_sentence", "sentences"})
 CANARY = "canary 9c1e"
 
@@ -51,7 +43,7 @@ def check_sentence(error: ServerError) -> None:
 @pytest.mark.parametrize("schema", SCHEMAS)
 @given(body=st.one_of(bodies, values))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_every_body_is_a_request_or_gets_a_sentence(schema: type[BaseModel], body: Any) -> None:
+def test_every_body_is_a_request_or_gets_a_sentence(schema: type[RequestBody], body: Any) -> None:
     try:
         parse(schema, json.dumps(body).encode())
     except (BadRequest, Invalid) as error:
@@ -61,7 +53,7 @@ def test_every_body_is_a_request_or_gets_a_sentence(schema: type[BaseModel], bod
 @pytest.mark.parametrize("schema", SCHEMAS)
 @given(body=st.binary(max_size=60), before=st.sampled_from([b"", b'{"inputs": "', b'{"input": [', b'{"ids": [[1, ']))
 @settings(max_examples=80, deadline=None)
-def test_every_string_of_bytes_gets_a_sentence(schema: type[BaseModel], body: bytes, before: bytes) -> None:
+def test_every_string_of_bytes_gets_a_sentence(schema: type[RequestBody], body: bytes, before: bytes) -> None:
     with pytest.raises((BadRequest, Invalid)) as error:
         parse(schema, before + body)
     check_sentence(error.value)

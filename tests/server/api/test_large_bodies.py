@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.api import schemas
-from embert.server.api.large_bodies import LongSteps, check_values, split_ids
-from embert.server.api.schemas import DecodeRequest, EmbeddingsRequest, EmbedRequest, parse
+from embert.server.api.dialects.openai import EmbeddingsRequest
+from embert.server.api.dialects.tei import DecodeRequest, EmbedRequest
+from embert.server.api.input.large_bodies import CooperativeSteps, check_values, split_ids
+from embert.server.api.input.request_body import RequestBody, parse
 from embert.server.http.errors import BadRequest, Invalid, Overloaded, PayloadTooLarge
 
 texts = st.text(st.sampled_from('a,"\\[]{}:é\n'), max_size=12)
@@ -44,8 +45,8 @@ def counts(value: Any) -> tuple[int, int]:
 @given(value=values, ascii_only=st.booleans())
 def test_what_the_limits_allow_is_never_refused(value: Any, ascii_only: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embert.server.api.large_bodies._OTHER_STRINGS", 0)
-        patch.setattr("embert.server.api.large_bodies._OTHER_VALUES", 0)
+        patch.setattr("embert.server.api.input.large_bodies._OTHER_STRINGS", 0)
+        patch.setattr("embert.server.api.input.large_bodies._OTHER_VALUES", 0)
         strings, number = counts(value)
         check_values(json.dumps(value, ensure_ascii=ascii_only).encode(), strings, number)
 
@@ -81,7 +82,7 @@ def readings(body: bytes) -> list[str]:
     found = []
     for split, large in ((None, 1 << 30), (split_ids(body), 1 << 30), (None, 0)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("embert.server.api.schemas.LARGE", large)
+            patch.setattr("embert.server.api.input.request_body.LARGE", large)
             try:
                 found.append(repr(parse(EmbedRequest, body, split)))
             except (BadRequest, Invalid) as error:
@@ -102,7 +103,7 @@ def test_a_large_body_is_read_by_orjson(schema: type[EmbedRequest], monkeypatch:
     ("schema", "field"), [(EmbedRequest, "inputs"), (EmbeddingsRequest, "input"), (DecodeRequest, "ids")]
 )
 @pytest.mark.parametrize("given_", [[1, 2**80], [[1, 2], [3]]])
-def test_ids_of_every_route(schema: type[schemas.EmbedRequest], field: str, given_: list[Any]) -> None:
+def test_ids_of_every_route(schema: type[RequestBody], field: str, given_: list[Any]) -> None:
     body = json.dumps({"truncate": True, field: given_, "user": "a"}).encode()
     split = split_ids(body)
     assert split is not None
@@ -127,7 +128,7 @@ def test_others_have_the_loop_between_the_steps_of_large_bodies() -> None:
     done: list[str] = []
 
     async def run() -> None:
-        long_steps = LongSteps(100)
+        long_steps = CooperativeSteps(100)
 
         def step(name: str) -> Callable[[], None]:
             def work() -> None:
@@ -142,7 +143,7 @@ def test_others_have_the_loop_between_the_steps_of_large_bodies() -> None:
                 done.append("other")
 
         beside = asyncio.create_task(others())
-        await asyncio.gather(*(long_steps.take(40, [step(name), step(name)], lambda: None) for name in "ab"))
+        await asyncio.gather(*(long_steps.run(40, [step(name), step(name)], lambda: None) for name in "ab"))
         beside.cancel()
 
     asyncio.run(run())
@@ -153,14 +154,14 @@ def test_others_have_the_loop_between_the_steps_of_large_bodies() -> None:
 
 def test_bodies_that_wait_for_their_steps_have_a_limit() -> None:
     async def run() -> None:
-        long_steps = LongSteps(100)
-        first = asyncio.create_task(long_steps.take(90, [lambda: None], lambda: None))
+        long_steps = CooperativeSteps(100)
+        first = asyncio.create_task(long_steps.run(90, [lambda: None], lambda: None))
         await asyncio.sleep(0)
         with pytest.raises(
             Overloaded, match=r"bodies of 90 bytes wait to be parsed and this one has 20; the limit is 100"
         ):
-            await long_steps.take(20, [], lambda: None)
+            await long_steps.run(20, [], lambda: None)
         await first
-        await long_steps.take(200, [], lambda: None)  # nothing waits: whatever is within --payload-limit
+        await long_steps.run(200, [], lambda: None)  # nothing waits: whatever is within --payload-limit
 
     asyncio.run(run())

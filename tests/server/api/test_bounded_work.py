@@ -1,10 +1,8 @@
-"""Work that one request may cause: bounded before it is done, done in turns, and stopped when nobody wants it."""
+"""The work that one request may cause is bounded before it is done, and stops when nobody wants it."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,177 +12,30 @@ import httpx
 import psutil
 import pytest
 
-from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenization.turns import Turns
-from embert.server.api.request_options import Terms
 from embert.server.api.service import Service, _least_tokens
 from embert.server.config import ServeConfig
-from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, Unavailable
+from embert.server.http.errors import PayloadTooLarge
 from tests.server.live import STAND_IN, Live, live, until
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-TERMS = Terms(60.0, "--request-timeout", float("inf"))
-
-# --- turns, with neither clock nor sockets ---
-
-
-class Client:
-    """Of an engine client, what turns ask: whether there is time left."""
-
-    draining = False
-
-    def __init__(self) -> None:
-        self.looked = 0
-        self.turns_in_time = 1 << 60
-
-    def check_time(self, terms: Terms) -> None:
-        self.looked += 1
-        if self.looked > self.turns_in_time:
-            raise Unavailable("too late", retry_after_s=1, reason="deadline")
-
-
-async def stays() -> Any:
-    await asyncio.Event().wait()
-
-
-async def leaves() -> Any:
-    return {"type": "http.disconnect"}
-
-
-def service_of(**options: Any) -> Service:
-    config = ServeConfig(**{"tokenization_workers": 1, **options})
-    model: Any = SimpleNamespace(model_id=MODEL, max_input_length=256, default_prompt_name=None, prompts={}, width=384)
-    anything: Any = None
-    client: Any = Client()
-    return Service(config, model, anything, client, anything)
-
-
-def counting(done: list[str], name: str, turns: int) -> Turns[str]:
-    for turn in range(turns):
-        done.append(name)
-        yield turn
-    return name
-
-
-def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    async def waited() -> Any:
-        return await asyncio.wait_for(work(), 30)
-
-    return asyncio.run(waited())
-
-
-def ignore(tokens: int) -> None:
-    pass
-
-
-def test_requests_take_turns() -> None:
-    service = service_of()
-    done: list[str] = []
-
-    async def both() -> None:
-        large = asyncio.ensure_future(service.in_turns(counting(done, "large", 50), 1, stays, TERMS, ignore))
-        while not done:
-            await asyncio.sleep(0)
-        assert await service.in_turns(counting(done, "small", 2), 1, stays, TERMS, ignore) == "small"
-        assert not large.done()
-        assert await large == "large"
-
-    run(both)
-    # The turn at work may end before the small one comes, and another begin.
-    assert done.index("small") <= 3
-    assert len(done) == 52
-    service.close()
-
-
-def test_work_stops_when_its_time_is_up() -> None:
-    service = service_of()
-    done: list[str] = []
-    client: Any = service.client
-    client.turns_in_time = 3
-    with pytest.raises(Unavailable, match="too late"):
-        run(lambda: service.in_turns(counting(done, "a", 1000), 1, stays, TERMS, ignore))
-    assert len(done) == 4
-    service.close()
-
-
-def test_work_stops_when_its_client_leaves() -> None:
-    service = service_of()
-    done: list[str] = []
-
-    async def work() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await service.in_turns(counting(done, "a", 100_000), 1, leaves, TERMS, ignore)
-
-    run(work)
-    assert len(done) < 1000
-    service.close()
-
-
-def test_work_stops_when_it_is_too_much() -> None:
-    service = service_of(max_client_batch_tokens=5)
-    done: list[str] = []
-    said = r"`inputs` has at least 6 tokens; the limit is 5 \(--max-client-batch-tokens\)"
-    with pytest.raises(PayloadTooLarge, match=said):
-        run(
-            lambda: service.in_turns(
-                counting(done, "a", 1000), 1, stays, TERMS, lambda n: service.check_tokens(n, "inputs", more=True)
-            )
-        )
-    assert len(done) == 7
-    service.close()
-
-
-def test_what_waits_for_the_tokenizer_is_bounded() -> None:
-    service = service_of(payload_limit=1000)
-    gate = threading.Event()
-
-    def gated() -> Turns[str]:
-        gate.wait(30)
-        yield 1
-        return "done"
-
-    async def work() -> None:
-        first = asyncio.ensure_future(service.in_turns(gated(), 5000, stays, TERMS, ignore))  # alone, whatever it has
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded) as refused:
-            await service.in_turns(gated(), 1, stays, TERMS, ignore)
-        assert refused.value.message == (
-            "the tokenizer has 5000 characters to do and this request has 1; the limit is 2000 "
-            "(2 times --payload-limit)"
-        )
-        assert refused.value.retry_after_s == 1
-        gate.set()
-        assert await first == "done"
-        assert await service.in_turns(gated(), 1, stays, TERMS, ignore) == "done"
-
-    run(work)
-    service.close()
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "said"),
-    [
-        (InputError("no", param="inputs"), Invalid, "no"),
-        (InputTooLarge("no", param="inputs"), PayloadTooLarge, r"no \(--max-unbroken-characters\)"),
-    ],
-)
-def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Exception], said: str) -> None:
-    service = service_of()
-
-    def failing() -> Turns[None]:
-        yield 1
-        raise error
-
-    with pytest.raises(kind, match=said):
-        run(lambda: service.in_turns(failing(), 1, stays, TERMS, ignore))
-    assert service._waiting == 0
-    service.close()
 
 
 def test_words_are_counted_in_the_beginning_only() -> None:
     assert _least_tokens(["two words", "a" + " " * 100 + "b", [1] * 300], 256) == 260
     assert _least_tokens(["a " * 5_000_000] * 2, 256) == 256
     assert _least_tokens(["a" * 300_000, "b"], 256) == 1
+
+
+def test_tokens_have_a_limit_while_they_are_counted_too() -> None:
+    model: Any = SimpleNamespace(model_id=MODEL, max_input_length=256, default_prompt_name=None, prompts={}, width=384)
+    anything: Any = SimpleNamespace(admission=SimpleNamespace(check_time=None))
+    service = Service(ServeConfig(max_client_batch_tokens=5), model, anything, anything, anything)
+    service.check_tokens(5, "inputs")
+    for more, number in ((True, "at least 6"), (False, "6")):
+        said = rf"`inputs` has {number} tokens; the limit is 5 \(--max-client-batch-tokens\)"
+        with pytest.raises(PayloadTooLarge, match=said):
+            service.check_tokens(6, "inputs", more=more)
+    service.close()
 
 
 # --- a server ---
@@ -202,7 +53,7 @@ def send(server: Live, path: str, body: bytes, **headers: str) -> httpx.Response
 
 
 def peak_growth_mb(server: Live, work: Callable[[], Any]) -> tuple[float, float]:
-    """How much memory the HTTP process took at the most, and how much it has kept, in MB."""
+    """The growth of the HTTP process's memory in MB: at its peak, and what it keeps."""
     (pid,) = server.api_pids
     before = psutil.Process(pid).memory_info().rss
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak starts anew
@@ -246,7 +97,7 @@ def test_the_worst_requests_take_little_memory(admitting: Live, path: str, body:
 
 
 def test_short_texts_are_not_kept_waiting_by_long_ones(admitting: Live) -> None:
-    """Both threads work on large requests, whose turns are counted, and other texts are answered before they end."""
+    """Both threads work on large requests, in turns; other texts are answered before these end."""
     large = b'{"inputs":[' + b",".join([b'"' + b". " * 2400 + b'"'] * 2000) + b"]}"
     with ThreadPoolExecutor(2) as pool, admitting.client(timeout=120.0) as client:
         began = admitting.metrics()["embert_tokenize_duration_seconds_count"]

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-from embert.server.api.service import Timing
+from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.config import ServeConfig
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
@@ -242,7 +242,7 @@ def test_compute_headers(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("inference_s", [0.0119996, 0.0120004, 0.012, 0.0129994, 0.0129996])
 def test_both_kinds_of_times_agree(inference_s: float) -> None:
-    headers = dict(Timing(tokenize_s=0.0004, inference_s=inference_s).headers(b"cpu"))
+    headers = dict(LatencyBreakdown(tokenize_s=0.0004, inference_s=inference_s).headers(b"cpu"))
     found = re.search(rb"inference;dur=(\d+)\.\d{3}", headers[b"server-timing"])
     assert found is not None
     assert headers[b"x-inference-time"] == found[1]
@@ -262,7 +262,7 @@ def test_head_is_get_without_a_body(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/embed/", "/v1/embeddings/", "/health/"])
 def test_a_slash_at_the_end_is_another_path(http: httpx.Client, path: str) -> None:
-    """No redirect: it would be built from what the client says our name is, and many clients lose the body on it."""
+    """No redirect: it would be built from the Host header, and many clients lose the body on it."""
     answer = http.request("GET" if path == "/health/" else "POST", path, json={"inputs": "a"})
     assert answer.status_code == 404
     assert f"; {path.rstrip('/')} is one, without the slash at the end" in answer.text
@@ -316,7 +316,7 @@ def test_connections_are_spread_over_the_processes(guarded: Live) -> None:
 
 
 def _counts(plain: httpx.Client, server: Live) -> dict[str, float]:
-    """From --metrics-port, which wants no key."""
+    """From --metrics-port, which needs no key."""
     answer = plain.get(f"{server.metrics_url}/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")

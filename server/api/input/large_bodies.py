@@ -1,8 +1,8 @@
-"""Large bodies: read step by step, and refused before they are parsed where they hold more than the limits can allow.
+"""Large bodies: parsed step by step, and refused before that where they hold more than the limits can allow.
 
-Parsing holds the event loop, 0.1 µs for every number and string and up to 5 ns for every byte of a string. What is
-counted here is at most what there is: nothing is refused that the limits allow, and what is let through wrongly is
-counted again by those who know the fields.
+Parsing holds the event loop: 0.1 µs for every number and string, and up to 5 ns for every byte of a string. The counts
+here are lower bounds. So nothing is refused that the limits allow, and what slips through is counted again once the
+fields are known.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import msgspec
 
 from embert.server.http.errors import Overloaded, PayloadTooLarge
 
-__all__ = ["LARGE", "LongSteps", "SplitIds", "check_values", "split_ids"]
+__all__ = ["LARGE", "CooperativeSteps", "SplitIds", "check_values", "split_ids"]
 
-LARGE = 65_536  # bytes: smaller bodies are parsed in a millisecond, whatever is in them
-_OTHER_STRINGS = 4096  # names of fields, and what clients put into fields that nobody reads
+LARGE = 65_536  # bytes; a smaller body is parsed within a millisecond, whatever it holds
+_OTHER_STRINGS = 4096  # names of fields, and values of fields that nobody reads
 _OTHER_VALUES = 65_536
 _MOST_VALUES = 1 << 20
 
 _IDS = re.compile(rb'"(?:inputs?|ids)"\s*:\s*(\[\s*(\[?)\s*[0-9])')
-_NO_INTEGERS = (b".", b"e", b"E")  # which msgspec takes for integers where their value is one
+_NO_INTEGERS = (b".", b"e", b"E")  # msgspec would take 1.0 and 1e3 for integers
 _STAND_IN = -(1 << 40)  # no token's id
 
 SplitIds = tuple[bytes, int, list[int] | list[list[int]]]  # see `split_ids`
 
 
-class LongSteps:
-    """Work that holds the event loop for milliseconds: a step at a time, and as long a rest for others after each.
+class CooperativeSteps:
+    """Runs work that holds the event loop for milliseconds: one step at a time, with a rest as long after each.
 
-    An ordinary request needs the loop a few times. So it waits for one step of one large body, and not for several.
+    An ordinary request needs the loop a few times. It so waits for one step of one large body, not for several.
     """
 
     def __init__(self, limit: int) -> None:
@@ -42,8 +42,8 @@ class LongSteps:
         self._waiting = 0
         self._lock = asyncio.Lock()
 
-    async def take(self, size: int, steps: Iterable[Callable[[], None]], check_time: Callable[[], None]) -> None:
-        """Do the steps for a body of `size` bytes, with a look at the clock before each.
+    async def run(self, size: int, steps: Iterable[Callable[[], None]], check_time: Callable[[], None]) -> None:
+        """Run the steps for a body of `size` bytes, and `check_time` before each.
 
         Raises Overloaded where too much waits already, and whatever a step or `check_time` raises.
         """
@@ -68,11 +68,11 @@ class LongSteps:
 
 
 def check_values(body: bytes, most_texts: int, most_ids: int) -> None:
-    """Raise PayloadTooLarge for a body with more strings or values than so many texts, or ids, can account for."""
+    """Raise PayloadTooLarge for a body with more strings or values than so many texts, or ids, can explain."""
     limit = most_texts + _OTHER_STRINGS
     strings = body.count(b'"') // 2
     if strings > limit:
-        # A quote after a backslash is part of a string; one after two may end it and is left out all the same.
+        # A quote after a backslash is part of a string. One after two may end it; leaving it out keeps a lower bound.
         strings -= (body.count(b'\\"') + 1) // 2
     if strings > limit:
         raise PayloadTooLarge(
@@ -92,9 +92,9 @@ def _commas(body: bytes) -> int:
 
 
 def split_ids(body: bytes) -> SplitIds | None:
-    """A body with token ids, without them; the id that stands for them; and them. None for any other body.
+    """A body with token ids → the body without them, the id that stands for them, and the ids. None for other bodies.
 
-    Three times as fast as validating every id as a field; a body that is not quite right is left to that.
+    Three times as fast as validating every id as part of a field. A body that is not quite right is left to that.
     """
     found = _IDS.search(body)
     if found is None:

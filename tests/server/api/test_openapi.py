@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from embert.server.api.routes import DIALECTS
+from embert.server.http.errors import Dialect
 from tests.server.live import STAND_IN, Live, live
 
 
@@ -70,7 +72,7 @@ def test_every_operation_says_what_its_errors_are(document: dict[str, Any]) -> N
                 content = response.get("content", {})
                 assert content, (method, path, status)
                 if status[0] == "4":
-                    name = "OpenAIError" if path.startswith("/v1/") or path == "/embeddings" else "TeiError"
+                    name = "OpenAIError" if DIALECTS[path] is Dialect.OPENAI else "TeiError"
                     assert content == {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 

@@ -1,4 +1,4 @@
-"""The API process's side of an engine, with the engine's socket held by the test."""
+"""The API process's side of the engines; the test holds the engines' ends of the sockets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from embert.engine import Encoded
-from embert.server.api.engine_client import EngineClient
-from embert.server.api.request_options import Terms
+from embert.server.api.engines.router import Router
+from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, Unavailable
 from embert.server.ipc.control import EngineInfo, EngineState
@@ -74,8 +74,8 @@ async def never_leaves() -> None:
     await asyncio.sleep(3600)
 
 
-def in_a_minute() -> Terms:
-    return Terms(60.0, "--request-timeout", time.monotonic() + 60.0)
+def in_a_minute() -> RequestOptions:
+    return RequestOptions(60.0, "--request-timeout", time.monotonic() + 60.0)
 
 
 def three_texts() -> Encoded:
@@ -83,16 +83,16 @@ def three_texts() -> Encoded:
 
 
 def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path) -> None:
-    """They may arrive after it was sent again; counted twice, they would complete it with rows nobody wrote."""
+    """They may arrive after the request was sent again. Counted twice, they would complete it with unwritten rows."""
 
     async def run() -> None:
-        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
+        router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
         old, new = (FakeEngine(tmp_path, f"engine.{start}") for start in (1, 2))
-        client.engine_changed(EngineState(0, "ready", "", old.endpoint, INFO))
-        answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
+        router.engine_changed(EngineState(0, "ready", "", old.endpoint, INFO))
+        answer = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
         first = await old.request()
-        client.engine_changed(EngineState(0, "down", "killed"))
-        client.engine_changed(EngineState(0, "ready", "", new.endpoint, INFO))
+        router.engine_changed(EngineState(0, "down", "killed"))
+        router.engine_changed(EngineState(0, "ready", "", new.endpoint, INFO))
         again = await new.request()
         old.answer(first.id, 0, [[9.0, 9.0], [9.0, 9.0]])
         await asyncio.sleep(0.1)  # it has arrived
@@ -101,8 +101,8 @@ def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path)
         complete = answer.done()
         new.answer(again.id, 1, [[2.0, 2.0], [3.0, 3.0]])
         vectors = (await asyncio.wait_for(answer, 5)).vectors.tolist()
-        pending = client.pending
-        await client.close()
+        pending = router.pending
+        await router.close()
         old.close()
         new.close()
         assert not complete
@@ -113,19 +113,19 @@ def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path)
 
 
 def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Collections are rare here: what waits for one holds memory for minutes."""
+    """Garbage collections are rare here: a cycle would hold memory for minutes."""
 
     async def run() -> list[str]:
-        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
+        router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
         engine = FakeEngine(tmp_path, "engine")
-        client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
         gc.collect()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             for _ in range(3):
-                answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
+                answer = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
                 request = await engine.request()
-                await asyncio.sleep(0.2)  # long enough for somebody to watch for its client
+                await asyncio.sleep(0.2)  # long enough for the sweep to watch its client
                 engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
                 await asyncio.wait_for(answer, 5)
                 del answer, request
@@ -135,21 +135,21 @@ def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> N
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
-        await client.close()
+        await router.close()
         engine.close()
         return found
 
-    assert {"Answer", "_Pending", "ndarray"}.isdisjoint(asyncio.run(run()))
+    assert {"Answer", "PendingRequest", "ndarray"}.isdisjoint(asyncio.run(run()))
 
 
 def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
-    """Before the supervisor has said anything: what was owed is asked again, but not for ever."""
+    """Before the supervisor has said anything. What the engine owed is sent again, but not for ever."""
 
     async def run() -> None:
-        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
+        router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
         engine = FakeEngine(tmp_path, "engine")
-        client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
-        answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
+        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        answer = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
         first = await engine.request()
         engine.answer(first.id, 0, [[9.0, 9.0]])
         assert engine.channel is not None
@@ -159,18 +159,18 @@ def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
         engine.answer(again.id, 0, [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
         vectors = (await asyncio.wait_for(answer, 5)).vectors.tolist()
         assert vectors == [[1, 1], [2, 2], [3, 3]]
-        lost = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
+        lost = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
         for _ in range(8):
             await engine.request()
             engine.disconnect()
-            # One that takes connections and says nothing, as a dying one does, is not given anything to lose.
+            # An engine that takes connections and does not greet, as a dying one does, gets no requests.
             await engine.accept(greets=False)
             engine.disconnect()
             await engine.accept()
         with pytest.raises(Unavailable, match="lost 8 times"):
             await asyncio.wait_for(lost, 5)
-        assert client.pending == 0
-        await client.close()
+        assert router.pending == 0
+        await router.close()
         engine.close()
 
     asyncio.run(run())
@@ -178,16 +178,16 @@ def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
 
 def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(tmp_path: Path) -> None:
     async def run() -> None:
-        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
-        client.engine_changed(EngineState(0, "ready", "", f"{tmp_path}/engine", INFO))
-        answer = asyncio.ensure_future(client.encode(three_texts(), never_leaves, in_a_minute()))
+        router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
+        router.engine_changed(EngineState(0, "ready", "", f"{tmp_path}/engine", INFO))
+        answer = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
         await asyncio.sleep(0.1)
         assert not answer.done()
         engine = FakeEngine(tmp_path, "engine")
         request = await engine.request()
         engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
         assert (await asyncio.wait_for(answer, 5)).vectors.shape == (3, 2)
-        await client.close()
+        await router.close()
         engine.close()
 
     asyncio.run(run())
@@ -195,16 +195,16 @@ def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(tmp_path:
 
 def test_a_message_larger_than_the_socket_arrives(tmp_path: Path) -> None:
     async def run() -> None:
-        client = EngineClient(ServeConfig(max_queue_tokens=10_000_000), SharedCounters.create(1, 1), 0)
+        router = Router(ServeConfig(max_queue_tokens=10_000_000), SharedCounters.create(1, 1), 0)
         engine = FakeEngine(tmp_path, "engine")
-        client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
         many = Encoded(np.arange(1_000_000, dtype=np.int32), np.full(1000, 1000, np.int32), 0)
-        answer = asyncio.ensure_future(client.encode(many, never_leaves, in_a_minute()))
+        answer = asyncio.ensure_future(router.encode(many, never_leaves, in_a_minute()))
         request = await engine.request()
         assert np.array_equal(np.frombuffer(request.ids, np.int32), many.ids)
         engine.answer(request.id, 0, [[1.0, 1.0]] * 1000)
         assert (await asyncio.wait_for(answer, 5)).vectors.shape == (1000, 2)
-        await client.close()
+        await router.close()
         engine.close()
 
     asyncio.run(run())
@@ -219,32 +219,32 @@ def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_pa
 
     async def run() -> None:
         counters = SharedCounters.create(1, 1)
-        client = EngineClient(ServeConfig(), counters, 0)
+        router = Router(ServeConfig(), counters, 0)
         engines = [FakeEngine(tmp_path, f"engine.{start}") for start in range(6)]
-        client.engine_changed(EngineState(0, "ready", "", engines[0].endpoint, INFO))
+        router.engine_changed(EngineState(0, "ready", "", engines[0].endpoint, INFO))
         poison, neighbour, waiting = (
-            asyncio.ensure_future(client.encode(one_text(), never_leaves, in_a_minute())) for _ in range(3)
+            asyncio.ensure_future(router.encode(one_text(), never_leaves, in_a_minute())) for _ in range(3)
         )
         asked = [await engines[0].request() for _ in range(3)]
         assert [request.alone for request in asked] == [False] * 3
         counters.set_running(0, 0, [request.id for request in asked[:2]])
         engines[0].close()
         for start, alone in ((1, [True, True, False]), (2, [True, False]), (3, [True, False]), (4, [True, False])):
-            client.engine_changed(EngineState(0, "down", "killed"))
-            client.engine_changed(EngineState(0, "ready", "", engines[start].endpoint, INFO))
+            router.engine_changed(EngineState(0, "down", "killed"))
+            router.engine_changed(EngineState(0, "ready", "", engines[start].endpoint, INFO))
             asked = [await engines[start].request() for _ in alone]
             assert [request.alone for request in asked] == alone
             counters.set_running(0, 0, [asked[0].id] if start == 1 else [])
             engines[start].close()
         with pytest.raises(InferenceFailed, match="lost twice"):
             await asyncio.wait_for(poison, 5)
-        client.engine_changed(EngineState(0, "down", "killed"))
-        client.engine_changed(EngineState(0, "ready", "", engines[5].endpoint, INFO))
+        router.engine_changed(EngineState(0, "down", "killed"))
+        router.engine_changed(EngineState(0, "ready", "", engines[5].endpoint, INFO))
         for _ in range(2):
             engines[5].answer((await engines[5].request()).id, 0, [[1.0, 1.0]])
         assert [len((await asyncio.wait_for(each, 5)).vectors) for each in (neighbour, waiting)] == [1, 1]
-        assert client.pending == client.admitted_tokens == 0
-        await client.close()
+        assert router.pending == router.admission.admitted_tokens == 0
+        await router.close()
         engines[5].close()
 
     asyncio.run(run())
@@ -254,48 +254,48 @@ def test_what_was_never_sent_was_not_lost(tmp_path: Path) -> None:
     """Whether it waits for an engine, or for the next tick of the loop, when an engine is lost."""
 
     async def run() -> None:
-        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
+        router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
         answer = None
         for start in range(10):
             engine = FakeEngine(tmp_path, f"engine.{start}")
-            client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+            router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
             await engine.accept()
-            while not client._engines[0].status:
+            while not router._engines[0].status:
                 await asyncio.sleep(0)
             if answer is None:
-                answer = asyncio.ensure_future(client.encode(one_text(), never_leaves, in_a_minute()))
+                answer = asyncio.ensure_future(router.encode(one_text(), never_leaves, in_a_minute()))
                 await asyncio.sleep(0)
             # It is with this engine, but the tick that sends it has not come.
-            (pending,) = client._pending.values()
+            (pending,) = router._pending.values()
             assert pending.engine == 0
-            assert client._engines[0].unsent == [pending.message]
+            assert router._engines[0].unsent == [pending.message]
             engine.close()
-            client.engine_changed(EngineState(0, "down", "killed"))
+            router.engine_changed(EngineState(0, "down", "killed"))
         engine = FakeEngine(tmp_path, "engine")
-        client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
         engine.answer((await engine.request()).id, 0, [[1.0, 1.0]])
         assert answer is not None
         assert len((await asyncio.wait_for(answer, 5)).vectors) == 1
-        await client.close()
+        await router.close()
         engine.close()
 
     asyncio.run(run())
 
 
-def test_the_last_words_of_an_engine_are_heard(tmp_path: Path) -> None:
-    """Also where the supervisor says first that it is lost."""
+def test_what_an_engine_sent_before_it_was_lost_is_taken(tmp_path: Path) -> None:
+    """Also where the supervisor reports the loss before the socket shows it."""
 
     async def run() -> None:
-        client = EngineClient(ServeConfig(), SharedCounters.create(1, 1), 0)
+        router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
         engine = FakeEngine(tmp_path, "engine")
-        client.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
-        answer = asyncio.ensure_future(client.encode(one_text(), never_leaves, in_a_minute()))
+        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        answer = asyncio.ensure_future(router.encode(one_text(), never_leaves, in_a_minute()))
         request = await engine.request()
         engine.answer(request.id, 0, [[1.0, 1.0]])
         engine.close()
-        client.engine_changed(EngineState(0, "down", "killed"))
+        router.engine_changed(EngineState(0, "down", "killed"))
         assert len((await asyncio.wait_for(answer, 5)).vectors) == 1
-        await client.close()
+        await router.close()
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""Keys that change, TLS, and that nobody's text is where it does not belong."""
+"""Keys that change, TLS, and texts and keys that no log, metric or error may show."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ import pytest
 from embert.engine import Encoder, PackedBatch, Task
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
+from embert.server.api.routes import DIALECTS, METRIC_LABELS, keyless_paths
 from embert.server.config import ServeConfig, read_api_keys
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
-from embert.server.http.middleware import Gate
+from embert.server.http.request_metrics import RequestMetricsMiddleware
 from embert.server.observability.metrics import ApiMetrics
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import StandIn
@@ -103,8 +104,8 @@ def test_a_running_server_takes_new_keys(tmp_path: Path) -> None:
         (("probes", "docs"), {"/readyz": True, "/metrics": False, "/docs": True, "/openapi.json": True}),
     ],
 )
-def test_what_wants_no_key(keyless: tuple[str, ...], wanted: dict[str, bool]) -> None:
-    keys = Keys(ServeConfig(api_key=("k",), keyless=keyless))
+def test_which_routes_need_no_key(keyless: tuple[str, ...], wanted: dict[str, bool]) -> None:
+    keys = Keys(ServeConfig(api_key=("k",), keyless=keyless), keyless_paths(keyless))
     for path, open_ in wanted.items():
         assert asks(keys, "", path, "GET") is open_, path
         assert not asks(keys, "", path, "POST")
@@ -288,8 +289,8 @@ def test_a_bug_of_ours_is_logged_without_its_words(caplog: pytest.LogCaptureFixt
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
-    gate = Gate(app, frozenset(), ApiMetrics(("other",), (1.0,)))
-    asyncio.run(gate({"type": "http", "method": "POST", "path": "/x", "headers": []}, receive, send))
+    middleware = RequestMetricsMiddleware(app, METRIC_LABELS, DIALECTS, ApiMetrics(("other",), (1.0,)))
+    asyncio.run(middleware({"type": "http", "method": "POST", "path": "/x", "headers": []}, receive, send))
     assert sent[0]["status"] == 500
     assert json.loads(sent[1]["body"])["error"] == "internal error; the log has more"
     assert "ValueError" in caplog.text

@@ -1,4 +1,4 @@
-"""Tasks of an API process that end by mistake: never in silence, and the process with them."""
+"""A task of an API process that fails is logged and ends the process. None fails in silence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def lasts() -> None:
 
 
 def statuses(coroutine_of: str, *, may_end: bool = False) -> list[int]:
-    """What the process is ended with, where a task does this."""
+    """The exit statuses that a process is ended with when a task does this."""
 
     async def run() -> list[int]:
         found: list[int] = []
@@ -63,7 +63,7 @@ def test_a_mistake_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture
     assert "raise KeyError" in caplog.text
 
 
-def test_a_mistake_in_what_the_loop_calls(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mistake_in_a_callback_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     found: list[int] = []
     exit_on_error(lambda number: [][number], found.append)(3)
     assert found == [70]
@@ -74,12 +74,12 @@ SPOIL = """
 import signal
 
 def spoil(number, frame):
-    from embert.server.api.engine_client import EngineClient
+    from embert.server.api.engines.connection import EngineConnection
     from embert.server.http.auth import Keys
     def boom(*arguments):
         raise RuntimeError("spoilt")
     if number == signal.SIGUSR1:
-        EngineClient._connect = boom
+        EngineConnection.connect = boom
     else:
         Keys.refresh = boom
 
@@ -101,6 +101,6 @@ def test_a_process_whose_sweeps_have_ended_is_replaced(tmp_path: Path) -> None:
         server.wait_ready()
         assert server.post("/embed", {"inputs": [GOOD]}).status_code == 200
         assert server.log.count("RuntimeError: spoilt") == 2
-        assert "a mistake of ours in EngineClient._sweep, this process ends" in server.log
+        assert "a mistake of ours in Router._sweep, this process ends" in server.log
         assert "a mistake of ours in Keys.follow, this process ends" in server.log
         assert server.log.count("ended with status 70; starting it again") == 2

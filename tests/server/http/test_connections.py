@@ -28,33 +28,35 @@ class Fake:
         return self.evicted
 
 
-def test_who_has_waited_for_longest_makes_room() -> None:
+def test_the_connection_idle_for_longest_makes_room() -> None:
     connections = Connections(ConnectionLimit(3, 1))
     unsent, first, second = Fake(stays=True), Fake(), Fake()
     for each in (unsent, first, second):
-        assert connections.enter(each) is Place.SERVED
-        connections.waits(each)
-    connections.works(first)
-    connections.waits(first)
-    assert connections.enter(Fake()) is Place.SERVED
+        assert connections.add(each) is Place.SERVED
+        connections.mark_idle(each)
+    connections.mark_busy(first)
+    connections.mark_idle(first)
+    assert connections.add(Fake()) is Place.SERVED
     assert (unsent.evicted, first.evicted, second.evicted) == (False, False, True)
-    connections.works(first)
+    connections.mark_busy(first)
     surplus = Fake()
-    assert connections.enter(surplus) is Place.SURPLUS
-    connections.waits(surplus)  # it has its own time
-    assert connections.enter(Fake()) is Place.NONE
+    assert connections.add(surplus) is Place.SURPLUS
+    connections.mark_idle(surplus)  # it has its own time
+    assert connections.add(Fake()) is Place.NONE
     assert not surplus.evicted
-    connections.leave(first)
-    assert connections.enter(Fake()) is Place.SERVED
+    connections.remove(first)
+    assert connections.add(Fake()) is Place.SERVED
     assert len(connections) == len(list(connections)) == 4
 
 
-def test_no_more_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_connections_are_closed_when_no_file_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = 100.0
     connections = Connections(ConnectionLimit(3, 1), lambda: now)
     idle = Fake()
-    connections.enter(idle)
-    connections.waits(idle)
+    connections.add(idle)
+    connections.mark_idle(idle)
     connections.check_files()
     assert not idle.evicted
 

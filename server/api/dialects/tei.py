@@ -1,0 +1,282 @@
+"""text-embeddings-inference's dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar, Literal
+
+import orjson
+from pydantic import BaseModel, Field, RootModel
+
+from embert.engine.tokenization.encoded import TokenInfo
+from embert.engine.tokenization.turns import Turns
+from embert.server.api.input.request_body import (
+    IDS,
+    TEXT_OR_IDS,
+    Direction,
+    IdList,
+    IdLists,
+    InputForm,
+    InputForms,
+    RequestBody,
+    TextList,
+    TextOrIds,
+)
+from embert.server.api.serialization import floats_json, nested_floats_json
+from embert.server.api.service import Service
+from embert.server.api.task_endpoint import JSON, RequestContext
+from embert.server.http.errors import EmptyInput, PayloadTooLarge
+
+__all__ = [
+    "DecodeRequest",
+    "EmbedAllRequest",
+    "EmbedRequest",
+    "Similarities",
+    "SimilarityInputs",
+    "SimilarityParameters",
+    "SimilarityRequest",
+    "TeiError",
+    "Texts",
+    "TokenVectors",
+    "TokenizeRequest",
+    "Tokens",
+    "Vectors",
+    "decode",
+    "embed",
+    "embed_all",
+    "similarity",
+    "tokenize",
+]
+
+
+class TeiError(BaseModel):
+    """text-embeddings-inference's error."""
+
+    error: str
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty", "Unauthorized"]
+
+
+# --- embeddings ---
+
+
+class EmbedAllRequest(RequestBody):
+    """`POST /embed_all`: one vector a token."""
+
+    input_forms: ClassVar[InputForms] = {"inputs": TEXT_OR_IDS}
+
+    inputs: TextOrIds = Field(description="A text, texts, token ids of one text, or token ids of several.")
+    truncate: bool | None = Field(
+        None, description="Cut texts that are too long. Default: the server's --auto-truncate."
+    )
+    truncation_direction: Direction = Field("right", description="The end that is cut off.")
+    prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
+
+
+class EmbedRequest(EmbedAllRequest):
+    """`POST /embed`: text-embeddings-inference's fields."""
+
+    normalize: bool = Field(True, description="Scale vectors to length 1.")
+    dimensions: int | None = Field(None, description="Cut the vectors to this many numbers, then normalise again.")
+
+
+class Vectors(RootModel[list[list[float]]]):
+    """A vector a text."""
+
+
+class TokenVectors(RootModel[list[list[list[float]]]]):
+    """A vector a token a text."""
+
+
+async def embed(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /embed`."""
+    request = await context.parse(EmbedRequest, service)
+    dimensions = service.check_dimensions(request.dimensions)
+    encoded = await service.tokenize(
+        request.inputs,
+        context.receive,
+        context.breakdown,
+        context.options,
+        param="inputs",
+        truncate=request.truncate,
+        direction=request.truncation_direction,
+        prompt_name=request.prompt_name,
+    )
+    answer = await service.encode(
+        encoded,
+        context.receive,
+        context.options,
+        context.breakdown,
+        dimensions=dimensions,
+        normalize=request.normalize,
+    )
+    if context.wants_raw:
+        return context.raw(answer.vectors)
+    return JSON, await floats_json(answer.vectors)
+
+
+async def embed_all(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /embed_all`."""
+    request = await context.parse(EmbedAllRequest, service)
+    encoded = await service.tokenize(
+        request.inputs,
+        context.receive,
+        context.breakdown,
+        context.options,
+        param="inputs",
+        truncate=request.truncate,
+        direction=request.truncation_direction,
+        prompt_name=request.prompt_name,
+    )
+    service.admission.check_ready()
+    limit = service.token_vector_limit
+    if encoded.tokens > limit:
+        raise PayloadTooLarge(f"`inputs` has {encoded.tokens} tokens; the limit for token vectors is {limit}", "inputs")
+    answer = await service.encode(encoded, context.receive, context.options, context.breakdown, tokens=True)
+    return JSON, await nested_floats_json(answer.vectors, encoded.lengths.tolist())
+
+
+# --- similarity ---
+
+
+class SimilarityInputs(RequestBody):
+    """One text, and the texts it is compared with."""
+
+    input_forms: ClassVar[InputForms] = {"source_sentence": InputForm(), "sentences": InputForm()}
+
+    source_sentence: str
+    sentences: TextList
+
+
+class SimilarityParameters(RequestBody):
+    """How texts are read."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(RequestBody):
+    """`POST /similarity`: cosine of one text with each of several."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+
+
+class Similarities(RootModel[list[float]]):
+    """A cosine a sentence."""
+
+
+async def similarity(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /similarity`."""
+    request = await context.parse(SimilarityRequest, service)
+    if not request.inputs.source_sentence:
+        raise EmptyInput("`inputs.source_sentence` must not be empty", "inputs")
+    if not request.inputs.sentences:
+        raise EmptyInput("`inputs.sentences` must not be an empty list", "inputs")
+    for index, sentence in enumerate(request.inputs.sentences):
+        if not sentence:
+            raise EmptyInput(f"`inputs.sentences[{index}]` must not be empty", "inputs")
+    parameters = request.parameters or SimilarityParameters()
+    encoded = await service.tokenize(
+        [request.inputs.source_sentence, *request.inputs.sentences],
+        context.receive,
+        context.breakdown,
+        context.options,
+        param="inputs",
+        truncate=parameters.truncate,
+        direction=parameters.truncation_direction,
+        prompt_name=parameters.prompt_name,
+    )
+    answer = await service.encode(encoded, context.receive, context.options, context.breakdown)
+    return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+# --- tokens ---
+
+
+class TokenizeRequest(RequestBody):
+    """`POST /tokenize`."""
+
+    input_forms: ClassVar[InputForms] = {"inputs": InputForm("a string or a list of strings", shortest=0)}
+
+    inputs: str | TextList
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+
+
+class Token(BaseModel):
+    """One token, and where it stands in the text."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class Tokens(RootModel[list[list[Token]]]):
+    """Tokens a text."""
+
+
+async def tokenize(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /tokenize`."""
+    request = await context.parse(TokenizeRequest, service)
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    if not texts:
+        raise EmptyInput("`inputs` must not be an empty list", "inputs")
+    service.check_count(len(texts), "inputs")
+    service.check_open()
+    prompt = service.prompt(request.prompt_name) if request.prompt_name is not None else ""
+    turns = service.tokenizer.tokenize_turns(
+        texts,
+        add_special_tokens=request.add_special_tokens,
+        prompt=prompt,
+        most_unbroken=service.config.max_unbroken_characters,
+    )
+    characters = context.breakdown.characters = sum(map(len, texts))
+    check = partial(service.check_answer, param="inputs", more=True)
+    context.breakdown.tokens, body = await service.tokenizer_pool.run(
+        _written(turns, len(texts)), characters, context.receive, context.options, check
+    )
+    service.check_answer(context.breakdown.tokens, "inputs")
+    return JSON, body
+
+
+def _written(turns: Iterator[list[tuple[int, list[TokenInfo]]]], texts: int) -> Turns[tuple[int, bytes]]:
+    """Write tokens as JSON, turn by turn; returns their number and the JSON."""
+    rows: list[list[bytes]] = [[] for _ in range(texts)]
+    count = 0
+    for turn in turns:
+        for index, tokens in turn:
+            count += len(tokens)
+            if tokens:
+                rows[index].append(orjson.dumps(tokens)[1:-1])
+        yield count
+    return count, b"[%b]" % b",".join(b"[%b]" % b",".join(row) for row in rows)
+
+
+class DecodeRequest(RequestBody):
+    """`POST /decode`."""
+
+    input_forms: ClassVar[InputForms] = {"ids": IDS}
+
+    ids: IdList | IdLists
+    skip_special_tokens: bool = True
+
+
+class Texts(RootModel[list[str]]):
+    """A text a list of ids."""
+
+
+async def decode(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /decode`."""
+    request = await context.parse(DecodeRequest, service)
+    sequences, _ = service.sequences(request.ids, "ids")
+    service.check_count(len(sequences), "ids")
+    service.check_open()
+    tokens = sum(map(len, sequences))
+    service.check_answer(tokens, "ids")
+    turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=request.skip_special_tokens)
+    texts = await service.tokenizer_pool.run(turns, tokens, context.receive, context.options, lambda _: None)
+    return JSON, orjson.dumps(texts)

@@ -1,0 +1,249 @@
+"""Which engine gets a request, and what becomes of it when an engine is lost or time runs out.
+
+When an engine is lost, what it still owed goes to whichever engine is ready. The requests that it was running
+(server/ipc/shared_counters.py) may have caused the loss: each runs alone from now on, and is answered 424 when an
+engine is lost again while it runs. A request that only waited is sent again as it was. What is out of time is answered
+503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections import deque
+
+from embert.engine import Encoded
+from embert.server.api.background import keep_running
+from embert.server.api.engines.admission import Admission
+from embert.server.api.engines.connection import EngineConnection
+from embert.server.api.engines.pending import Answer, PendingRequest, Receive
+from embert.server.api.input.request_options import RequestOptions
+from embert.server.config import ServeConfig
+from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
+from embert.server.ipc.control import EngineState
+from embert.server.ipc.messages import EMBED, TOKENS, EncodeRequest, Part
+from embert.server.ipc.shared_counters import SharedCounters
+
+__all__ = ["Router"]
+
+SWEEP_INTERVAL_S = 0.05
+LOSSES_MAX = 8  # engines lost while they had a request; more are no coincidence
+HEALTH_MAX_AGE_S = 15.0  # an engine that has not finished a forward for this long is not healthy
+
+
+class Router:
+    """Lives on the event loop of one API process; not thread-safe."""
+
+    def __init__(self, config: ServeConfig, counters: SharedCounters, worker: int) -> None:
+        """`worker` is this API process's place among the counters."""
+        self._engines: dict[int, EngineConnection] = {}
+        self.admission = Admission(config, counters, worker, self._engines)
+        self._counters, self._worker = counters, worker
+        self._pending: dict[int, PendingRequest] = {}
+        self._unwatched: deque[PendingRequest] = deque()
+        # Engines report what they run by request ids alone, so no two API processes may use the same id.
+        self._ids = itertools.count((os.getpid() << 40) + 1)
+        self._loop = asyncio.get_running_loop()
+        self._sweeper = keep_running(self._sweep())
+
+    # --- what the routes use ---
+
+    @property
+    def pending(self) -> int:
+        """Requests not yet answered."""
+        return len(self._pending)
+
+    @property
+    def engines(self) -> list[EngineState]:
+        """The engines' states, by index."""
+        return [self._engines[index].state for index in sorted(self._engines)]
+
+    @property
+    def connected(self) -> bool:
+        """Whether an engine would get a request at once. Turns false before the supervisor reports a lost engine."""
+        return any(engine.ready and engine.status is not None for engine in self._engines.values())
+
+    def health(self) -> tuple[bool, float | None]:
+        """Whether inference works, and the age in seconds of the last forward that did (None: none yet)."""
+        newest = max(
+            (engine.status.last_success for engine in self._engines.values() if engine.ready and engine.status),
+            default=None,
+        )
+        if newest is None:
+            return self.admission.ready, None
+        age = time.monotonic() - newest
+        return age <= HEALTH_MAX_AGE_S, age
+
+    async def encode(
+        self,
+        encoded: Encoded,
+        receive: Receive,
+        options: RequestOptions,
+        *,
+        tokens: bool = False,
+        dimensions: int = 0,
+        normalize: bool = True,
+    ) -> Answer:
+        """Admit the texts, run them, return their vectors.
+
+        Raises Overloaded over the budget, Unavailable when no engine is ready or time runs out, InferenceFailed when
+        the encoder failed on them, CancelledError when the client has left.
+        """
+        admission, cost = self.admission, encoded.tokens
+        admission.check(cost, options)
+        now = time.monotonic()
+        message = EncodeRequest(
+            next(self._ids),
+            TOKENS if tokens else EMBED,
+            encoded.ids.tobytes(),
+            encoded.lengths.tobytes(),
+            dimensions,
+            normalize,
+            options.deadline,
+            now,
+            options.bulk,
+        )
+        pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
+        self._pending[message.id] = pending
+        self._unwatched.append(pending)
+        admission.add(cost)
+        self._send(pending)
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            self._cancel(pending)
+            raise
+        finally:
+            admission.add(-cost)
+            self._pending.pop(message.id, None)
+            if pending.watcher is not None:
+                pending.watcher.cancel()
+                # The watcher's CancelledError holds its frame, and the frame this request. Without this line the
+                # request would hold the watcher: a cycle that keeps the vectors in memory.
+                pending.watcher = None
+
+    def give_up(self) -> None:
+        """Answer everything that is pending with 503: the time to drain is over."""
+        for pending in list(self._pending.values()):
+            self._fail(pending, Unavailable(self.admission.unready_reason(), retry_after_s=1, reason="draining"))
+
+    # --- engines come and go ---
+
+    def engine_changed(self, state: EngineState) -> None:
+        """Take the supervisor's report on an engine; each start of it has an endpoint of its own."""
+        engine = self._engines.get(state.index)
+        if engine is None:
+            engine = EngineConnection(state, self._send_waiting, self._take, self._resend)
+            self._engines[state.index] = engine
+        if state.state != "ready" or state.endpoint != engine.state.endpoint:
+            engine.read_rest()
+            engine.disconnect()
+        engine.state = state
+        if state.info is not None:
+            self.admission.size_queue(state.info.max_batch_tokens)
+        engine.connect()
+
+    def _resend(self, engine: EngineConnection, never_sent: set[int]) -> None:
+        """Send again what a lost engine owed, or give up on it."""
+        owed = [each for each in self._pending.values() if each.engine == engine.index and not each.future.done()]
+        ran = self._counters.running(engine.index)
+        for pending in owed:
+            pending.engine = -1
+            pending.losses += pending.id not in never_sent
+            if pending.id in ran and pending.message.alone:
+                said = "inference failed: an engine was lost twice while it ran this request"
+                self._fail(pending, InferenceFailed(said))
+                continue
+            if pending.losses >= LOSSES_MAX:
+                said = f"the engine was lost {LOSSES_MAX} times while it had this request"
+                self._fail(pending, Unavailable(said, retry_after_s=5))
+                continue
+            pending.message.alone = pending.message.alone or pending.id in ran
+            del self._pending[pending.id]
+            pending.restart(next(self._ids))
+            self._pending[pending.id] = pending
+            self._send(pending)
+
+    # --- requests out, answers in ---
+
+    def _send(self, pending: PendingRequest) -> None:
+        engine = min(
+            # One that has not greeted yet may be dying: its socket still takes connections for a moment.
+            (engine for engine in self._engines.values() if engine.status is not None),
+            # Among equally loaded engines, each API process prefers a different one.
+            key=lambda engine: (engine.tokens, (engine.index - self._worker) % len(self._engines)),
+            default=None,
+        )
+        if engine is None:
+            return  # it stays pending until an engine greets
+        pending.engine = engine.index
+        engine.send(pending.message, pending.encoded.tokens)
+
+    def _send_waiting(self) -> None:
+        for waiting in [each for each in self._pending.values() if each.engine < 0]:
+            self._send(waiting)
+
+    def _cancel(self, pending: PendingRequest) -> None:
+        engine = self._engines.get(pending.engine)
+        if engine is not None:
+            engine.cancel(pending.id, pending.encoded.tokens)
+
+    def _take(self, part: Part) -> None:
+        pending = self._pending.get(part.id)
+        if pending is None or pending.future.done():
+            return
+        if part.error in ("deadline", "cannot_meet_deadline"):
+            self._fail(pending, self.admission.too_late(pending.options, part.message))
+        elif part.error:
+            self._fail(pending, InferenceFailed(f"inference failed: {part.message}"))
+        elif (answer := pending.add(part)) is not None:
+            self._engines[pending.engine].tokens -= pending.encoded.tokens
+            pending.future.set_result(answer)
+
+    def _fail(self, pending: PendingRequest, error: ServerError) -> None:
+        if pending.engine >= 0:
+            self._engines[pending.engine].tokens -= pending.encoded.tokens
+        if not pending.future.done():
+            pending.future.set_exception(error)
+
+    # --- time and clients ---
+
+    async def _sweep(self) -> None:
+        """Watch the clients of requests older than a moment, answer late requests 503, connect to engines.
+
+        A periodic sweep replaces per-request timers: most requests are answered before it sees them.
+        """
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            now = time.monotonic()
+            while self._unwatched and self._unwatched[0].message.admitted < now - SWEEP_INTERVAL_S:
+                pending = self._unwatched.popleft()
+                if not pending.future.done():
+                    pending.watcher = self._loop.create_task(self._watch(pending))
+            for pending in self._pending.values():
+                if pending.options.deadline < now:
+                    self._cancel_late(pending)
+            for engine in self._engines.values():
+                engine.connect()
+
+    def _cancel_late(self, pending: PendingRequest) -> None:
+        if pending.future.done():
+            return
+        self._cancel(pending)
+        pending.engine = -1
+        self._fail(pending, self.admission.too_late(pending.options))
+
+    async def _watch(self, pending: PendingRequest) -> None:
+        """Cancel the request when its client leaves."""
+        while (await pending.receive())["type"] != "http.disconnect":
+            pass
+        if not pending.future.done():
+            pending.future.cancel()
+
+    async def close(self) -> None:
+        """Stop; nothing may be pending."""
+        self._sweeper.cancel()
+        for engine in self._engines.values():
+            engine.disconnect()

@@ -1,0 +1,1 @@
+"""A request's input: its headers and body, read within bounds, checked, and tokenised."""

@@ -1,0 +1,103 @@
+"""The tokenizer's threads: large inputs are tokenised in turns, beside the event loop and beside each other."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from embert.engine.errors import InputError, InputTooLarge
+from embert.engine.tokenization.turns import Turns
+from embert.server.api.input.request_options import RequestOptions
+from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge
+
+__all__ = ["TokenizerPool", "input_errors"]
+
+MAX_WAITING_BODIES = 2  # the characters, or ids, that may wait for the threads, in bodies of --payload-limit
+_CHARACTERS_PER_S = 1_000_000  # of one thread, at the least
+
+ResultT = TypeVar("ResultT")
+
+
+class TokenizerPool:
+    """One per API process."""
+
+    def __init__(self, threads: int, payload_limit: int, check_time: Callable[[RequestOptions], None]) -> None:
+        """`check_time` raises Unavailable once a request's deadline has passed."""
+        self._threads, self._payload_limit, self._check_time = threads, payload_limit, check_time
+        self._executor = ThreadPoolExecutor(threads, "tokenize")
+        self._waiting = 0  # characters, or ids, of the requests that are here
+
+    async def run(
+        self,
+        turns: Turns[ResultT],
+        size: int,
+        receive: Callable[[], Awaitable[Any]],
+        options: RequestOptions,
+        check: Callable[[int], None],
+    ) -> ResultT:
+        """Do the tokenizer's work for one request of `size` characters, or ids; other requests run between its turns.
+
+        `check` gets the number of tokens so far after each turn. Raises Overloaded where too much waits already,
+        Unavailable once the deadline has passed, CancelledError when the client has left, and what `turns` raises, as
+        ServerErrors.
+        """
+        self._check_waiting(size)
+        loop = asyncio.get_running_loop()
+        left: asyncio.Task[None] | None = None
+        self._waiting += size
+        try:
+            with input_errors():
+                while True:
+                    tokens, last = await loop.run_in_executor(self._executor, _take_turn, turns)
+                    if last is not None:
+                        return last.value  # type: ignore[no-any-return]
+                    check(tokens)
+                    self._check_time(options)
+                    if left is None:
+                        left = loop.create_task(_until_left(receive))
+                    elif left.done():
+                        raise asyncio.CancelledError
+        finally:
+            self._waiting -= size
+            if left is not None:
+                left.cancel()
+
+    def _check_waiting(self, size: int) -> None:
+        limit = MAX_WAITING_BODIES * self._payload_limit
+        if self._waiting and self._waiting + size > limit:
+            raise Overloaded(
+                f"the tokenizer has {self._waiting} characters to do and this request has {size}; the limit is {limit} "
+                f"({MAX_WAITING_BODIES} times --payload-limit)",
+                retry_after_s=math.ceil(self._waiting / (_CHARACTERS_PER_S * self._threads)),
+            )
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _take_turn(turns: Turns[Any]) -> tuple[int, StopIteration | None]:
+    try:
+        return next(turns), None
+    except StopIteration as last:
+        return 0, last
+
+
+async def _until_left(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextmanager
+def input_errors() -> Iterator[None]:
+    """The tokenizer's errors, as answers."""
+    try:
+        yield
+    except InputTooLarge as error:
+        raise PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param) from None
+    except InputError as error:
+        raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None

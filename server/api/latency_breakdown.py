@@ -1,0 +1,53 @@
+"""Where a request's time went, for the headers of its answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from embert.server.api.engines.pending import Answer
+
+__all__ = ["LatencyBreakdown"]
+
+
+@dataclass(slots=True)
+class LatencyBreakdown:
+    """Of one request. Seconds of perf_counter."""
+
+    started: float = field(default_factory=time.perf_counter)
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+    characters: int = 0
+    tokens: int = 0
+    answered: float | None = None  # when the engine's answer was complete
+
+    def note(self, answer: Answer) -> None:
+        """Take over the engine's times."""
+        self.queue_s, self.inference_s, self.answered = answer.queue_s, answer.inference_s, time.perf_counter()
+
+    def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
+        """TEI's headers in whole milliseconds, Server-Timing in fractions; both of the same whole microseconds."""
+        total_us = round((time.perf_counter() - self.started) * 1e6)
+        tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
+        inference_us = round(self.inference_s * 1e6)
+        return [
+            (b"x-compute-type", compute_type),
+            (b"x-compute-time", b"%d" % ((tokenize_us + inference_us) // 1000)),
+            (b"x-compute-characters", b"%d" % self.characters),
+            (b"x-compute-tokens", b"%d" % self.tokens),
+            (b"x-total-time", b"%d" % (total_us // 1000)),
+            (b"x-tokenization-time", b"%d" % (tokenize_us // 1000)),
+            (b"x-queue-time", b"%d" % (queue_us // 1000)),
+            (b"x-inference-time", b"%d" % (inference_us // 1000)),
+            (
+                b"server-timing",
+                b"tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d"
+                % (
+                    *divmod(tokenize_us, 1000),
+                    *divmod(queue_us, 1000),
+                    *divmod(inference_us, 1000),
+                    *divmod(total_us, 1000),
+                ),
+            ),
+        ]

@@ -1,0 +1,206 @@
+"""The HTTP protocol on real sockets in one process, before an app that echoes.
+
+Time is the event loop's, and `skip` lets it pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from embert.server.api.routes import DIALECTS
+from embert.server.http.connections import ConnectionLimit, Connections
+from embert.server.http.errors import Dialect, ServerError, error_body
+from embert.server.http.protocol import bounded_protocol
+
+LIMIT = 4096
+GET = b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\n"
+INNER = b"GET /inner HTTP/1.1\r\nhost: h\r\n\r\n"
+EARLY = b"POST /early HTTP/1.1\r\nhost: h\r\ncontent-length: 30000000\r\n\r\n"
+H2C = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
+PATIENCE_S = 20  # of a test, for what must happen
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop in real time, which leaps where a test calls `skip`."""
+
+    skipped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped_s
+
+
+async def skip(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Clock)
+    for _ in range(5):  # what is on its way arrives first
+        await asyncio.sleep(0.002)
+    loop.skipped_s += seconds
+    await asyncio.sleep(0)
+
+
+def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        runner.run(scene())
+
+
+@dataclass
+class Answer:
+    status: int
+    head: bytes
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        return str(json.loads(self.body)["error"])
+
+    @property
+    def closes(self) -> bool:
+        return b"\r\nconnection: close\r\n" in self.head
+
+
+@dataclass
+class Client:
+    """One end of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, *pieces: bytes) -> None:
+        """Each in a packet of its own."""
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0.002)
+
+    async def answer(self) -> Answer:
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+        length = int(re.findall(rb"\r\ncontent-length: (\d+)\r\n", head)[0])
+        return Answer(int(head.split()[1]), head, await self.reader.readexactly(length))
+
+    async def ask(self, *pieces: bytes) -> Answer:
+        await self.send(*pieces)
+        return await self.answer()
+
+    async def rest(self) -> list[Answer]:
+        """All answers until the server closes its side."""
+        answers = []
+        while True:
+            try:
+                answers.append(await self.answer())
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                if getattr(error, "partial", b""):
+                    raise
+                return answers
+
+    async def is_open(self) -> bool:
+        """Whether another request is answered."""
+        return (await self.ask(GET)).status == 200
+
+
+@dataclass
+class Serving:
+    connections: Connections
+    make: Callable[[], asyncio.Protocol] = asyncio.Protocol
+    port: int = 0
+    counted: list[tuple[str, int]] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)  # paths, in the order in which the app began with them
+    left: int = 0  # requests whose clients left
+    going: asyncio.Event = field(default_factory=asyncio.Event)  # `/slow` waits for it
+
+    async def connect(self) -> Client:
+        before = len(self.connections)
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24))
+        self.clients.append(client)
+        with contextlib.suppress(TimeoutError):  # it may be closed at once, or take another's place
+            await asyncio.wait_for(self.count(before + 1), 0.1)
+        return client
+
+    async def count(self, connections: int) -> None:
+        while len(self.connections) != connections:
+            await asyncio.sleep(0.002)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers with path, body, and whether the connection is above the limit."""
+        self.asked.append(scope["path"])
+        try:
+            status, body = 200, await self._body(scope, receive)
+        except ServerError as error:
+            status, body = error.status, error_body(error, Dialect.TEI)
+        except asyncio.CancelledError:
+            self.left += 1
+            return
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        path: str = scope["path"]
+        surplus = b" surplus" if "too_many_connections" in scope["state"] else b""
+        if path == "/early":
+            return b"early" + surplus
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            body, more = body + bytes(message["body"]), bool(message["more_body"])
+        if path == "/slow":
+            leaves = asyncio.ensure_future(receive())
+            goes = asyncio.ensure_future(self.going.wait())
+            await asyncio.wait([leaves, goes], return_when=asyncio.FIRST_COMPLETED)
+            goes.cancel()
+            if leaves.done():
+                raise asyncio.CancelledError
+            leaves.cancel()
+        return path.encode() + b" " + body + surplus
+
+
+@contextlib.asynccontextmanager
+async def serving(served: int = 100, surplus: int = 100) -> AsyncIterator[Serving]:
+    loop = asyncio.get_running_loop()
+    serving = Serving(Connections(ConnectionLimit(served, surplus), loop.time))
+    protocol = bounded_protocol(
+        LIMIT, serving.connections, lambda route, status: serving.counted.append((route, status)), DIALECTS
+    )
+    config = uvicorn.Config(serving.app, http=protocol, ws="none", interface="asgi3", lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    serving.make = lambda: protocol(config=config, server_state=state, app_state={}, _loop=loop)  # type: ignore[call-arg]
+    listening = await loop.create_server(serving.make, "127.0.0.1")
+    serving.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield serving
+        for client in serving.clients:
+            client.writer.transport.abort()
+        await asyncio.wait_for(serving.count(0), PATIENCE_S)
+        while state.tasks:
+            await asyncio.sleep(0.002)
+        assert not state.connections
+    finally:
+        for client in serving.clients:
+            client.writer.transport.abort()
+        listening.close()
+
+
+def post(body: bytes, path: str = "/echo", *headers: bytes) -> bytes:
+    lines = [b"POST %b HTTP/1.1" % path.encode(), b"host: h", b"content-length: %d" % len(body), *headers, b"", body]
+    return b"\r\n".join(lines)
+
+
+def chunked(*chunks: bytes, path: str = "/echo", end: bytes = b"0\r\n\r\n") -> bytes:
+    head = b"POST %b HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n" % path.encode()
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
+
+
+def cut(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]

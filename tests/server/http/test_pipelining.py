@@ -1,0 +1,82 @@
+"""Several requests on one connection, before the first is answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from embert.server.http.protocol import HEAD_TIMEOUT_S
+from tests.server.http.echo_server import chunked, cut, play, post, serving, skip
+
+
+@pytest.mark.parametrize("size", [1 << 20, 4999, 61], ids=["whole", "in parts", "in sixties"])
+def test_requests_behind_each_other_are_answered_in_order(size: int) -> None:
+    async def scene() -> None:
+        async with serving() as server:
+            client = await server.connect()
+            bodies = [b"%d" % number for number in range(200)]
+            whole = b"".join(post(body) if number % 2 else chunked(body) for number, body in enumerate(bodies))
+            await client.send(*cut(whole, size))
+            for body in bodies:
+                assert (await client.answer()).body == b"/echo " + body
+            assert await client.is_open()
+
+    play(scene)
+
+
+def test_a_long_body_is_not_part_of_the_next_head() -> None:
+    async def scene() -> None:
+        async with serving() as server:
+            client = await server.connect()
+            second = post(b"second")
+            await client.send(post(b"x" * 100_000, "/slow") + second[:40])
+            await skip(HEAD_TIMEOUT_S - 1)
+            await client.send(second[40:])
+            server.going.set()
+            assert len((await client.answer()).body) == 100_006
+            assert (await client.answer()).body == b"/echo second"
+
+    play(scene)
+
+
+def test_a_head_that_waits_unread_is_not_slow() -> None:
+    async def scene() -> None:
+        async with serving() as server:
+            client = await server.connect()
+            third = post(b"c" * 50)
+            await client.send(post(b"a", "/slow") + post(b"b" * 20_000) + third[:30])
+            await client.send(third[30:])
+            await skip(HEAD_TIMEOUT_S + 1)
+            server.going.set()
+            assert [len((await client.answer()).body) for _ in range(3)] == [7, 20_006, 56]
+
+    play(scene)
+
+
+def test_requests_that_wait_are_not_read_without_end() -> None:
+    async def scene() -> None:
+        async with serving() as server:
+            client = await server.connect()
+            await client.send(post(b"a", "/slow"))
+            client.writer.write(post(b"x" * 100_000) * 640)
+            for _ in range(10):
+                await skip(1)
+            assert client.writer.transport.get_write_buffer_size() > 32_000_000  # of 64, but for what the kernel holds
+            server.going.set()
+
+    play(scene)
+
+
+def test_all_requests_of_a_client_that_leaves_end() -> None:
+    async def scene() -> None:
+        async with serving() as server:
+            client = await server.connect()
+            await client.send(post(b"a", "/slow"), post(b"b", "/slow"))
+            client.writer.transport.abort()
+            await server.count(0)
+            while server.left < 1:
+                await asyncio.sleep(0.002)
+            assert server.asked == ["/slow"]
+
+    play(scene)
