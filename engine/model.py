@@ -17,6 +17,8 @@ POOLINGS = ("cls", "mean", "max", "last-token")
 
 # Where a model without sentence-transformers' files keeps its own idea of a length, "no limit" is a very large number.
 NO_LENGTH_LIMIT = 1_000_000
+# transformers, and the torch that it reads weights with, serve nobody's requests: an extra.
+INSTALL_CONVERT = "pip install 'embert[convert]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ def _check_files(folder: Path) -> None:
     """Say in one sentence what is missing, and the command that makes it where there is one."""
     if not (folder / "tokenizer.json").is_file():
         raise BrokenModel(
-            f'{folder} has no tokenizer.json; make it with: python -c "from transformers import AutoTokenizer as T; '
+            f"{folder} has no tokenizer.json; make it with: {INSTALL_CONVERT} && "
+            'python -c "from transformers import AutoTokenizer as T; '
             f"T.from_pretrained('{folder}').save_pretrained('{folder}')\""
         )
     if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
@@ -123,7 +126,7 @@ def _check_files(folder: Path) -> None:
     if any(folder.glob("pytorch_model*.bin")):
         raise UnsupportedModel(
             f"{folder} has only pickled weights (pytorch_model.bin), which can run code when read and are refused; "
-            f'convert them once with: python -c "from transformers import AutoModel as M; '
+            f'convert them once with: {INSTALL_CONVERT} && python -c "from transformers import AutoModel as M; '
             f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
         )
     raise BrokenModel(f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json")
