@@ -1,8 +1,11 @@
 # syntax=docker/dockerfile:1
 # embert in a container. The last stage, `gpu`, is the default; `docker build --target cpu` makes the one without CUDA.
 # Each RUN calls one script of docker/image, which the tests run too. docs/deployment.md says how to build and run it.
+#
+# Both bases may be pinned by digest: --build-arg BASE=ubuntu:24.04@sha256:… CUDA_BASE with CUDA 12 needs CUDA_MAJOR=12.
 ARG BASE=ubuntu:24.04
 ARG CUDA_BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
+ARG CUDA_MAJOR=13
 
 # -- what runs it: Python and a user, no compiler and no pip -----------------------------------------------------------
 FROM ${BASE} AS runtime
@@ -31,7 +34,7 @@ COPY pyproject.toml constraints.txt ./
 
 FROM packages AS installed-cpu
 RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/environment cpu
-COPY CMakeLists.txt README.md LICENSE ./
+COPY README.md LICENSE ./
 COPY embert embert
 COPY engine engine
 COPY server server
@@ -43,7 +46,8 @@ RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,targe
 
 # -- the CUDA encoder: built or the build fails -------------------------------------------------------------------------
 FROM ${CUDA_BASE} AS wheel-gpu
-RUN --mount=type=bind,source=docker/image,target=/image /image/tools compiler
+ARG CUDA_MAJOR
+RUN --mount=type=bind,source=docker/image,target=/image /image/tools compiler "$CUDA_MAJOR"
 WORKDIR /source
 COPY pyproject.toml constraints.txt CMakeLists.txt README.md LICENSE ./
 COPY csrc csrc
@@ -57,7 +61,8 @@ RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,targe
 FROM packages AS installed-gpu
 # cuBLASLt is half of the image. A Hopper GPU does without it in FP16 and BF16: --build-arg CUBLAS=no
 ARG CUBLAS=yes
-RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/environment gpu "$CUBLAS"
+ARG CUDA_MAJOR
+RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/environment gpu "$CUBLAS" "$CUDA_MAJOR"
 COPY --from=wheel-gpu /wheels /wheels
 RUN --mount=type=bind,source=docker/image,target=/image /image/install
 ARG MODEL=
@@ -97,15 +102,18 @@ FROM runtime AS gpu
 COPY --from=installed-gpu /opt/embert /opt/embert
 COPY --from=installed-gpu /opt/model /opt/model
 ARG MODEL=
+ARG CUDA_MAJOR
 ARG VERSION=0.1.0
 ARG REVISION=
 # The driver's libraries come from the host, through NVIDIA's container toolkit; `utility` is NVML, for the metrics.
+# The toolkit refuses to start the container on a driver that is too old for this CUDA: 580 for 13, 525 for 12.
 # Without a GPU this image says so and ends, instead of looking for a CPU encoder that is not in it.
 ENV EMBERT_MODEL=${MODEL:+/opt/model} \
     EMBERT_SERVED_MODEL_NAME=${MODEL} \
     EMBERT_DEVICE=cuda \
     NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_REQUIRE_CUDA=cuda>=${CUDA_MAJOR}.0
 LABEL org.opencontainers.image.title="embert" \
       org.opencontainers.image.description="An inference server for BERT-family encoders, on NVIDIA GPUs" \
       org.opencontainers.image.source="https://github.com/embert/embert" \

@@ -1,6 +1,6 @@
 # Each target is one script of the same name; CI calls the same ones.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint check format build load soak bench clean
+.PHONY: help install serve test lint check format build wheels load soak bench clean
 ARGS ?=
 
 help: ## what there is
@@ -28,6 +28,9 @@ format: ## rewrite the sources into our style
 
 build: ## build the CUDA encoder for one architecture (ARGS=90a-real)
 	@scripts/build $(ARGS)
+
+wheels: ## the sdist and the wheel without CUDA into dist/ (ARGS="python3.11 python3.12" for CUDA wheels too)
+	@scripts/wheels $(ARGS)
 
 load: ## a load test with a report and thresholds (ARGS="mixed --host URL --seconds 60" for others)
 	@scripts/load $(ARGS)

@@ -18,6 +18,8 @@ __all__ = ["Model", "load_model"]
 
 # tokenizer_config.json writes "no limit" as a very large number of tokens.
 NO_LENGTH_LIMIT = 1_000_000
+# transformers, and the torch that it reads weights with, serve nobody's requests: an extra.
+INSTALL_CONVERT = "pip install 'embert[convert]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def _check_files(folder: Path) -> None:
     """Raise a ModelError that names the missing file, and the command that makes it where there is one."""
     if not (folder / "tokenizer.json").is_file():
         raise BrokenModel(
-            f'{folder} has no tokenizer.json; make it with: python -c "from transformers import AutoTokenizer as T; '
+            f"{folder} has no tokenizer.json; make it with: {INSTALL_CONVERT} && "
+            'python -c "from transformers import AutoTokenizer as T; '
             f"T.from_pretrained('{folder}').save_pretrained('{folder}')\""
         )
     if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
@@ -124,7 +127,7 @@ def _check_files(folder: Path) -> None:
     if any(folder.glob("pytorch_model*.bin")):
         raise UnsupportedModel(
             f"{folder} has only pickled weights (pytorch_model.bin), which can run code when read and are refused; "
-            f'convert them once with: python -c "from transformers import AutoModel as M; '
+            f'convert them once with: {INSTALL_CONVERT} && python -c "from transformers import AutoModel as M; '
             f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
         )
     raise BrokenModel(f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json")

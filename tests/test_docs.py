@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ import yaml
 
 from docs.images.figures import SCHEMES, svg
 from embert.server.config import ServeConfig, environment_name, option_name
-from tests.docker.dockerfile import stages
 from tests.server.live import ROOT, Live
 
 PAGES = [
@@ -84,6 +84,7 @@ def test_options_named_are_options(page: Path) -> None:
         "EMBERT_CUDA",
         "EMBERT_CUDA_ARCHITECTURES",
         "EMBERT_TEST_IMAGE",
+        "EMBERT_TEST_WHEELS",
         "EMBERT_API_KEY",
         "EMBERT_COVERAGE",
     }
@@ -114,10 +115,18 @@ def test_commands_are_ours(page: str, command: str) -> None:
     match first, words[0] if words else "":
         case "make", target:
             assert f"\n{target}:" in (ROOT / "Makefile").read_text()
+        case "pip", "install":
+            extras = {extra for word in words for extra in ",".join(re.findall(r"\[(.+)\]", word)).split(",") if extra}
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            assert extras <= set(project["optional-dependencies"])
+            assert any("embert" in word or word == "." for word in words)
+        case "docker", "buildx":
+            assert words[-1] in {"ubuntu:24.04", "nvidia/cuda:13.0.1-devel-ubuntu24.04"}
+            assert f"={words[-1]}\n" in (ROOT / "Dockerfile").read_text()
         case "docker", "build":
             assert words[-1] == "."
             assert set(given.get("--target", [])) <= {"gpu", "cpu"}
-            arguments = {argument.value.split("=")[0] for stage in stages().values() for argument in stage.all("ARG")}
+            arguments = set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
             assert {value.split("=")[0] for value in given.get("--build-arg", [])} <= arguments
             assert set(given["-t"]) <= IMAGES
         case "docker", "run":

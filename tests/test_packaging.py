@@ -70,7 +70,10 @@ def test_make_has_a_script_for_every_target() -> None:
 
 
 def test_constraints_pin_every_dependency() -> None:
-    """A dependency without a pin would make tomorrow's CI a different one; torch unpinned fetches gigabytes."""
+    """A dependency without a pin would make tomorrow's CI a different one; torch unpinned fetches gigabytes.
+
+    cuBLAS has none: torch with CUDA wants its own.
+    """
     pinned = {
         line.split("==")[0].lower().replace("_", "-")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -78,9 +81,22 @@ def test_constraints_pin_every_dependency() -> None:
     }
     extras = project()["optional-dependencies"]
     assert isinstance(extras, dict)
+    extras.pop("cuda")
     requirements = [*project()["dependencies"], *(name for extra in extras.values() for name in extra)]  # type: ignore[misc]
     names = {name for requirement in requirements if not (name := requirement_name(requirement)).startswith("embert")}
     assert names - pinned == set()
+
+
+def test_make_installs_what_a_cpu_needs() -> None:
+    """torch is an extra for who serves on a GPU, not for who clones the repository and types `make serve`."""
+    wanted = next(
+        line for line in (ROOT / "scripts" / "install").read_text().splitlines() if line.startswith("wanted=")
+    )
+    assert wanted.startswith('wanted=(cpu default-model "$@")')
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    for extra in ("test", "bench"):
+        assert any("convert" in requirement for requirement in extras[extra]), "they compare with transformers"
 
 
 def requirement_name(requirement: str) -> str:

@@ -34,7 +34,8 @@ def load_encoder(
     comparison), "torch", or "package.module:factory", called as `load_encoder` is, without `encoder`.
 
     The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
-    is not available and for a model that the encoder cannot run, BrokenModel for weights that cannot be read.
+    is not available, for a model that the encoder cannot run and for a CPU without torch, BrokenModel for weights that
+    cannot be read.
     """
     if dtype not in DTYPES:
         raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
@@ -44,9 +45,7 @@ def load_encoder(
     free = encoder == device == "auto"  # nobody asked for CUDA: a model that it cannot run goes to the CPU
     factory: Callable[..., Encoder]
     if kind == "torch":
-        from embert.engine.encoders.torch.encoder import TorchEncoder
-
-        factory = TorchEncoder
+        factory = _torch_encoder(choice)
         device = "cpu"
     elif kind in ("cuda", "cuda-portable"):
         factory = importlib.import_module("embert.engine.encoders.cuda").CudaEncoder
@@ -60,10 +59,8 @@ def load_encoder(
     except UnsupportedModel as error:
         if kind != "cuda" or not free:
             raise
-        from embert.engine.encoders.torch.encoder import TorchEncoder
-
-        built = TorchEncoder(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
         choice = f"the GPU is not used: {error}"
+        built = _torch_encoder(choice)(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
     built.choice = "; ".join(filter(None, (choice, built.choice)))  # the encoder's own part says how it works
     return built
 
@@ -102,6 +99,17 @@ def _cuda_unavailable() -> str | None:
             raise
         return "built without CUDA"
     return cast("str | None", cuda.unavailable_reason())
+
+
+def _torch_encoder(choice: str) -> Callable[..., Encoder]:
+    """The CPU encoder. UnsupportedModel where torch, an extra, is not installed; `choice` says why it is needed."""
+    try:
+        from embert.engine.encoders.torch.encoder import TorchEncoder
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UnsupportedModel(f"the CPU encoder needs torch ({choice}): pip install 'embert[cpu]'") from None
+    return TorchEncoder
 
 
 def _imported(path: str) -> Callable[..., Encoder]:

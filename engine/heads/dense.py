@@ -85,7 +85,8 @@ def read_dense(folder: Path, name: str) -> Dense:
         if (folder / name / "pytorch_model.bin").is_file():
             raise UnsupportedModel(
                 f"{folder / name} has only pickled weights (pytorch_model.bin), which can run code when read and are "
-                'refused; convert the model once with: python -c "from sentence_transformers import '
+                "refused; convert the model once with: pip install sentence-transformers && "
+                'python -c "from sentence_transformers import '
                 f"SentenceTransformer as S; S('{folder}').save('{folder}')\""
             )
         raise BrokenModel(f"{folder / name} has no model.safetensors")

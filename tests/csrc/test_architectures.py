@@ -12,20 +12,30 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def answered(folder: Path, nvidia_smi: str) -> tuple[int, str]:
-    """What scripts/architectures says where nvidia-smi is such a script."""
+def cmake(*arguments: str | Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run CMake, with the commands of `path` before all others."""
+    places = [str(path), str(ROOT / ".venv" / "bin"), os.environ["PATH"]][path is None :]
+    tool = shutil.which("cmake", path=os.pathsep.join(places))
+    if tool is None:
+        pytest.skip("needs cmake")
+    env = {**os.environ, "PATH": os.pathsep.join(places)}
+    return subprocess.run([tool, *arguments], env=env, capture_output=True, text=True, check=False)
+
+
+def answered(folder: Path, nvidia_smi: str) -> tuple[str, str]:
+    """Architectures and reason where nvidia-smi is such a script."""
     tool = folder / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
     tool.chmod(0o755)
-    found = subprocess.run(
-        [ROOT / "scripts" / "architectures"],
-        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
+    script = folder / "ask.cmake"
+    script.write_text(
+        f"include({ROOT}/csrc/architectures.cmake)\nembert_architectures_here(found reason)\n"
+        'message("${found}|${reason}")\n'
     )
-    assert not found.stderr
-    return found.returncode, found.stdout.strip()
+    found = cmake("-P", script, path=folder)
+    assert found.returncode == 0, found.stderr
+    architectures, _, reason = found.stderr.strip().partition("|")
+    return architectures, reason
 
 
 @pytest.mark.parametrize(
@@ -40,7 +50,7 @@ def answered(folder: Path, nvidia_smi: str) -> tuple[int, str]:
     ],
 )
 def test_gpus_that_can_be_built_for(tmp_path: Path, capabilities: str, architectures: str) -> None:
-    assert answered(tmp_path, f"printf '{capabilities}\\n'") == (0, architectures)
+    assert answered(tmp_path, f"printf '{capabilities}\\n'") == (architectures, "")
 
 
 @pytest.mark.parametrize(
@@ -54,9 +64,35 @@ def test_gpus_that_can_be_built_for(tmp_path: Path, capabilities: str, architect
     ],
 )
 def test_gpus_that_cannot(tmp_path: Path, tool: str, reason: str) -> None:
-    status, said = answered(tmp_path, tool)
-    assert status == 1
+    architectures, said = answered(tmp_path, tool)
+    assert architectures == ""
     assert said.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("nvidia_smi", "reason"),
+    [("exit 9", "there is no NVIDIA GPU here"), ("echo 7.5", "the GPU here has compute capability 7.5")],
+)
+def test_auto_asks_the_machine_before_any_compiler(tmp_path: Path, nvidia_smi: str, reason: str) -> None:
+    """From a clone, from an sdist, whoever builds: without a GPU to build for, pip compiles nothing."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
+    tool.chmod(0o755)
+    found = cmake("-S", ROOT, "-B", tmp_path / "build", path=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert f"embert: CPU encoder only ({reason}" in found.stdout
+    assert "compiler identification" not in found.stdout
+
+
+def test_on_without_architectures_builds_them_all(tmp_path: Path) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\nprintf 'compute_75\\ncompute_80\\ncompute_86\\ncompute_89\\ncompute_90\\n'\n")
+    nvcc.chmod(0o755)
+    script = tmp_path / "ask.cmake"
+    script.write_text(
+        f'include({ROOT}/csrc/architectures.cmake)\nembert_every_architecture({nvcc} found)\nmessage("${{found}}")\n'
+    )
+    assert cmake("-P", script).stderr.strip() == "80-real;86-real;89-real;90a-real;90-virtual"
 
 
 @pytest.mark.parametrize(
@@ -71,10 +107,6 @@ def test_gpus_that_cannot(tmp_path: Path, tool: str, reason: str) -> None:
     ],
 )
 def test_cmake_builds_nothing_for_an_old_gpu(tmp_path: Path, options: list[str], status: int, said: str) -> None:
-    cmake = shutil.which("cmake", path=f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}")
-    if cmake is None:
-        pytest.skip("needs cmake")
-    command = [cmake, "-S", str(ROOT), "-B", str(tmp_path), *options]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = cmake("-S", ROOT, "-B", tmp_path, *options)
     assert found.returncode == status, found.stderr
     assert said in " ".join((found.stdout + found.stderr).split())

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,7 @@ IN_FULL = os.environ.get("EMBERT_TEST_IMAGE") == "1"  # CI's way: minutes more
 
 def test_every_run_is_one_of_our_scripts() -> None:
     runs = [run for stage in STAGES.values() for run in stage.all("RUN")]
-    assert {run.words[0] for run in runs} == {f"/image/{path.name}" for path in SCRIPTS.iterdir()}
+    assert {run.words[0] for run in runs} == {f"/image/{path.name}" for path in SCRIPTS.iterdir() if path.is_file()}
     assert all("--mount=type=bind,source=docker/image,target=/image" in run.options for run in runs)
     assert all("&&" not in run.value for run in runs)
 
@@ -82,6 +83,58 @@ def test_the_build_context_is_what_is_copied_and_no_more() -> None:
     assert patterns[0] == "*"
 
 
+def test_the_driver_that_cuda_needs_is_asked_for() -> None:
+    """A driver older than the base's CUDA is refused when the container starts, not when the GPU is first used."""
+    (text,) = re.findall(r"^ARG CUDA_MAJOR=(\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert re.search(rf"^ARG CUDA_BASE=nvidia/cuda:{text}\.", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert "NVIDIA_REQUIRE_CUDA=cuda>=${CUDA_MAJOR}.0" in STAGES["gpu"].all("ENV")[-1].value
+    for name, script in (("wheel-gpu", "/image/tools"), ("installed-gpu", "/image/environment")):
+        (run,) = [run for run in STAGES[name].all("RUN") if run.words[0] == script]
+        assert run.words[-1] == "$CUDA_MAJOR"
+        assert "CUDA_MAJOR" in {argument.value for argument in STAGES[name].all("ARG")}
+    assert "CUDA_MAJOR" in {argument.value for argument in STAGES["gpu"].all("ARG")}
+
+
+def test_a_base_of_another_cuda_is_refused(tmp_path: Path) -> None:
+    """cuBLASLt and nvcc must be of one major version, or FP32 and older GPUs are refused when the model loads."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.86'\n")
+    nvcc.chmod(0o755)
+    (tmp_path / "apt-get").symlink_to("/bin/false")
+    command = [SCRIPTS / "tools", "compiler", "13"]
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr == ("tools: CUDA_BASE has CUDA 12, and CUDA_MAJOR is 13: build with --build-arg CUDA_MAJOR=12\n")
+    ran = subprocess.run([SCRIPTS / "environment", "gpu", "yes", "11"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "no list of packages for CUDA 11" in ran.stderr
+
+
+PIN = re.compile(r"^([\w.-]+)==(\S+)")
+
+
+@pytest.mark.parametrize("path", sorted((SCRIPTS / "requirements").iterdir()), ids=lambda path: path.name)
+def test_what_an_image_installs_has_hashes(path: Path) -> None:
+    pinned = {canonical(match[1]): match[2] for line in path.read_text().splitlines() if (match := PIN.match(line))}
+    blocks = re.split(r"^(?=[\w.-]+==)", path.read_text(), flags=re.MULTILINE)[1:]
+    assert len(blocks) == len(pinned)
+    assert all("--hash=sha256:" in block for block in blocks)
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints = {canonical(match[1]): match[2] for line in lines if (match := PIN.match(line))}
+    both = set(pinned) & set(constraints)
+    assert {name: pinned[name] for name in both} == {name: constraints[name] for name in both}, "run scripts/lock"
+    if path.name == "embert.txt":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        needed = {canonical(re.split(r"[<>=]", line)[0]) for line in project["dependencies"]}
+        assert needed <= set(pinned), "run scripts/lock"
+        assert not {"torch", "transformers"} & set(pinned)
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 # --- doing what it says, in an empty virtual environment ---
 
 
@@ -114,7 +167,8 @@ class Installed:
 
     def run(self, words: list[str]) -> None:
         name, *arguments = words
-        arguments = [{"$MODEL": "", "$CUBLAS": "no"}.get(argument, argument) for argument in arguments]
+        given = {"$MODEL": "", "$CUBLAS": "no", "$CUDA_MAJOR": "13"}
+        arguments = [given.get(argument, argument) for argument in arguments]
         env = environment() | {
             "PATH": f"{Path(sys.base_prefix, 'bin')}:{os.environ['PATH']}",
             "PYTHONPATH": "",
@@ -224,7 +278,8 @@ def test_the_gpu_images_install_needs_neither_torch_nor_transformers(folder: Pat
     assert refused.returncode == 1
     assert "device cuda cannot be used: built without CUDA" in refused.stderr
     port = free_port()
-    env |= {"EMBERT_PORT": str(port), "EMBERT_ENCODER": "tests.server.stand_in:create", "PYTHONPATH": str(ROOT)}
+    shutil.copy(ROOT / "tests" / "server" / "stand_in.py", source.folder)  # ROOT has an embert of its own
+    env |= {"EMBERT_PORT": str(port), "EMBERT_ENCODER": "stand_in:create", "PYTHONPATH": str(source.folder)}
     with answering(subprocess.Popen([embert, "serve"], cwd="/", env=env, text=True), port) as client:
         assert client.get("/info").json()["backend"] == "stand-in"
         assert len(client.post("/embed", json={"inputs": "a"}).json()[0]) == 384

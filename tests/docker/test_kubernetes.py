@@ -13,6 +13,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from embert import __version__
 from embert.server.api.routes import METRIC_ROUTES
 from embert.server.config import ServeConfig, environment_name
 from tests.docker.dockerfile import stages
@@ -57,7 +58,7 @@ def test_kustomize_renders(folder: str) -> None:
     if folder != "monitoring":
         (deployment,) = (each for each in rendered(folder) if each["kind"] == "Deployment")
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
-        assert container["image"] == ("embert:gpu" if folder == "base" else "embert:cpu")
+        assert container["image"] == f"ghcr.io/embert/embert:{__version__}{'' if folder == 'base' else '-cpu'}"
         assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (folder == "base")
 
 

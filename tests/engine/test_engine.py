@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from embert import engine
+from embert.engine import encoders
 from embert.engine.encoders.base import Encoder, Task
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
@@ -243,6 +244,19 @@ def test_encoders_that_cannot_be_had(
     with pytest.raises(UnsupportedModel) as caught:
         engine.load_encoder(default_model, **options)
     assert str(caught.value) == message
+
+
+def test_a_cpu_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is an extra: who needs it and has it not is told what to install, and why it is needed."""
+    monkeypatch.setattr("embert.engine.encoders.load._cuda_unavailable", lambda: "built without CUDA")
+    for module in [name for name in sys.modules if name.startswith("embert.engine.encoders.torch")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr(encoders, "torch", raising=False)  # the submodule, once imported, is the package's attribute
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UnsupportedModel) as caught:
+        engine.load_encoder(default_model)
+    reason = "no CUDA device: built without CUDA"
+    assert str(caught.value) == f"the CPU encoder needs torch ({reason}): pip install 'embert[cpu]'"
 
 
 def test_the_torch_encoder_runs_on_a_cpu_only(default_model: Model) -> None:
