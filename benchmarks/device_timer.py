@@ -30,7 +30,7 @@ class Timing:
 
 
 class Recorded:
-    """A launch recorded LAUNCHES times on a `testing.Bench` of its own; it is given 0 … LAUNCHES - 1."""
+    """A launch recorded LAUNCHES times on a `_cuda_testing.Bench` of its own; it is given 0 … LAUNCHES - 1."""
 
     def __init__(self, bench: Any, launch: Callable[[int], None]) -> None:
         self._bench = bench

@@ -47,8 +47,8 @@ class Kernel:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     options = _parser().parse_args(argv)
-    cuda = importlib.import_module("embert.engine._cuda")
-    gpu, capability, _ = cuda.device_info(0)
+    testing = importlib.import_module("embert.engine._cuda_testing")
+    gpu, capability, _ = importlib.import_module("embert.engine._cuda").device_info(0)
     timing = Timing(options.rest, options.rounds, options.sustained)
     hidden, inner = options.hidden, options.inner
     layer = (
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     kernels: list[Kernel] = []
     measured: list[Measured] = []
     for tokens in options.tokens:
-        kernels += _kernels(cuda, options, tokens, timing, capability == 90)
+        kernels += _kernels(testing, options, tokens, timing, capability == 90)
         of_layer = [products.measure(shape, tokens, rivals, timing) for shape in layer]
         bias_only = [products.measure(shape, tokens, rivals, timing) for shape in products.BERT]
         measured += of_layer + bias_only
@@ -113,7 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _kernels(cuda: Any, options: argparse.Namespace, tokens: int, timing: Timing, is_hopper: bool) -> Iterator[Kernel]:
+def _kernels(
+    testing: Any, options: argparse.Namespace, tokens: int, timing: Timing, is_hopper: bool
+) -> Iterator[Kernel]:
     """What is no matrix product, and a copy."""
     hidden, inner, heads, length = options.hidden, options.inner, options.heads, options.length
     wide = max(3 * hidden, inner)
@@ -135,7 +137,7 @@ def _kernels(cuda: Any, options: argparse.Namespace, tokens: int, timing: Timing
     gamma = beta = vector.data_ptr()
 
     def timed(name: str, launch: Callable[[Any, int], None], moved: float, flops: float = 0.0) -> Kernel:
-        bench = cuda.testing.Bench()
+        bench = testing.Bench()
         us = Recorded(bench, lambda i: launch(bench, i % sets)).us(timing)
         return Kernel(name, tokens, us, moved, flops)
 
