@@ -25,12 +25,7 @@ __device__ __forceinline__ float2 scale_of_pair(const GemmArguments& of, int row
     parts[i / 8][part] = float2{0.0f, 0.0f};
     if (written) parts[i / 8][part] = from[group * of.parts + part];
   }
-  const auto tree = [](const float2(&p)[8]) {
-    return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
-  };
-  const auto with_neighbour = [](float2 sum) {
-    return sum + float2{__shfl_xor_sync(~0u, sum.x, 1), __shfl_xor_sync(~0u, sum.y, 1)};
-  };
+  const auto with_neighbour = [](float2 sum) { return sum + from_lane(sum, 1); };
   const float2 low = with_neighbour(tree(parts[0]) + tree(parts[2]));  // groups 0 and 4, 1 and 5
   const float2 high = with_neighbour(tree(parts[1]) + tree(parts[3]));
   return row_scale(low + high, of.inverse_width, of.epsilon, factor);
@@ -71,10 +66,7 @@ struct ManyRowsSums {
       float2 sum = (lane % 4 * kSumColumns < of.width ? held[half][0] : none) +
                    ((lane % 4 + 4) * kSumColumns < of.width ? held[half][1] : none);
 #pragma unroll
-      for (int step = 1; step < 4; step *= 2) {
-        sum.x += __shfl_xor_sync(~0u, sum.x, step);
-        sum.y += __shfl_xor_sync(~0u, sum.y, step);
-      }
+      for (int step = 1; step < 4; step *= 2) sum = sum + from_lane(sum, step);
       scales[half] = row_scale(sum, of.inverse_width, of.epsilon, factor);
     }
   }
@@ -86,29 +78,26 @@ struct ManyRowsSums {
 // its partner.
 template <int kChunks>
 __device__ __forceinline__ void combine_chunks(float2 (&chunks)[kChunks], int lane) {
-  const auto from = [](float2 value, int step) {
-    return float2{__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
-  };
   const auto add = [](float2& to, float2 value) { to = to + value; };
   const auto halve = [&](auto count, int step) {
     constexpr int kHalf = decltype(count)::value / 2;
     const bool upper = (lane & step) != 0;
     if constexpr (kHalf == 0) {
-      add(chunks[0], from(chunks[0], step));
+      add(chunks[0], from_lane(chunks[0], step));
     } else {
 #pragma unroll
       for (int k = 0; k < kHalf; ++k) {
         const float2 given = upper ? chunks[k] : chunks[k + kHalf];
         chunks[k] = upper ? chunks[k + kHalf] : chunks[k];
-        add(chunks[k], from(given, step));
+        add(chunks[k], from_lane(given, step));
       }
     }
   };
   halve(std::integral_constant<int, kChunks>(), 2);
   halve(std::integral_constant<int, (kChunks > 1 ? kChunks / 2 : 1)>(), 1);
   if constexpr (kChunks == 8) add(chunks[0], chunks[1]);
-  if constexpr (kChunks >= 4) add(chunks[0], from(chunks[0], 1));
-  if constexpr (kChunks >= 2) add(chunks[0], from(chunks[0], 2));
+  if constexpr (kChunks >= 4) add(chunks[0], from_lane(chunks[0], 1));
+  if constexpr (kChunks >= 2) add(chunks[0], from_lane(chunks[0], 2));
 }
 
 // Writes the sums of this lane's two rows over kColumns columns, from those of their pieces of 16 columns.

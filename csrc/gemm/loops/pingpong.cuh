@@ -104,32 +104,11 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
       if (thread < Shape::kColumns / 2) columns[thread] = own_columns;
       named_barrier_sync(kConsumerBarrier + consumer, 128);
 
-      uint32_t stage = uint32_t(ordinal * steps) % Shape::kStages;
-      uint32_t phase = uint32_t(ordinal * steps) / Shape::kStages & 1;
+      RingPlace<Shape::kStages> at{uint32_t(ordinal * steps) % Shape::kStages,
+                                   uint32_t(ordinal * steps) / Shape::kStages & 1};
       if (kTurns && ordinal > 0) wait_barrier(turn + 8 * consumer, (ordinal - 1) / 2 & 1);
       float c[kHalves][Shape::kColumns / 2];
-      uint32_t last_stage = stage;
-      for (int step = 0; step < steps; ++step) {
-        wait_barrier(ring.full + 8 * stage, phase);
-        const uint32_t x_from = base + stage * Shape::kStageBytes + own_row * 128;
-        const uint32_t w_from = base + stage * Shape::kStageBytes + Shape::kXBytes;
-        fence_registers();
-#pragma unroll
-        for (int k = 0; k < kDepth / 16; ++k) {
-#pragma unroll
-          for (int half = 0; half < kHalves; ++half) {
-            multiply<T>(c[half], further(operand(x_from), half * kBoxBytes + k * 32), further(operand(w_from), k * 32),
-                        step + k > 0);
-          }
-        }
-        commit_products();
-        if (step > 0) {
-          wait_products<1>();  // the stage before this one has been read
-          ring.has_read(last_stage, lane);
-        }
-        last_stage = stage;
-        if (++stage == Shape::kStages) stage = 0, phase ^= 1;
-      }
+      const uint32_t last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, c, [](int) {});
       if (kTurns && lane == 0) arrive(turn + 8 * (consumer ^ 1));  // its products follow while these are in flight
       finish_products(c);
       ring.has_read(last_stage, lane);  // at once: the other consumer waits for what is copied there next
@@ -159,9 +138,9 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
           float2 none;
 #pragma unroll
           for (int i = 0; i < 16; ++i) {
-            const int at = 32 * box + 2 * i;
+            const int element = 32 * box + 2 * i;
             packed[i / 4][i % 4] = finish<T, kActivation, false, kGammaInRows>(
-                c[half][at], c[half][at + 1], of_columns[i / 2], scale[half][i % 2], 0, 0, true, none);
+                c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2], 0, 0, true, none);
           }
           if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
           __syncwarp();

@@ -62,6 +62,49 @@ struct Ring {
   }
 };
 
+// A reader's or the copier's place in the ring: the next stage, and the parity of the phase to wait for.
+template <int kStages>
+struct RingPlace {
+  uint32_t stage, phase;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  }
+};
+
+// The main loop: c = x · Wᵀ over the next `steps` stages, for kHalves times 64 rows of a tile from `own_row` on. A
+// stage is given back a step later, when its products are complete; the last stage's are still in flight at the end.
+// Returns that stage. `committed(step)` runs when a step's products have been committed.
+template <typename T, typename Shape, int kHalves, int kElements, typename Committed>
+__device__ __forceinline__ uint32_t multiply_tile(const Ring& ring, RingPlace<Shape::kStages>& at, int steps,
+                                                  int own_row, int lane, float (&c)[kHalves][kElements],
+                                                  const Committed& committed) {
+  uint32_t last_stage = at.stage;
+  for (int step = 0; step < steps; ++step) {
+    wait_barrier(ring.full + 8 * at.stage, at.phase);
+    const uint32_t x_from = ring.base + at.stage * Shape::kStageBytes + own_row * 128;
+    const uint32_t w_from = ring.base + at.stage * Shape::kStageBytes + Shape::kXBytes;
+    fence_registers();
+#pragma unroll
+    for (int k = 0; k < kDepth / 16; ++k) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        multiply<T>(c[half], further(operand(x_from), half * kBoxBytes + k * 32), further(operand(w_from), k * 32),
+                    step + k > 0);
+      }
+    }
+    commit_products();
+    if (step > 0) {
+      wait_products<1>();  // the stage before this one has been read
+      ring.has_read(last_stage, lane);
+    }
+    committed(step);
+    last_stage = at.stage;
+    at.advance();
+  }
+  return last_stage;
+}
+
 // Fills the ring with what the block's tiles need, in their order; for one thread.
 template <typename Shape, typename AllTiles = Tiles<Shape>>
 class Copier {
@@ -80,13 +123,13 @@ class Copier {
   __device__ __forceinline__ void copy(int tile) {
     const int row = tiles_.row_of(tile), column = tiles_.column_of(tile), columns = tiles_.columns_of(tile);
     for (int step = 0; step < steps_; ++step) {
-      wait_barrier(ring_.empty + 8 * stage_, phase_);
+      wait_barrier(ring_.empty + 8 * at_.stage, at_.phase);
       if (early_ > 0)
         --early_;
       else
-        load_w(stage_, step, column, columns);
-      load_box(&x_map_, place(), ring_.full + 8 * stage_, step * kDepth, row);
-      advance();
+        load_w(at_.stage, step, column, columns);
+      load_box(&x_map_, place(), ring_.full + 8 * at_.stage, step * kDepth, row);
+      at_.advance();
     }
   }
 
@@ -94,25 +137,22 @@ class Copier {
   // them.
   __device__ __forceinline__ void wait_all_read() {
     for (int i = 0; i < Shape::kStages; ++i) {
-      wait_barrier(ring_.empty + 8 * stage_, phase_);
-      advance();
+      wait_barrier(ring_.empty + 8 * at_.stage, at_.phase);
+      at_.advance();
     }
   }
 
   // A step of its own: boxes of 64 columns from `column` on, with all rows of the tile.
   __device__ __forceinline__ void copy_boxes(const CUtensorMap& map, int boxes, int row, int column) {
-    wait_barrier(ring_.empty + 8 * stage_, phase_);
-    arrive_expecting(ring_.full + 8 * stage_, boxes * Shape::kRows * 128);
+    wait_barrier(ring_.empty + 8 * at_.stage, at_.phase);
+    arrive_expecting(ring_.full + 8 * at_.stage, boxes * Shape::kRows * 128);
     for (int box = 0; box < boxes; ++box)
-      load_box(&map, place() + box * Shape::kRows * 128, ring_.full + 8 * stage_, column + box * 64, row);
-    advance();
+      load_box(&map, place() + box * Shape::kRows * 128, ring_.full + 8 * at_.stage, column + box * 64, row);
+    at_.advance();
   }
 
  private:
-  __device__ __forceinline__ uint32_t place() const { return ring_.base + stage_ * Shape::kStageBytes; }
-  __device__ __forceinline__ void advance() {
-    if (++stage_ == Shape::kStages) stage_ = 0, phase_ ^= 1;
-  }
+  __device__ __forceinline__ uint32_t place() const { return ring_.base + at_.stage * Shape::kStageBytes; }
   __device__ __forceinline__ void load_w(uint32_t stage, int step, int column, int columns) const {
     const int share = tiles_.rank * (columns / kCluster);
     arrive_expecting(ring_.full + 8 * stage, Shape::kXBytes + columns * 128);
@@ -128,7 +168,7 @@ class Copier {
   const CUtensorMap& narrow_w_map_;
   int steps_;
   int early_;  // stages whose W is on its way already
-  uint32_t stage_ = 0, phase_ = 1;
+  RingPlace<Shape::kStages> at_{0, 1};
 };
 
 }  // namespace embert::hopper

@@ -134,10 +134,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     uint8_t* const constants = raw + Shape::kConstants + consumer * Shape::kColumnBytes;
     Pair* const columns = reinterpret_cast<Pair*>(constants);
     uint32_t* const nexts = reinterpret_cast<uint32_t*>(constants + Shape::kPairBytes);
-    uint32_t stage = 0, phase = 0;
-    const auto advance = [&] {
-      if (++stage == Shape::kStages) stage = 0, phase ^= 1;
-    };
+    RingPlace<Shape::kStages> at{0, 0};
     uint32_t boxes = 0;  // staged so far
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
       const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
@@ -157,27 +154,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
       float c[Shape::kColumns / 2];
       if (consumer > 0 && tile == tiles.first) wait_barrier(begun, 0);
-      uint32_t last_stage = stage;
+      uint32_t last_stage = at.stage;
       const auto multiply_steps = [&](auto width) {
-        auto& part = reinterpret_cast<float (&)[decltype(width)::value / 2]>(c);
-        for (int step = 0; step < steps; ++step) {
-          wait_barrier(ring.full + 8 * stage, phase);
-          const uint32_t x_from = base + stage * Shape::kStageBytes + own_row * 128;
-          const uint32_t w_from = base + stage * Shape::kStageBytes + Shape::kXBytes;
-          fence_registers();
-#pragma unroll
-          for (int k = 0; k < kDepth / 16; ++k) {
-            multiply<T>(part, further(operand(x_from), k * 32), further(operand(w_from), k * 32), step + k > 0);
-          }
-          commit_products();
-          if (step > 0) {
-            wait_products<1>();  // the stage before this one has been read
-            ring.has_read(last_stage, lane);
-          }
+        auto& part = reinterpret_cast<float (&)[1][decltype(width)::value / 2]>(c);
+        last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, part, [&](int step) {
           if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
-          last_stage = stage;
-          advance();
-        }
+        });
       };
       if (tile_columns == Shape::kColumns) {
         multiply_steps(std::integral_constant<int, Shape::kColumns>());
@@ -199,9 +181,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         for (int in_part = 0; in_part < kChunks; ++in_part) {
           const int chunk = part * kChunks + in_part;
           if (kResidual && chunk % (Shape::kResidualColumns / 16) == 0) {
-            wait_barrier(ring.full + 8 * stage, phase);
-            last_stage = stage;
-            advance();
+            wait_barrier(ring.full + 8 * at.stage, at.phase);
+            last_stage = at.stage;
+            at.advance();
           }
           const uint32_t box_at = own_staging + boxes % Shape::kBoxes * kBoxBytes;
           const int in_box = 2 * (chunk % 4) + lane / 16;  // 8 columns
@@ -233,8 +215,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           uint32_t packed[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
-            packed[i] = finish<T, kActivation, kResidual, kGammaInRows>(c[at], c[at + 1], of_columns[i / 2],
+            const int element = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
+            packed[i] = finish<T, kActivation, kResidual, kGammaInRows>(c[element], c[element + 1], of_columns[i / 2],
                                                                         scale[i % 2], residuals[i], of_next[i / 2],
                                                                         i < 2, sums[i % 2][in_part]);
           }
