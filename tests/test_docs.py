@@ -82,6 +82,7 @@ def test_options_named_are_options(page: Path) -> None:
         "EMBERT_OPTION",
         "EMBERT_CUDA",
         "EMBERT_CUDA_ARCHITECTURES",
+        "EMBERT_TESTING",
         "EMBERT_TEST_IMAGE",
         "EMBERT_API_KEY",
         "EMBERT_COVERAGE",
