@@ -6,9 +6,9 @@
 namespace embert::hopper {
 namespace {
 
-// Up to so many tiles of 64 × 64 the kernel for few rows is faster: for products that widen, and for the others. A
-// forward of BERT-base at 448 rows, whose QKV has 252: 513 µs with it, 481 in ping-pong; of -large at 320, QKV 240: 1
-// 100 and 1 126.
+// Up to so many tiles of 64 × 64 the kernel for few rows is faster: for products that widen, and for the others.
+// Forwards in µs with it and in ping-pong: BERT-base at 448 rows (QKV has 252 tiles) 513 and 481, -large at 320 rows
+// (240 tiles) 1 100 and 1 126.
 constexpr int kFewTilesWidening = 240, kFewTiles = 160;
 constexpr int kMostFewRows = 4096;  // the sums of more rows, up to four parts a group, do not fit their memory (norm.h)
 
@@ -26,8 +26,8 @@ TileChoice few_tile(int rows, int out, int in) {
   return tile(64, rows <= 128 ? 32 : 64);
 }
 
-// Without a residual and up to this K, tiles of 128 × 128 in turn are faster than wide ones (16 384 rows, 1 536 to 4
-// 608: 308 µs against 326; 2 048 to 6 144: 594 against 586).
+// Without a residual and up to this K, tiles of 128 × 128 in turn are faster than wide ones. In µs, in turn and wide,
+// for 16 384 rows: 1 536 to 4 608 columns 308 and 326, 2 048 to 6 144 columns 594 and 586.
 constexpr int kMostPingPongIn = 1536;
 
 TileChoice plain_tile(const ProductSize& product, int processors) {

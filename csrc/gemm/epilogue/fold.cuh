@@ -11,7 +11,7 @@ constexpr int kFoldThreads = 128;
 // What may be left of a row's sum, times kMostOffset, relative to the row's length: a twentieth of FP16's rounding.
 constexpr float kEnough = 1e-5f;
 // Elements of r between which γ·r has to keep its digits. In MiniLM-L6's rows the largest element is 230, and none is
-// beyond 20 deviations of its row. There is room on both sides for other models.
+// beyond 20 deviations of its row. The limits leave a margin for other models.
 constexpr float kLeastElement = 0.7f, kMostElement = 500.0f;
 
 // The next smaller or larger value of T; not for zeros or infinities.

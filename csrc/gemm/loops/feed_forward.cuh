@@ -253,8 +253,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         commit_products();
       }
       pass_turn();
-      // W_in is free after consumer 1's first product, so consumer 0 asks for the next one while it waits. W_out is
-      // free when consumer 1 has read it, so consumer 1 asks, a product earlier than consumer 0 could.
+      // W_in is free after consumer 1's first product, so consumer 0 fetches the next one while it waits. W_out is
+      // free when consumer 1 has read it, so consumer 1 fetches, a product earlier than consumer 0 could.
       const auto fetch = [&](int stage, const auto& load) {
         if (following >= 0 && elect_lane()) {
           for (int half = 0; half < 2; ++half) {

@@ -3,9 +3,9 @@
 //
 // A block has one tile: 16, 32 or 64 rows, and as many columns as its shape says. One warp copies, four multiply, and
 // four read the rows' sums and bring weights for later to the L2 cache. Against latency:
-//   - W's stages are asked for before the earlier kernel ends, x's all at once after it. One elected lane asks for a
-//     whole stage with one instruction. A lane for each box takes 40 ns a box.
-//   - The next kernel may start when this one has asked for its x, not before: weights for two kernels further on would
+//   - Copies of W start before the earlier kernel ends, those of x as soon as it has ended. One elected lane starts the
+//     copy of a whole stage with one instruction. A lane for each box takes 40 ns a box.
+//   - The next kernel may start when the copies of x have started, not before: weights for two kernels further on would
 //     delay x.
 //   - A stage is 128 columns of K. Whether the next one is full is tested before the products of this one, so that the
 //     answer is there when it is needed.
@@ -13,7 +13,7 @@
 //     64 rows all the same: those past the tile are whatever follows in shared memory, and are not stored.
 //   - Two blocks fit on a multiprocessor, so that the next kernel's blocks start before this kernel's blocks end.
 // Accumulation, epilogue and sums are those of the kernels for many rows, to the bit. The ring is ring.cuh's, without
-// clusters and with its barriers' addresses computed here.
+// clusters, and with addresses of its own.
 #pragma once
 
 #include "device/dependent_launch.cuh"
@@ -50,9 +50,9 @@ struct FewShape {
 
 constexpr int kFewMultiply = 128, kFewCopy = 32, kFewScale = 128;  // threads of each kind, in this order
 constexpr int kFewThreads = kFewMultiply + kFewCopy + kFewScale;
-// Up to so many rows the next kernel may launch when the first stages of x have been asked for; with more rows, when
-// all of x has been, because the next kernel's W would delay it. BERT-base, µs a forward, with the first and the second
-// rule: 256 rows 357 and 366, 512 rows 553 and 523.
+// Up to so many rows the next kernel may launch when the copies of the first stages of x have started; with more rows,
+// when those of all of x have, because the next kernel's W would delay x. BERT-base, µs a forward, with the first and
+// the second rule: 256 rows 357 and 366, 512 rows 553 and 523.
 constexpr int kEarlyRows = 256;
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>

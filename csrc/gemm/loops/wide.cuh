@@ -53,9 +53,9 @@ struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
 constexpr int kLag = 2;  // steps between the first consumer and the others
 
 // The tiles of a block where only the first `whole_rows` rows of tiles are whole, and the others half as wide. Narrow
-// tiles are dealt out last and shorten a last round that would leave half of the multiprocessors idle. 26 361 rows of 1
-// 024 columns are 412 tiles for 66 clusters, 6.24 rounds; with narrow tiles a forward of BERT-large takes 2 to 3 %
-// less.
+// tiles are dealt out last and shorten a last round that would leave half of the multiprocessors idle. For example,
+// 26 361 rows of 1 024 columns are 412 tiles for 66 clusters, 6.24 rounds. With narrow tiles a forward of BERT-large
+// takes 2 to 3 % less.
 template <typename Shape>
 struct NarrowingTiles : Tiles<Shape> {
   int whole_rows, whole;  // in rows of tiles, in tiles
