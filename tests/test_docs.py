@@ -83,6 +83,7 @@ def test_options_named_are_options(page: Path) -> None:
         "EMBERT_OPTION",
         "EMBERT_CUDA",
         "EMBERT_CUDA_ARCHITECTURES",
+        "EMBERT_TESTING",
         "EMBERT_TEST_IMAGE",
         "EMBERT_TEST_WHEELS",
         "EMBERT_API_KEY",

@@ -30,7 +30,7 @@ class Timing:
 
 
 class Recorded:
-    """A graph of LAUNCHES launches on a `testing.Bench` of its own; `launch` is called with 0 … LAUNCHES - 1."""
+    """A graph of LAUNCHES launches on a `_cuda_testing.Bench` of its own; `launch` is called with 0 … LAUNCHES - 1."""
 
     def __init__(self, bench: Any, launch: Callable[[int], None]) -> None:
         self._bench = bench

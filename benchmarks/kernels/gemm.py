@@ -235,7 +235,7 @@ def _cutlass(kernel: cutlass.Kernel, swizzle: int, operands: _Operands) -> Made:
 
 
 def _bench() -> Any:
-    return importlib.import_module("embert.engine._cuda").testing.Bench()
+    return importlib.import_module("embert.engine._cuda_testing").Bench()
 
 
 def _random(*shape: int) -> torch.Tensor:

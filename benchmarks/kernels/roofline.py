@@ -49,8 +49,8 @@ class Kernel:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     options = _parser().parse_args(argv)
-    cuda = importlib.import_module("embert.engine._cuda")
-    gpu, capability, _ = cuda.device_info(0)
+    testing = importlib.import_module("embert.engine._cuda_testing")
+    gpu, capability, _ = importlib.import_module("embert.engine._cuda").device_info(0)
     timing = Timing(options.rest, options.rounds, options.sustained)
     hidden, inner = options.hidden, options.inner
     layer = (
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     kernels: list[Kernel] = []
     measured: list[Measured] = []
     for tokens in options.tokens:
-        kernels += _kernels(cuda, options, tokens, timing, capability == 90)
+        kernels += _kernels(testing, options, tokens, timing, capability == 90)
         of_layer = [gemm.measure(shape, tokens, rivals, timing) for shape in layer]
         bias_only = [gemm.measure(shape, tokens, rivals, timing) for shape in gemm.BERT]
         measured += of_layer + bias_only
@@ -115,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _kernels(cuda: Any, options: argparse.Namespace, tokens: int, timing: Timing, is_hopper: bool) -> Iterator[Kernel]:
+def _kernels(
+    testing: Any, options: argparse.Namespace, tokens: int, timing: Timing, is_hopper: bool
+) -> Iterator[Kernel]:
     """Time a copy and every kernel that is not a matrix product."""
     hidden, inner, heads, length = options.hidden, options.inner, options.heads, options.length
     wide = max(3 * hidden, inner)
@@ -137,7 +139,7 @@ def _kernels(cuda: Any, options: argparse.Namespace, tokens: int, timing: Timing
     gamma = beta = vector.data_ptr()
 
     def timed(name: str, launch: Callable[[Any, int], None], moved: float, flops: float = 0.0) -> Kernel:
-        bench = cuda.testing.Bench()
+        bench = testing.Bench()
         us = Recorded(bench, lambda i: launch(bench, i % sets)).us(timing)
         return Kernel(name, tokens, us, moved, flops)
 

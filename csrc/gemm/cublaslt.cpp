@@ -1,9 +1,9 @@
-// The portable matrix product: cuBLASLt with plans resolved once a shape bucket and one workspace allocated once.
+// The portable matrix product: cuBLASLt, with a plan for each shape bucket and one workspace.
 //
-// The library is opened at run time: an encoder on our own kernels never pays for its 500 MB, and a build needs its
-// header only. Without the header (EMBERT_HAS_CUBLASLT unset) this provider says so when it is asked for.
+// The library is opened at run time. So an encoder with our own kernels never loads its 500 MB, and a build needs its
+// header only. Without the header (EMBERT_HAS_CUBLASLT unset) this provider refuses and says why.
 
-#include "gemm.h"
+#include "gemm/linear.h"
 
 #ifdef EMBERT_HAS_CUBLASLT
 
@@ -13,8 +13,8 @@
 #include <map>
 #include <utility>
 
-#include "../encoder/memory.h"
-#include "../kernels/kernels.h"
+#include "device/memory.h"
+#include "elementwise/elementwise.h"
 
 namespace embert {
 namespace {
@@ -35,7 +35,7 @@ struct Library {
   decltype(&cublasLtMatmulAlgoCheck) algo_check = nullptr;
 };
 
-// A handle of the library's, given back at the end of its life.
+// Owns a handle of the library.
 template <typename Handle>
 class Owned {
  public:
@@ -87,7 +87,7 @@ cudaDataType_t data_type(DType dtype) {
   return dtype == DType::kFloat32 ? CUDA_R_32F : dtype == DType::kFloat16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-// Rows of one bucket share a plan; small buckets, because that is where the best tile changes.
+// Rows of one bucket share an algorithm. Buckets are narrow where rows are few: there the best tile changes.
 int bucket_of(int rows) {
   int bucket = 16;
   while (bucket < rows) bucket = bucket < 1024 ? bucket * 2 : bucket + 1024;
@@ -143,7 +143,7 @@ class CublasLtLinear final : public Linear {
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_TRANSA, transpose));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_EPILOGUE,
                    weights_.activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS));
-    // Added in y's type.
+    // The library adds the bias in y's type.
     EMBERT_TRY(bias_.allocate(size_t(weights_.out) * bytes_of(owner_.dtype_)));
     EMBERT_TRY(convert(DType::kFloat32, weights_.bias, owner_.dtype_, bias_.as(), weights_.out, stream));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_.as()));
@@ -194,7 +194,7 @@ class CublasLtLinear final : public Linear {
                            "cublasLtMatmulDescSetAttribute");
   }
 
-  // Layouts are exact, algorithms are resolved once a bucket: a heuristic costs tens of microseconds.
+  // Layouts are exact. Algorithms are found once a bucket: a call of the heuristic takes tens of microseconds.
   Status plan_for(int rows, bool residual, const Plan*& plan) {
     const auto key = std::make_pair(rows, residual);
     if (const auto found = plans_.find(key); found != plans_.end()) {
@@ -212,7 +212,8 @@ class CublasLtLinear final : public Linear {
     const auto key = std::make_pair(bucket_of(rows), residual);
     auto algo = algos_.find(key);
     if (algo == algos_.end()) {
-      // Asked for the whole bucket: what suits 1 row (a matrix-vector kernel) may refuse 15, and rounds differently.
+      // For the bucket's own size: the best algorithm for 1 row, a matrix-vector kernel, may refuse 15 and rounds
+      // otherwise.
       cublasLtMatmulAlgo_t found{};
       EMBERT_TRY(best_algo(key.first, found));
       algo = algos_.emplace(key, found).first;

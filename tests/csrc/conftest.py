@@ -21,6 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def device() -> Iterator[Device]:
+    pytest.importorskip("embert.engine._cuda_testing", reason="needs a build with EMBERT_TESTING=ON")
     made = Device()
     yield made
     made.free()

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "gemm/gemm.h"
-#include "kernels/kernels.h"
+#include "elementwise/elementwise.h"
+#include "gemm/linear.h"
 
 namespace {
 int allocations = 0;

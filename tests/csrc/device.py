@@ -22,7 +22,7 @@ class Device:
     """One stream, the launchers, and arrays by address."""
 
     def __init__(self) -> None:
-        self.launch: Any = importlib.import_module("embert.engine._cuda").testing.Bench()
+        self.launch: Any = importlib.import_module("embert.engine._cuda_testing").Bench()
         self._arrays: dict[int, int] = {}
 
     def put(self, array: npt.NDArray[Any]) -> int:

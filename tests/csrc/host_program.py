@@ -18,7 +18,9 @@ CSRC = Path(__file__).parents[2] / "csrc"
 # The encoder's host side, and what stands in for the device.
 RECORDED = (
     Path(__file__).with_name("recording_device.cpp"),
-    *(CSRC / "encoder" / name for name in ("encoder.cpp", "forward.cpp", "weights.cpp", "batch.cpp", "device.cpp")),
+    *sorted((CSRC / "runtime").glob("*.cpp")),
+    *sorted((CSRC / "model").glob("*.cpp")),
+    CSRC / "device" / "capability.cpp",
 )
 
 

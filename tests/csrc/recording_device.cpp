@@ -6,6 +6,14 @@
 
 #include <cstring>
 
+#include "attention/attention.h"
+#include "device/tensor_maps.h"
+#include "elementwise/elementwise.h"
+#include "embedding/embedding.h"
+#include "gemm/linear.h"
+#include "heads/pooling.h"
+#include "norm/layernorm.h"
+
 bool telling = false;
 Faults faults;
 Living living;

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "encoder/encoder.h"
+#include "runtime/encoder.h"
 
 extern bool telling;  // whether anything is written
 

@@ -23,7 +23,7 @@ from tests.csrc.host_program import CSRC
 
 pytestmark = pytest.mark.timeout(900)  # four compilers at once, on cores that others may use
 
-SOURCES = ("gemm/hopper.cu", "gemm/hopper_joined.cu", "kernels/attention_hopper.cu", "kernels/attention.cu")
+SOURCES = ("gemm/hopper.cu", "gemm/hopper_feed_forward.cu", "attention/sm90.cu", "attention/sm80.cu")
 BARRIERS = 64  # of a multiprocessor
 # Bytes that may be spilled: what these kernels have spilled since they were measured, and no more. The last template
 # argument: whether gamma is in the rows (csrc/EPILOGUES.md).
@@ -125,9 +125,9 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     names = {source: " ".join(kernel.name for kernel in each.kernels) for source, each in compiled.items()}
     for kernel in ("pingpong_kernel", "wide_kernel", "few_rows_kernel"):
         assert kernel in names["hopper"]
-    assert "feed_forward_kernel" in names["hopper_joined"]
-    assert "attention_hopper_kernel" in names["attention_hopper"]
-    assert "attention_short_kernel" in names["attention"]
+    assert "feed_forward_kernel" in names["hopper_feed_forward"]
+    assert "attention_hopper_kernel" in names["sm90"]
+    assert "attention_short_kernel" in names["sm80"]
 
 
 def test_nothing_is_spilled_where_it_counts(compiled: dict[str, Compiled]) -> None:
@@ -142,7 +142,7 @@ def test_products_are_not_serialised(compiled: dict[str, Compiled]) -> None:
         assert not each.serialised, source
 
 
-@pytest.mark.parametrize(("source", "kernel"), [("attention_hopper", "attention_hopper"), ("attention", "short")])
+@pytest.mark.parametrize(("source", "kernel"), [("sm90", "attention_hopper"), ("sm80", "attention_short")])
 def test_barriers_leave_room_for_blocks(compiled: dict[str, Compiled], source: str, kernel: str) -> None:
     """As many blocks as the registers allow: 65 536 of a multiprocessor, 128 threads a block."""
     chosen = [each for each in compiled[source].kernels if f"{kernel}_kernel" in each.name]

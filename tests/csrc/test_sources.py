@@ -20,8 +20,8 @@ HOPPERS_OWN = {
     "few_rows_kernel": "gemm/hopper.cu",
     "pingpong_kernel": "gemm/hopper.cu",
     "wide_kernel": "gemm/hopper.cu",
-    "feed_forward_kernel": "gemm/hopper_joined.cu",
-    "attention_hopper_kernel": "kernels/attention_hopper.cu",
+    "feed_forward_kernel": "gemm/hopper_feed_forward.cu",
+    "attention_hopper_kernel": "attention/sm90.cu",
 }
 
 
@@ -67,8 +67,8 @@ def test_accumulators_are_named_before_they_are_read() -> None:
     for path in sources():
         for line in path.read_text().splitlines():
             waits = "wait_products<0>()" in line
-            assert not waits or path.name in ("hopper.cuh", "hopper_feed_forward.cuh"), path.name
-    feed_forward = (CSRC / "gemm" / "hopper_feed_forward.cuh").read_text()
+            assert not waits or path.name in ("wgmma.cuh", "feed_forward.cuh"), path.name
+    feed_forward = (CSRC / "gemm" / "loops" / "feed_forward.cuh").read_text()
     assert feed_forward.index("wait_read(0);") < feed_forward.index("are_complete(inner);")
     assert feed_forward.index("wait_read(2);") < feed_forward.index("are_complete(y);")
     assert feed_forward.index("are_complete(y);") < feed_forward.index("float4{y[half][at]")
@@ -79,5 +79,5 @@ def test_nothing_works_on_the_legacy_stream_unawaited() -> None:
     for path in sources():
         calls = re.findall(r"cudaMemset\(|cudaMemset2D\(", path.read_text())
         assert not calls or path.name == "memory.h", path.name
-    memory = (CSRC / "encoder" / "memory.h").read_text()
+    memory = (CSRC / "device" / "memory.h").read_text()
     assert re.search(r"cudaMemset\(.*\n.*cudaStreamSynchronize\(nullptr\)", memory)

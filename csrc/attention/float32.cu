@@ -1,0 +1,99 @@
+// softmax(Q·Kᵀ/√d)·V in FP32 throughout: for exactness, not for speed.
+//
+// A warp computes a query row: a lane a key for the scores, a lane a column for the sums, an online softmax over 32
+// keys a step.
+
+#include <cmath>
+
+#include "attention/attention.h"
+#include "device/dependent_launch.cuh"
+#include "device/numeric.cuh"
+
+namespace embert {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kKeys = 32;
+constexpr int kMaxDim = 128;
+constexpr int kColumns = kMaxDim / 32;  // a lane's
+
+template <bool kRelative>
+__global__ void __launch_bounds__(kWarps * 32)
+    attention_float_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
+                           float* context, const RelativeScores relative) {
+  __shared__ float keys[kKeys][kMaxDim + 1];
+  __shared__ float values[kKeys][kMaxDim + 1];
+  __shared__ float queries[kWarps][kMaxDim];
+  dependents_may_launch();
+  wait_for_earlier_kernels();
+  const int head = blockIdx.x;
+  const AttentionTile tile = tiles[blockIdx.y];
+  if (tile.length == 0) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const size_t pitch = size_t(3) * heads * dim;
+  const float* const base = qkv + size_t(tile.first_row) * pitch + head * dim;
+  const int last = min(tile.query + kAttentionRows, tile.length);
+
+  for (int first = tile.query; first < last; first += kWarps) {
+    const int query = first + warp;
+    const bool real = query < last;
+    for (int c = lane; c < dim; c += 32) queries[warp][c] = real ? base[query * pitch + c] * scale : 0.0f;
+    float highest = -INFINITY, sum = 0.0f;
+    float out[kColumns] = {};
+    for (int key = 0; key < tile.length; key += kKeys) {
+      __syncthreads();
+      for (int i = threadIdx.x; i < kKeys * dim; i += kWarps * 32) {
+        const int row = i / dim, column = i % dim;
+        const bool exists = key + row < tile.length;
+        const float* const from = base + size_t(exists ? key + row : 0) * pitch + column;
+        keys[row][column] = exists ? from[heads * dim] : 0.0f;
+        values[row][column] = exists ? from[2 * heads * dim] : 0.0f;
+      }
+      __syncthreads();
+      float score = 0.0f;
+      for (int c = 0; c < dim; ++c) score = fmaf(queries[warp][c], keys[lane][c], score);
+      if constexpr (kRelative)  // last: before, every sum above would be rounded as coarsely as it
+        score = fmaf(scale, __ldg(relative.scores + (2 * head + 1) * relative.reach + key + lane - query), score);
+      if (key + lane >= tile.length) score = -INFINITY;
+      const float step_highest = fmaxf(highest, warp_max(score));
+      const float correction = expf(highest - step_highest);  // 0 at the first step
+      const float p = expf(score - step_highest);
+      highest = step_highest;
+      sum = fmaf(sum, correction, warp_sum(p));
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) out[i] *= correction;
+      for (int k = 0; k < kKeys; ++k) {
+        const float weight = __shfl_sync(~0u, p, k);
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          if (lane + 32 * i < dim) out[i] = fmaf(weight, values[k][lane + 32 * i], out[i]);
+        }
+      }
+    }
+    if (real) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        if (lane + 32 * i < dim) {
+          context[size_t(tile.first_row + query) * heads * dim + head * dim + lane + 32 * i] = out[i] / sum;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Status attention_float32(const void* qkv, const AttentionWork& work, int heads, int head_size,
+                         const RelativeScores& relative, void* context, const Stream& stream) {
+  const float scale = float(1.0 / std::sqrt(double(head_size)));
+  const auto run = [&](const AttentionTile* tiles, int count) {
+    const auto kernel = relative.scores == nullptr ? attention_float_kernel<false> : attention_float_kernel<true>;
+    return launch("attention_float", kernel, dim3(heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv),
+                  tiles, heads, head_size, scale, static_cast<float*>(context), relative);
+  };
+  if (work.tile_count > 0) EMBERT_TRY(run(work.tiles, work.tile_count));
+  if (work.short_count > 0) EMBERT_TRY(run(work.shorts, work.short_count));
+  return {};
+}
+
+}  // namespace embert

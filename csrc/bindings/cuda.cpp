@@ -1,0 +1,194 @@
+// embert.engine._cuda: the encoder for Python. numpy in, numpy out; the GIL is released while the device works.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "bindings/status.h"
+#include "runtime/encoder.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace embert {
+namespace {
+
+template <typename T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Vectors = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+DType dtype_of(const std::string& name) {
+  if (name == "float32") return DType::kFloat32;
+  if (name == "float16") return DType::kFloat16;
+  if (name == "bfloat16") return DType::kBFloat16;
+  throw nb::value_error(("dtype must be float32, float16 or bfloat16, found " + name).c_str());
+}
+
+std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions,
+                                      int types, bool padding, bool relative, float epsilon,
+                                      const std::string& activation, const std::string& pooling,
+                                      const std::string& dtype, int device, int max_tokens, const std::string& gemm,
+                                      const std::string& cublaslt_library, bool fold, bool graphs) {
+  ModelShape shape;
+  shape.hidden = hidden;
+  shape.layers = layers;
+  shape.heads = heads;
+  shape.inner = inner;
+  shape.vocabulary = vocabulary;
+  shape.positions = positions;
+  shape.types = types;
+  shape.padding = padding;
+  shape.relative = relative;
+  shape.epsilon = epsilon;
+  shape.dtype = dtype_of(dtype);
+  if (activation == "gelu")
+    shape.activation = Activation::kGeluErf;
+  else if (activation == "gelu_tanh")
+    shape.activation = Activation::kGeluTanh;
+  else if (activation == "relu")
+    shape.activation = Activation::kRelu;
+  else
+    throw Refused("the CUDA encoder does not know the activation " + activation);
+  if (pooling == "cls")
+    shape.pooling = Pooling::kCls;
+  else if (pooling == "mean")
+    shape.pooling = Pooling::kMean;
+  else if (pooling == "max")
+    shape.pooling = Pooling::kMax;
+  else if (pooling == "last-token")
+    shape.pooling = Pooling::kLast;
+  else
+    throw Refused("the CUDA encoder does not know the pooling " + pooling);
+  EncoderOptions options;
+  options.device = device;
+  options.max_tokens = max_tokens;
+  options.gemm = gemm;
+  options.cublaslt_library = cublaslt_library;
+  options.fold = fold;
+  options.graphs = graphs;
+  std::unique_ptr<Encoder> made;
+  nb::gil_scoped_release release;
+  raise(Encoder::create(shape, options, made));
+  return made;
+}
+
+int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, std::optional<Vector<int32_t>> types,
+               std::optional<Vector<int32_t>> positions, std::optional<Vector<int32_t>> dimensions,
+               std::optional<Vector<bool>> normalize, bool tokens) {
+  if (cu_seqlens.shape(0) < 1) throw Refused("cu_seqlens is empty");
+  if (std::max(ids.shape(0), cu_seqlens.shape(0)) > size_t(INT32_MAX))
+    throw Refused("a batch of over 2147483647 tokens");
+  BatchView batch;
+  batch.tokens = int(ids.shape(0));
+  batch.sequences = int(cu_seqlens.shape(0)) - 1;
+  if (types && types->shape(0) != ids.shape(0)) throw Refused("token_types must have as many elements as ids");
+  if (positions && positions->shape(0) != ids.shape(0)) throw Refused("positions must have as many elements as ids");
+  if (dimensions && int(dimensions->shape(0)) != batch.sequences)
+    throw Refused("dimensions must have one element a sequence");
+  if (normalize && int(normalize->shape(0)) != batch.sequences)
+    throw Refused("normalize must have one element a sequence");
+  batch.ids = ids.data();
+  batch.cu_seqlens = cu_seqlens.data();
+  batch.types = types ? types->data() : nullptr;
+  batch.positions = positions ? positions->data() : nullptr;
+  batch.dimensions = dimensions ? dimensions->data() : nullptr;
+  batch.normalize = normalize ? reinterpret_cast<const uint8_t*>(normalize->data()) : nullptr;
+  int64_t ticket = 0;
+  nb::gil_scoped_release release;
+  raise(encoder.submit(batch, tokens ? Task::kTokens : Task::kEmbed, ticket));
+  return ticket;
+}
+
+Vectors wait(Encoder& encoder, int64_t ticket) {
+  if (!encoder.is_in_flight(ticket)) raise(encoder.wait(ticket, nullptr));  // which says why
+  const size_t rows = encoder.rows_of(ticket), columns = encoder.shape().hidden;
+  std::unique_ptr<float[]> out(new float[std::max<size_t>(rows * columns, 1)]);
+  {
+    nb::gil_scoped_release release;
+    raise(encoder.wait(ticket, out.get()));
+  }
+  float* const data = out.release();
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  return Vectors(data, {rows, columns}, owner);
+}
+
+}  // namespace
+}  // namespace embert
+
+NB_MODULE(_cuda, m) {
+  using namespace embert;
+  m.doc() = "The CUDA encoder. Used through embert.engine.encoders.cuda.";
+  bind_exceptions(m);
+
+  m.def(
+      "device_count",
+      [] {
+        int count = 0, driver = 0;
+        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) throw Refused("no NVIDIA driver is installed");
+        const cudaError_t code = cudaGetDeviceCount(&count);
+        if (code != cudaSuccess && code != cudaErrorNoDevice) {
+          cudaGetLastError();
+          throw Refused(cudaGetErrorString(code));
+        }
+        return code == cudaSuccess ? count : 0;
+      },
+      "How many CUDA devices there are. Raises Refused where the driver cannot say.");
+  m.def(
+      "device_info",
+      [](int device) {
+        cudaDeviceProp properties{};
+        raise(Status::cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
+        return nb::make_tuple(std::string(properties.name), properties.major * 10 + properties.minor,
+                              size_t(properties.totalGlobalMem));
+      },
+      "device"_a, "Name, compute capability (90 for 9.0) and memory in bytes.");
+
+  nb::class_<Encoder>(m, "Encoder")
+      .def(
+          "load",
+          [](Encoder& encoder, const std::string& name, int layer, Vector<uint8_t> bytes,
+             const std::vector<size_t>& shape, const std::string& dtype) {
+            const DType stored = dtype_of(dtype);
+            size_t expected = bytes_of(stored);
+            for (const size_t size : shape) expected *= size;
+            if (bytes.shape(0) != expected) throw nb::value_error("data must have as many bytes as its shape says");
+            nb::gil_scoped_release release;
+            raise(encoder.load(name, layer, bytes.data(), shape, stored));
+          },
+          "name"_a, "layer"_a, "data"_a, "shape"_a, "dtype"_a,
+          "Upload one tensor of so many rows and columns, or elements; `data` must stay alive until start().")
+      .def(
+          "start",
+          [](Encoder& encoder) {
+            std::string fold_refusal;
+            raise(encoder.start(fold_refusal));
+            return fold_refusal;
+          },
+          nb::call_guard<nb::gil_scoped_release>(),
+          "All weights are there: warm up and capture graphs. Answers empty, or why LayerNorms cannot be folded into "
+          "these weights: the encoder is then not started.")
+      .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "positions"_a.none(),
+           "dimensions"_a.none(), "normalize"_a.none(), "tokens"_a)
+      .def("wait", &wait, "ticket"_a)
+      .def_prop_ro("gemm", &Encoder::gemm_name)
+      .def_prop_ro("folds", &Encoder::folds)
+      .def_prop_ro("graphs", &Encoder::graph_count)
+      .def_prop_ro(
+          "memory",
+          [](const Encoder& encoder) {
+            const MemoryUse use = encoder.memory_use();
+            return nb::make_tuple(use.weights, use.activations, use.total);
+          },
+          "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
+  m.def("make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
+        "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
+        "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a);
+}

@@ -1,0 +1,319 @@
+// embert.engine._cuda_testing: device memory as plain addresses, every launcher as a function, and a timer that replays
+// a graph of them. For tests/csrc and benchmarks only: it is built where EMBERT_TESTING is on, and no wheel has it.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "bindings/status.h"
+#include "device/tensor_maps.h"
+#include "elementwise/elementwise.h"
+#include "embedding/embedding.h"
+#include "gemm/linear.h"
+#include "heads/pooling.h"
+#include "norm/layernorm.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace embert {
+namespace {
+
+using Address = uintptr_t;
+
+template <typename T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+DType dtype(int tag) {
+  return DType(tag);
+}
+
+// A stream on the current device, and launches on it. A recorded graph of them can be replayed and timed.
+class Bench {
+ public:
+  Bench() {
+    raise(Status::cuda(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking), "cudaStreamCreate"));
+  }
+  ~Bench() {
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+    cudaStreamDestroy(stream_.handle);
+  }
+  void check(const Status& status) const { raise(status); }
+  void check(cudaError_t code, const char* where) const { raise(Status::cuda(code, where)); }
+  const Stream& stream() const { return stream_; }
+  void dependent_launch(bool on) { stream_.dependent_launch = on; }
+  TensorMaps* maps(DType type) {
+    maps_ = std::make_unique<TensorMaps>(type);
+    check(maps_->open());
+    return maps_.get();
+  }
+
+  Address allocate(size_t bytes) {
+    void* made = nullptr;
+    check(cudaMalloc(&made, bytes), "cudaMalloc");
+    return Address(made);
+  }
+  void free(Address address) { check(cudaFree(at(address)), "cudaFree"); }
+  void upload(Address to, nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> from) {
+    check(cudaMemcpyAsync(at(to), from.data(), from.shape(0), cudaMemcpyHostToDevice, stream_.handle), "upload");
+    synchronize();
+  }
+  void download(nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> to, Address from) {
+    check(cudaMemcpyAsync(to.data(), at(from), to.shape(0), cudaMemcpyDeviceToHost, stream_.handle), "download");
+    synchronize();
+  }
+  void fill(Address to, int byte, size_t bytes) { check(cudaMemsetAsync(at(to), byte, bytes, stream_.handle), "fill"); }
+  void copy(Address to, Address from, size_t bytes) {
+    check(cudaMemcpyAsync(at(to), at(from), bytes, cudaMemcpyDeviceToDevice, stream_.handle), "copy");
+  }
+  void synchronize() {
+    nb::gil_scoped_release release;
+    const cudaError_t code = cudaStreamSynchronize(stream_.handle);
+    nb::gil_scoped_acquire acquire;
+    check(code, "synchronize");
+  }
+
+  void begin_recording() {
+    check(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal), "begin_recording");
+  }
+  void end_recording() {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream_.handle, &graph), "end_recording");
+    const std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> owner(graph, cudaGraphDestroy);
+    check(cudaGraphGetNodes(graph, nullptr, &recorded_), "cudaGraphGetNodes");
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+    graph_ = nullptr;
+    check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
+  }
+  size_t recorded() const { return recorded_; }
+  // Milliseconds of each of `times` replays, after two that are not counted.
+  std::vector<float> replay(int times) {
+    cudaEvent_t from = nullptr, to = nullptr;
+    using Event = std::unique_ptr<CUevent_st, decltype(&cudaEventDestroy)>;
+    check(cudaEventCreate(&from), "cudaEventCreate");
+    const Event owner_of_from(from, cudaEventDestroy);
+    check(cudaEventCreate(&to), "cudaEventCreate");
+    const Event owner_of_to(to, cudaEventDestroy);
+    std::vector<float> all(times);
+    for (int i = -2; i < times; ++i) {
+      check(cudaEventRecord(from, stream_.handle), "cudaEventRecord");
+      check(cudaGraphLaunch(graph_, stream_.handle), "cudaGraphLaunch");
+      check(cudaEventRecord(to, stream_.handle), "cudaEventRecord");
+      check(cudaEventSynchronize(to), "replay");
+      if (i >= 0) check(cudaEventElapsedTime(&all[i], from, to), "cudaEventElapsedTime");
+    }
+    return all;
+  }
+
+ private:
+  Stream stream_;
+  cudaGraphExec_t graph_ = nullptr;
+  size_t recorded_ = 0;
+  std::unique_ptr<TensorMaps> maps_;
+};
+
+// A matrix product with its provider.
+struct Product {
+  std::unique_ptr<GemmProvider> provider;
+  std::unique_ptr<Linear> linear;
+  int parts = 1;  // of the sums that the last run left
+};
+
+// Both products of a feed-forward layer.
+struct BothProducts {
+  std::unique_ptr<GemmProvider> provider;
+  std::unique_ptr<FeedForward> joined;
+  int parts = 1;  // of the sums that the last run left
+};
+
+}  // namespace
+}  // namespace embert
+
+NB_MODULE(_cuda_testing, m) {
+  using namespace embert;
+  m.doc() = "Single kernels on device memory, for tests and benchmarks.";
+  bind_exceptions(m);
+  nb::class_<Product>(m, "Product")
+      .def(
+          "run",
+          [](Product& self, Bench& bench, Address x, Address residual, int rows, Address y, Address sums, int parts,
+             Address y_sums) {
+            const float2* const of_x = residual == 0 ? at<float2>(sums) : nullptr;
+            const float2* const of_residual = residual == 0 ? nullptr : at<float2>(sums);
+            bench.check(self.linear->run({at(x), of_x, parts}, {at(residual), of_residual, parts}, rows, at(y),
+                                         at<float2>(y_sums), self.parts, bench.stream()));
+          },
+          "bench"_a, "x"_a, "residual"_a, "rows"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_sums"_a = 0,
+          "`sums` (with `parts` a group): of the residual's rows if there is one, else of x's.")
+      .def_ro("parts", &Product::parts)
+      .def("check_folds", [](const Product& self) { raise(self.provider->check_folds()); });
+
+  nb::class_<BothProducts>(m, "BothProducts")
+      .def(
+          "run",
+          [](BothProducts& self, Bench& bench, Address x, int rows, Address inner, Address y, Address sums, int parts,
+             Address y_sums, bool backwards) {
+            Stream along = bench.stream();
+            along.backwards = !backwards;
+            bench.check(self.joined->run({at(x), at<float2>(sums), parts}, rows, at(inner), at(y), at<float2>(y_sums),
+                                         self.parts, along));
+          },
+          "bench"_a, "x"_a, "rows"_a, "inner"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_sums"_a = 0,
+          "backwards"_a = false)
+      .def_ro("parts", &BothProducts::parts);
+
+  nb::class_<Bench>(m, "Bench")
+      .def(nb::init<>())
+      .def("dependent_launch", &Bench::dependent_launch)
+      .def("allocate", &Bench::allocate)
+      .def("free", &Bench::free)
+      .def("upload", &Bench::upload)
+      .def("download", &Bench::download)
+      .def("fill", &Bench::fill)
+      .def("copy", &Bench::copy)
+      .def("synchronize", &Bench::synchronize)
+      .def("begin_recording", &Bench::begin_recording)
+      .def("end_recording", &Bench::end_recording)
+      .def("replay", &Bench::replay)
+      .def_prop_ro("recorded", &Bench::recorded, "Kernels and copies in the recorded graph.")
+      .def_prop_ro(
+          "stream", [](const Bench& bench) { return Address(bench.stream().handle); },
+          "The stream's address, for other libraries that launch on it.")
+      .def(
+          "product",
+          [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
+             Address bias, int out, int in, int activation, Address gamma, Address beta, bool of_residual,
+             float epsilon, Address exact, bool gamma_in_rows, Address next_gamma) {
+            auto made = std::make_unique<Product>();
+            bench.check(provider == "hopper" ? make_hopper(dtype(type), made->provider)
+                                             : make_cublaslt(dtype(type), library, made->provider));
+            const Norm norm{at<float>(gamma), at<float>(beta)};
+            LinearWeights weights{at(weight), at<float>(bias), out, in, Activation(activation), {}, {}, epsilon};
+            (of_residual ? weights.residual_norm : weights.input_norm) = norm;
+            weights.exact = at<float>(exact);
+            weights.gamma_in_rows = gamma_in_rows;
+            weights.next_gamma = at<float>(next_gamma);
+            bench.check(made->provider->prepare(weights, bench.stream(), made->linear));
+            bench.synchronize();  // check_folds wants it done
+            return made;
+          },
+          "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,
+          "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f, "exact"_a = 0, "gamma_in_rows"_a = false,
+          "next_gamma"_a = 0,
+          "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place from `exact`, "
+          "the same in FP32, unless gamma is in the rows.")
+      .def(
+          "feed_forward",
+          [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,
+             int hidden, int inner, int activation, Address gamma, Address beta, float epsilon, Address exact,
+             bool gamma_in_rows, Address next_gamma) {
+            auto made = std::make_unique<BothProducts>();
+            bench.check(make_hopper(dtype(type), made->provider));
+            const Norm norm{at<float>(gamma), at<float>(beta)};
+            LinearWeights in{at(in_weight), at<float>(in_bias), inner, hidden, Activation(activation), norm, {},
+                             epsilon};
+            LinearWeights out{at(out_weight), at<float>(out_bias), hidden, inner, Activation::kNone, {}, norm, epsilon};
+            in.exact = at<float>(exact);
+            in.gamma_in_rows = out.gamma_in_rows = gamma_in_rows;
+            out.next_gamma = at<float>(next_gamma);
+            std::unique_ptr<Linear> first, second;
+            bench.check(made->provider->prepare(in, bench.stream(), first));
+            bench.check(made->provider->prepare(out, bench.stream(), second));
+            bench.check(made->provider->join(std::move(first), std::move(second), made->joined));
+            return made;
+          },
+          "dtype"_a, "in_weight"_a, "in_bias"_a, "out_weight"_a, "out_bias"_a, "hidden"_a, "inner"_a, "activation"_a,
+          "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "exact"_a = 0, "gamma_in_rows"_a = false, "next_gamma"_a = 0,
+          "The Norm (gamma, beta) is of x; the rest as in `product`, of the first product's weights.")
+      .def("offsets",
+           [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
+              Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles, Address shorts,
+              int tokens, int sequences, int tile_count, int short_count) {
+             const OffsetsInput in{at<int>(header), at<int>(lengths), at<int>(ids), at<int>(types), at<uint32_t>(cuts)};
+             const OffsetsOutput out{at<int>(out_ids),         at<int>(out_types),  at<int>(positions),
+                                     at<uint32_t>(out_cuts),   at<int>(cu_seqlens), at<AttentionTile>(tiles),
+                                     at<AttentionTile>(shorts)};
+             bench.check(compute_offsets(in, out, {tokens, sequences, tile_count, short_count}, bench.stream()));
+           })
+      .def("embed_small",
+           [](Bench& bench, int type, Address word, Address position, Address kinds, Address batch, size_t lengths,
+              size_t ids, size_t types, size_t cuts, size_t bytes, Address out_cuts, Address cu_seqlens, Address tiles,
+              Address shorts, int tokens, int sequences, int tile_count, int short_count, int hidden, Address y,
+              Address sums, Address gamma) {
+             const OffsetsInput in{at<int>(batch), at<int>(batch + lengths), at<int>(batch + ids),
+                                   at<int>(batch + types), at<uint32_t>(batch + cuts)};
+             const OffsetsOutput out{nullptr,
+                                     nullptr,
+                                     nullptr,
+                                     at<uint32_t>(out_cuts),
+                                     at<int>(cu_seqlens),
+                                     at<AttentionTile>(tiles),
+                                     at<AttentionTile>(shorts)};
+             bench.check(embed_small(
+                 dtype(type), {at(word), at(position), at(kinds), {at<float>(gamma), nullptr}, gamma != 0}, in, bytes,
+                 out, {tokens, sequences, tile_count, short_count}, hidden, at(y), at<float2>(sums), bench.stream()));
+           })
+      .def("embed",
+           [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
+              Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y,
+              Address sums, bool gamma_in_rows) {
+             bench.check(embed(dtype(type),
+                               {at(word), at(position), at(kinds), {at<float>(gamma), at<float>(beta)}, gamma_in_rows},
+                               at<int>(ids), at<int>(types), at<int>(positions), rows, hidden, epsilon, at(y),
+                               at<float2>(sums), bench.stream()));
+           })
+      .def("layernorm",
+           [](Bench& bench, int type, Address x, Address gamma, Address beta, int rows, int hidden, float epsilon,
+              Address y) {
+             bench.check(layernorm(dtype(type), at(x), {at<float>(gamma), at<float>(beta)}, rows, hidden, epsilon,
+                                   at(y), bench.stream()));
+           })
+      .def("activate",
+           [](Bench& bench, int type, int activation, int rows, int columns, Address x) {
+             bench.check(activate_rows(dtype(type), Activation(activation), rows, columns, at(x), bench.stream()));
+           })
+      .def(
+          "attention",
+          [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
+             int short_count, int heads, int head_size, Address context, bool hopper, int queries, Address relative,
+             int reach) {
+            bench.check(attention(
+                dtype(type), at(qkv), rows,
+                {at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count, Queries(queries)}, heads,
+                head_size, {at<float>(relative), reach}, at(context), hopper ? bench.maps(dtype(type)) : nullptr,
+                bench.stream()));
+          },
+          "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
+          "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0)
+      .def("gather",
+           [](Bench& bench, int type, Address context, Address x, Address sums, int parts, Address cu_seqlens,
+              int pooling, int sequences, int hidden, Address context_to, Address x_to, Address sums_to) {
+             bench.check(gather(dtype(type), at(context), {at(x), at<float2>(sums), parts}, at<int>(cu_seqlens),
+                                Pooling(pooling), sequences, hidden, at(context_to), at(x_to), at<float2>(sums_to),
+                                bench.stream()));
+           })
+      .def(
+          "pool",
+          [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
+             int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
+             float epsilon, bool gathered, int longest) {
+            bench.check(pool(dtype(type), Pooling(pooling), {at(hidden_states), at<float2>(sums), parts}, gathered,
+                             {at<float>(gamma), at<float>(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts),
+                             sequences, longest, hidden, at<float>(vectors), bench.stream()));
+          },
+          "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
+          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "gathered"_a = false,
+          "longest"_a = 0)
+      .def("convert", [](Bench& bench, int from, Address x, int to, Address y, size_t count) {
+        bench.check(convert(dtype(from), at(x), dtype(to), at(y), count, bench.stream()));
+      });
+}

@@ -1,0 +1,63 @@
+// The result of a launcher or of the encoder: fine, or what failed, where, and with which shapes.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <utility>
+
+namespace embert {
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;  // fine
+
+  // The request cannot be run; the encoder stays usable. Out of memory is one.
+  static Status refused(std::string message) { return Status(std::move(message), false); }
+  // The device failed. After such an error nothing in the context can be trusted.
+  static Status lost(std::string message) { return Status(std::move(message), true); }
+
+  // Fine when `code` is cudaSuccess. Otherwise refused where the device did nothing, else lost, with CUDA's own
+  // message. `where` names the kernel and its shapes.
+  static Status cuda(cudaError_t code, const char* where) {
+    if (code == cudaSuccess) return {};
+    std::string message = std::string(where) + ": " + cudaGetErrorName(code) + ": " + cudaGetErrorString(code);
+    return did_nothing(code) ? refused(std::move(message)) : lost(std::move(message));
+  }
+
+  // Errors of a call that was not carried out. The context stays valid, and what was queued before still runs.
+  static bool did_nothing(cudaError_t code) {
+    switch (code) {
+      case cudaErrorMemoryAllocation:
+      case cudaErrorLaunchOutOfResources:
+      case cudaErrorInvalidConfiguration:
+      case cudaErrorNoKernelImageForDevice:
+      case cudaErrorUnsupportedPtxVersion:
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool ok() const { return ok_; }
+  bool is_lost() const { return lost_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  Status(std::string message, bool lost) : ok_(false), lost_(lost), message_(std::move(message)) {}
+
+  bool ok_ = true;
+  bool lost_ = false;
+  std::string message_;
+};
+
+}  // namespace embert
+
+// Returns from the calling function when `expression`, a Status, is not fine.
+#define EMBERT_TRY(expression)                                                  \
+  do {                                                                          \
+    if (::embert::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)
+
+// The same for a call of the CUDA runtime, named in the message by its own text.
+#define EMBERT_CUDA(call) EMBERT_TRY(::embert::Status::cuda((call), #call))

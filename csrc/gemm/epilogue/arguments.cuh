@@ -1,0 +1,44 @@
+// What the epilogues of all our products read, as the host passes it.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace embert::hopper {
+
+// The constants of two neighbouring columns (fold.cuh): (c, c); with a residual (γ, b, γ, b); without one but with
+// gamma in the rows (s, c, s, c).
+template <bool kResidual, bool kGammaInRows>
+using ColumnPair = std::conditional_t<kResidual || kGammaInRows, float4, float2>;
+
+// What a kernel takes beside the tensor maps.
+struct GemmArguments {
+  const void* columns;     // a ColumnPair for every two columns
+  const void* residual;    // [rows, out]; the kernels for many rows read it through a tensor map
+  const void* next_gamma;  // [out] of T, of y; read where gamma is in the rows and there is a residual
+  void* y;                 // [rows, out]; written through a tensor map likewise
+  const float2* row_sums;  // of the residual's rows if there is one, else of x's; null: they are normalised already
+  float2* y_sums;          // of y's rows; null: not wanted
+  int parts;               // of row_sums, in a group
+  int part_columns;        // of a part
+  int width;               // columns of the rows that row_sums describe
+  float inverse_width;
+  float epsilon;
+  int rows, out, in;
+  const uint8_t* ahead;  // LinearWeights::ahead; few rows only
+  int ahead_lines;       // of 128 bytes; 0: none
+  bool backwards;        // start with the last rows; many rows only
+  // 2³¹ over the number of tiles across y, rounded up. It replaces a division by that number (Tiles), exactly as long
+  // as there are fewer than 2³¹ / that number of tiles; many rows only.
+  uint32_t columns_inverse;
+};
+
+template <bool kResidual, bool kGammaInRows>
+__device__ __forceinline__ const ColumnPair<kResidual, kGammaInRows>* column_pairs(const GemmArguments& of) {
+  return static_cast<const ColumnPair<kResidual, kGammaInRows>*>(of.columns);
+}
+__device__ __forceinline__ const uint32_t* next_gamma_pairs(const GemmArguments& of) {
+  return static_cast<const uint32_t*>(of.next_gamma);
+}
+
+}  // namespace embert::hopper

@@ -1,0 +1,42 @@
+// Two elements of y from their products: what all our kernels do after multiplying, the same to the bit (EPILOGUES.md).
+#pragma once
+
+#include "device/numeric.cuh"
+#include "elementwise/activation.cuh"
+#include "gemm/epilogue/arguments.cuh"
+#include "gemm/epilogue/sums.cuh"
+
+namespace embert::hopper {
+
+// Two neighbouring elements of y. `k`: their columns' constants; `by`: the row's scale and shift; `next`: the next
+// LayerNorm's gammas, where gamma is in the rows and there is a residual; `sum`: over the row's piece of 16 columns,
+// begun with the `first` of a lane's two pairs.
+template <typename T, Activation kActivation, bool kResidual, bool kGammaInRows>
+__device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kResidual, kGammaInRows> k, float2 by,
+                                           uint32_t residual, uint32_t next, bool first, float2& sum) {
+  if constexpr (kResidual) {
+    const float2 rest = unpack_two<T>(residual);
+    if constexpr (kGammaInRows) {
+      low = fmaf(rest.x, by.x, fmaf(k.x, by.y, low + k.y));
+      high = fmaf(rest.y, by.x, fmaf(k.z, by.y, high + k.w));
+    } else {
+      low = fmaf(fmaf(rest.x, by.x, by.y), k.x, low + k.y);
+      high = fmaf(fmaf(rest.y, by.x, by.y), k.z, high + k.w);
+    }
+    const float2 two = {low + high, fmaf(low, low, high * high)};
+    sum = first ? two : sum + two;
+    if constexpr (kGammaInRows) {
+      const float2 gamma = unpack_two<T>(next);
+      low *= gamma.x, high *= gamma.y;
+    }
+  } else if constexpr (kGammaInRows) {
+    low = activate<kActivation, false>(fmaf(low, by.x, fmaf(k.x, by.y, k.y)));
+    high = activate<kActivation, false>(fmaf(high, by.x, fmaf(k.z, by.y, k.w)));
+  } else {
+    low = activate<kActivation, false>(fmaf(low, by.x, k.x));
+    high = activate<kActivation, false>(fmaf(high, by.x, k.y));
+  }
+  return pack_two<T>(low, high);
+}
+
+}  // namespace embert::hopper

@@ -1,0 +1,153 @@
+// Prepares what a product's epilogue reads for each column of y, once, while the model is loaded (EPILOGUES.md).
+#pragma once
+
+#include "device/dependent_launch.cuh"
+#include "device/numeric.cuh"
+#include "norm/norm.h"
+
+namespace embert::hopper {
+
+constexpr int kFoldThreads = 128;
+// What may be left of a row's sum, times kMostOffset, relative to the row's length: a twentieth of FP16's rounding.
+constexpr float kEnough = 1e-5f;
+// Elements of r between which γ·r has to keep its digits. In MiniLM-L6's rows the largest element is 230, and none is
+// beyond 20 deviations of its row. The limits leave a margin for other models.
+constexpr float kLeastElement = 0.7f, kMostElement = 500.0f;
+
+// The next smaller or larger value of T; not for zeros or infinities.
+template <typename T>
+__device__ __forceinline__ T neighbour(T value, bool below) {
+  auto& bits = *reinterpret_cast<unsigned short*>(&value);
+  bits += (to_float(value) > 0.0f) == below ? -1 : 1;
+  return value;
+}
+
+// Rounding moves a row's sum, which should be 0, by some units in the last place. This rounds ten or fifteen elements
+// of the row the other way, those nearest to half a unit first, until at most `enough` of the sum is left, and returns
+// what is left. For one thread.
+template <typename T>
+__device__ double balance(T* row, const float* exact, int count, float enough) {
+  double left = 0.0;
+  for (int k = 0; k < count; ++k) left += to_float(row[k]);
+  for (const float least : {0.375f, 0.25f, 0.125f, 0.0f, -0.5f}) {  // the least error, in units
+    for (int k = 0; k < count; ++k) {
+      if (fabs(left) <= enough) return left;
+      const float stored = to_float(row[k]), error = left > 0.0 ? stored - exact[k] : exact[k] - stored;
+      if (stored == 0.0f || !isfinite(stored)) continue;
+      const T other = neighbour(row[k], left > 0.0);
+      const float step = to_float(other) - stored;
+      if (error >= least * fabsf(step) && fabs(left + step) < fabs(left)) {
+        row[k] = other;
+        left += step;
+      }
+    }
+  }
+  return left;
+}
+
+// The sums over the block's threads; all threads get them.
+__device__ __forceinline__ float2 sums_of_block(float x, float y) {
+  __shared__ float2 parts[kFoldThreads / 32];
+  x = warp_sum(x), y = warp_sum(y);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = {x, y};
+  __syncthreads();
+  float2 all = parts[0];
+  for (int i = 1; i < kFoldThreads / 32; ++i) all.x += parts[i].x, all.y += parts[i].y;
+  return all;
+}
+
+// Keeps the largest relative error; for one thread. Positive floats order as their bits do. A NaN counts as infinity.
+__device__ __forceinline__ void keep_worst(float* worst, float missed, float wanted) {
+  if (wanted <= 0.0f && missed == 0.0f) return;
+  const float error = sqrtf(missed / wanted);
+  atomicMax(reinterpret_cast<unsigned*>(worst), __float_as_uint(error == error ? error : INFINITY));
+}
+
+// A block takes a row of W, a column of y. Without a Norm the column's constant is factor·bias. With one, W[n, k]
+// becomes γ[k]·W[n, k] less the row's mean of those, rounded so that the row's sum is 0 but for `left` (balance). The
+// constant is then factor·(bias + Σ W·β), in FP32. `worst` keeps the largest relative error that this rounding makes in
+// a row, for rows of x with |μ|/σ of up to kMostOffset.
+template <typename T>
+__global__ void __launch_bounds__(kFoldThreads)
+    fold_input_kernel(T* weight, const float* unrounded, const float* bias, const Norm norm, int in, float factor,
+                      float* columns, float* worst) {
+  __shared__ float exact[kMaxSumColumns];
+  __shared__ float left;
+  wait_for_earlier_kernels();
+  const int n = blockIdx.x;
+  if (norm.gamma == nullptr) {
+    if (threadIdx.x == 0) columns[n] = factor * bias[n];
+    return;
+  }
+  T* const row = weight + size_t(n) * in;
+  float sum = 0.0f, shift = 0.0f;
+  for (int k = threadIdx.x; k < in; k += kFoldThreads) {
+    const float w = unrounded[size_t(n) * in + k];
+    exact[k] = w * norm.gamma[k];
+    sum += exact[k];
+    shift = fmaf(w, norm.beta[k], shift);
+  }
+  const float2 sums = sums_of_block(sum, shift);
+  float wanted = 0.0f, missed = 0.0f;
+  for (int k = threadIdx.x; k < in; k += kFoldThreads) {
+    exact[k] -= sums.x / in;
+    row[k] = from_float<T>(exact[k]);
+    wanted = fmaf(exact[k], exact[k], wanted);
+  }
+  wanted = sums_of_block(wanted, 0.0f).x;
+  if (threadIdx.x == 0) left = float(balance(row, exact, in, kEnough * sqrtf(wanted) / kMostOffset));
+  __syncthreads();
+  for (int k = threadIdx.x; k < in; k += kFoldThreads) {
+    const float error = to_float(row[k]) - exact[k];
+    missed = fmaf(error, error, missed);
+  }
+  missed = sums_of_block(missed, 0.0f).x;
+  if (threadIdx.x != 0) return;
+  columns[n] = factor * (bias[n] + sums.y);
+  const float of_offset = kMostOffset * left;
+  keep_worst(worst, fmaf(of_offset, of_offset, missed), wanted);
+}
+
+// The same where gamma is in the rows: W does not change, and the column's constants are {Σ γ·W, factor·(bias + Σ
+// W·β)}. `worst` keeps the error of storing γ·r, for kLeastElement and kMostElement.
+template <typename T>
+__global__ void __launch_bounds__(kFoldThreads) sum_input_kernel(const T* weight, const float* bias, const Norm norm,
+                                                                 int in, float factor, float2* columns, float* worst) {
+  wait_for_earlier_kernels();
+  const int n = blockIdx.x;
+  float sum = 0.0f, shift = 0.0f;
+  for (int k = threadIdx.x; k < in; k += kFoldThreads) {
+    const float w = to_float(weight[size_t(n) * in + k]);
+    sum = fmaf(w, norm.gamma[k], sum);
+    shift = fmaf(w, norm.beta[k], shift);
+  }
+  const float2 sums = sums_of_block(sum, shift);
+  if (threadIdx.x == 0) columns[n] = {sums.x, factor * (bias[n] + sums.y)};
+  if (n > 0) return;
+  for (const float r : {kLeastElement, kMostElement}) {
+    float wanted = 0.0f, missed = 0.0f;
+    for (int k = threadIdx.x; k < in; k += kFoldThreads) {
+      const float exact = norm.gamma[k] * r, error = to_float(from_float<T>(exact)) - exact;
+      wanted = fmaf(exact, exact, wanted);
+      missed = fmaf(error, error, missed);
+    }
+    const float2 all = sums_of_block(missed, wanted);
+    if (threadIdx.x == 0) keep_worst(worst, all.x, all.y);
+  }
+}
+
+// columns: {γ, bias + β} of the residual's LayerNorm, or {1, bias} without one. next: the gamma that y is multiplied
+// with where gamma is in the rows, or 1.
+template <typename T>
+__global__ void __launch_bounds__(kFoldThreads)
+    fold_residual_kernel(const float* bias, const Norm norm, const float* next_gamma, int out, float2* columns,
+                         T* next) {
+  wait_for_earlier_kernels();
+  const int n = blockIdx.x * kFoldThreads + threadIdx.x;
+  if (n >= out) return;
+  next[n] = from_float<T>(next_gamma == nullptr ? 1.0f : next_gamma[n]);
+  columns[n] = norm.gamma == nullptr ? float2{1.0f, bias[n]} : float2{norm.gamma[n], bias[n] + norm.beta[n]};
+}
+
+}  // namespace embert::hopper

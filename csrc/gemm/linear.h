@@ -1,0 +1,107 @@
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)): the one matrix product that an encoder
+// needs.
+//
+// There are two providers: cuBLASLt for every device and type, and our own Hopper kernels, which also apply LayerNorms
+// (EPILOGUES.md). With our own kernels an output row depends on its own row and the weights alone, bit for bit,
+// whatever `rows` is: no split of K varies with the number of rows. cuBLASLt is asked not to split K either, but does
+// not promise the order in which a block adds. Its rows are equal up to rounding.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "device/dtype.h"
+#include "device/launch.h"
+#include "elementwise/activation.h"
+#include "norm/norm.h"
+
+namespace embert {
+
+struct LinearWeights {
+  void* weight = nullptr;       // [out, in]; rewritten where input_norm's gamma is folded into it
+  const float* bias = nullptr;  // [out]
+  int out = 0, in = 0;
+  Activation activation = Activation::kNone;
+  Norm input_norm, residual_norm;  // only where the provider folds
+  float epsilon = 0.0f;            // of both
+  // Where a LayerNorm's gamma goes (EPILOGUES.md). False: into the weights of the product after it, which are then
+  // rounded from `exact`. True: into its rows, which are stored multiplied with it; no weight changes.
+  bool gamma_in_rows = false;
+  const float* exact = nullptr;       // [out, in]: `weight` in FP32. Only while it is prepared.
+  const float* next_gamma = nullptr;  // [out]: with gamma_in_rows and a residual, what y is multiplied with; null: 1
+  // The weights of a later product, which a provider may bring to the L2 cache while this product runs.
+  const void* ahead = nullptr;
+  size_t ahead_bytes = 0;
+};
+
+// A tile writes its part of y and of y's sums while other tiles still read x, the residual and their sums.
+inline Status check_places(const Rows& x, const Rows& residual, const void* y, const float2* y_sums) {
+  if (y == x.data) return Status::refused("a product cannot write over its own input");
+  if (y_sums == nullptr) return {};
+  if (y == residual.data || y_sums == x.sums || y_sums == residual.sums)
+    return Status::refused("a product that leaves sums cannot write over rows or sums that it reads");
+  return {};
+}
+
+class Linear {
+ public:
+  virtual ~Linear() = default;
+  // residual: [rows, out] or none, added before rounding; never with an activation. y_sums: null, or where the sums of
+  // y's rows go; `y_parts` is then set. y may be the residual where y_sums is null, but never x (check_places).
+  virtual Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+                     const Stream& stream) = 0;
+};
+
+// The feed-forward part of a layer: y = out(activation(in(x))), with x as the residual.
+class FeedForward {
+ public:
+  virtual ~FeedForward() = default;
+  // inner: memory for the activations between the two products, [rows, inner]. y may not be x. The direction of `along`
+  // alternates from kernel to kernel.
+  virtual Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) = 0;
+};
+
+class GemmProvider {
+ public:
+  virtual ~GemmProvider() = default;
+  virtual const char* name() const = 0;
+  virtual Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) = 0;
+  // Joins two products made by `prepare`: the first has the activation, the second a residual.
+  virtual Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined);
+  virtual size_t workspace_bytes() const = 0;
+  // Whether the kernels before and after may be chained by programmatic dependent launch.
+  virtual bool dependent_launch() const = 0;
+  // Whether it applies LayerNorms: Norms in LinearWeights, sums in Rows.
+  virtual bool folds() const = 0;
+  // After all calls of `prepare`: refused where a Norm cannot be folded into its weights without loss.
+  virtual Status check_folds() const { return {}; }
+};
+
+// One product after the other.
+class TwoProducts final : public FeedForward {
+ public:
+  TwoProducts(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out) : in_(std::move(in)), out_(std::move(out)) {}
+  Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
+    int none = 0;
+    EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, along.turned()));
+    return out_->run({inner}, x, rows, y, y_sums, y_parts, along.turned());
+  }
+
+ private:
+  std::unique_ptr<Linear> in_, out_;
+};
+
+inline Status GemmProvider::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out,
+                                 std::unique_ptr<FeedForward>& joined) {
+  joined = std::make_unique<TwoProducts>(std::move(in), std::move(out));
+  return {};
+}
+
+// cuBLASLt, loaded on first use. `library`: a file name or path, or empty for the one beside the toolkit.
+Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider);
+
+// Our own kernels: sm_90a, 16-bit types.
+Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider);
+
+}  // namespace embert

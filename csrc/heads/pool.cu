@@ -1,0 +1,251 @@
+// One FP32 vector a sequence: cls, mean, max or last token, cut to the asked dimensions (Matryoshka) and scaled to
+// length 1.
+//
+// For mean and max a block's threads form groups, each of which takes a row at a time. A group keeps two sums, of every
+// other of its rows, and adds them at the end; then the groups' sums are added in order. So nothing depends on the rest
+// of the batch. Where sequences are few and long, a cluster of two blocks computes one sum each: the same additions,
+// the same bits. With a Norm, the last LayerNorm is applied on the way, in FP32.
+//
+// Floor for 26 692 rows of 768, FP16: 41 MB read, 14 µs. For one sequence latency is the cost: gamma and beta are
+// loaded before the wait, and the first rows together with their sums.
+
+#include <algorithm>
+
+#include "device/dependent_launch.cuh"
+#include "device/numeric.cuh"
+#include "heads/pooling.h"
+#include "norm/row_sums.cuh"
+#include "ptx/cluster.cuh"
+
+namespace embert {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kMaxGroups = 16;    // of a block's threads
+constexpr int kScaleLanes = 8;    // lanes that add a row's sums where they come in parts
+constexpr int kScaledRows = 640;  // rows of a block whose LayerNorm scales are in shared memory at a time
+// Two blocks take a sequence where that is at most a block a multiprocessor (H100: 132), and a group has at least so
+// many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512 19.9 and
+// 13.7, 60 × 512 28.6 and 22.7.
+constexpr int kMostShared = 66, kLeastSharedRows = 60;
+
+// Two rows' elements pooled: their sum, or the larger one.
+template <Pooling kPooling>
+__device__ __forceinline__ float joined(float a, float b) {
+  return kPooling == Pooling::kMax ? fmaxf(a, b) : a + b;
+}
+
+// Stores the LayerNorm's scales of `count` rows; for all threads of the block. `row_of(i)`: the i-th row.
+template <typename RowOf>
+__device__ __forceinline__ void leave_scales(const Rows& rows, int count, RowOf row_of, int width, float epsilon,
+                                             float2* scales) {
+  if (rows.sums == nullptr || rows.parts == 1) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += kThreads)
+      scales[i] = rows.sums == nullptr ? float2{1.0f, 0.0f} : row_scale(rows, row_of(i), width, epsilon);
+    return;
+  }
+#pragma unroll 1
+  for (int of_warp = threadIdx.x / 32 * (32 / kScaleLanes); of_warp < count; of_warp += kThreads / kScaleLanes) {
+    const int i = of_warp + threadIdx.x % 32 / kScaleLanes;
+    const float2 scale = row_scale(rows, row_of(min(i, count - 1)), width, epsilon, threadIdx.x % kScaleLanes);
+    if (i < count && threadIdx.x % kScaleLanes == 0) scales[i] = scale;
+  }
+}
+
+// kShared: a cluster of two blocks has the sequence.
+template <typename T, Pooling kPooling, bool kShared>
+__global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
+    pool_kernel(const Rows rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
+                const uint32_t* cuts, int hidden, float* vectors) {
+  constexpr int kWidth = Pack<T>::kSize;
+  constexpr bool kWalks = kPooling == Pooling::kMean || kPooling == Pooling::kMax;
+  constexpr bool kNormsLast = kPooling != Pooling::kMax;  // the LayerNorm's gamma and beta, after the sum
+  constexpr int kSums = kWalks && !kShared ? 2 : 1;       // of a thread
+  constexpr int kAtOnce = !kWalks ? 1 : kShared ? 8 : 4;  // rows that a thread has in flight
+  extern __shared__ __align__(16) float shared[];         // [groups][hidden]
+  __shared__ float squares[kThreads / 32];
+  __shared__ float2 scales[kWalks ? kScaledRows : 1];
+  __shared__ float2 last_norm[kNormsLast ? kMaxSumColumns : 1];  // gamma and beta; a thread reads what it wrote
+  // Written by offsets.cu or embedding_small.cu, early enough for a read here (early_tile in attention/work_list.cuh).
+  const int rank = kShared ? cluster_rank() : 0, sequence = blockIdx.y;
+  const int first = __ldcg(cu_seqlens + sequence), end = __ldcg(cu_seqlens + sequence + 1);
+  const uint32_t cut = __ldcg(cuts + sequence);
+  if (kNormsLast && norm.gamma != nullptr && rank == 0) {
+#pragma unroll 1
+    for (int column = threadIdx.x; column < hidden; column += kThreads)
+      last_norm[column] = {norm.gamma[column], norm.beta[column]};
+  }
+  const int length = kWalks ? end - first : 1;
+  const int row_zero = gathered ? sequence : kPooling == Pooling::kLast ? end - 1 : first;
+  const int packs = hidden / kWidth, groups = kWalks ? min(kMaxGroups, kThreads / packs) : 1;
+  const int group = threadIdx.x / packs, pack = threadIdx.x % packs;
+  // This block's rows come `groups` at a time, `stride` apart.
+  const int block_row = rank * groups, stride = kShared ? 2 * groups : groups;
+  const int scaled = kScaledRows / (kAtOnce * groups) * (kAtOnce * groups);  // of this block's rows at a time
+  wait_for_earlier_kernels();
+  dependents_may_launch();
+  if (first == end || block_row >= length) return;  // past the batch's last sequence, or no row for this block
+
+  float gamma[kWidth], beta[kWidth];
+  if (kPooling == Pooling::kMax && norm.gamma != nullptr && group < groups) {
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) {
+      gamma[k] = __ldg(norm.gamma + pack * kWidth + k);
+      beta[k] = __ldg(norm.beta + pack * kWidth + k);
+    }
+  }
+  float sums[kSums][kWidth];
+#pragma unroll
+  for (int i = 0; i < kSums * kWidth; ++i) sums[i / kWidth][i % kWidth] = kPooling == Pooling::kMax ? -INFINITY : 0.0f;
+  Pack<T> x[kAtOnce];
+  const T* const data = static_cast<const T*>(rows.data) + size_t(row_zero) * hidden + pack * kWidth;
+  const auto ask = [&](int row) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (row + i * stride < length) x[i] = load_fresh(data + size_t(row + i * stride) * hidden);
+    }
+  };
+  int row = group < groups ? block_row + group : length;  // the group's next
+  for (int start = 0; start < length; start += scaled * (stride / groups)) {
+    const int stop = min(length, start + scaled * (stride / groups));
+    ask(row);
+    if (start > 0) __syncthreads();
+    if constexpr (kShared) {
+      const int count = (stop - start + stride - 1) / stride * groups;
+      const auto row_of = [&](int i) {
+        return row_zero + min(start + block_row + i / groups * stride + i % groups, length - 1);
+      };
+      leave_scales(rows, count, row_of, hidden, epsilon, scales);
+    } else {
+      leave_scales(rows, stop - start, [&](int i) { return row_zero + start + i; }, hidden, epsilon, scales);
+    }
+    __syncthreads();
+    for (int turn = 0; row < stop; ++turn) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        stay_packed(x[i]);
+        if (row + i * stride >= length) continue;
+        const int at = kShared ? (turn * kAtOnce + i) * groups + group : row + i * stride - start;
+        const float2 scale = scales[at];
+        float (&sum)[kWidth] = sums[i % kSums];
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k) {
+          float value = fmaf(to_float(x[i].values[k]), scale.x, scale.y);
+          if (kPooling == Pooling::kMax && norm.gamma != nullptr) value = fmaf(value, gamma[k], beta[k]);
+          sum[k] = joined<kPooling>(sum[k], value);
+        }
+      }
+      row += kAtOnce * stride;
+      if (row < stop) ask(row);
+    }
+  }
+  auto* const mine = reinterpret_cast<float4*>(shared + group * hidden + pack * kWidth);
+  float (&sum)[kWidth] = sums[0];
+  if (group < groups) {
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) {
+      if constexpr (kSums == 2) sum[k] = joined<kPooling>(sum[k], sums[1][k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kWidth; k += 4) mine[k / 4] = {sum[k], sum[k + 1], sum[k + 2], sum[k + 3]};
+  }
+  if constexpr (kShared) {
+    cluster_sync();
+    if (rank == 0 && group < groups && groups < length) {
+#pragma unroll
+      for (int k = 0; k < kWidth; k += 4) {
+        const float4 other = in_block(mine, 1)[k / 4];
+        mine[k / 4] = {joined<kPooling>(sum[k], other.x), joined<kPooling>(sum[k + 1], other.y),
+                       joined<kPooling>(sum[k + 2], other.z), joined<kPooling>(sum[k + 3], other.w)};
+      }
+    }
+    cluster_arrive();
+    if (rank > 0) {
+      cluster_wait();  // until it has been read
+      return;
+    }
+  }
+  __syncthreads();
+
+  const int asked = int(cut & ~kCutKeepsLength);
+  const int dimensions = asked == 0 ? hidden : min(asked, hidden);
+  float square = 0.0f;
+#pragma unroll 1
+  for (int column = threadIdx.x; column < hidden; column += kThreads) {
+    float value = shared[column];
+    for (int other = 1; other < groups; ++other) value = joined<kPooling>(value, shared[other * hidden + column]);
+    if (kPooling == Pooling::kMean) value /= float(length);
+    if (kNormsLast && norm.gamma != nullptr) value = fmaf(value, last_norm[column].x, last_norm[column].y);
+    if (column >= dimensions) value = 0.0f;
+    shared[column] = value;
+    square = fmaf(value, value, square);
+  }
+  square = warp_sum(square);
+  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = square;
+  __syncthreads();
+  float scale = 1.0f;
+  if ((cut & kCutKeepsLength) == 0) {
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kThreads / 32; ++i) total += squares[i];
+    scale = 1.0f / fmaxf(sqrtf(total), 1e-12f);
+  }
+#pragma unroll 1
+  for (int column = threadIdx.x; column < hidden; column += kThreads) {
+    vectors[size_t(sequence) * hidden + column] = shared[column] * scale;
+  }
+}
+
+template <typename T>
+Status launch_pool(Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+                   const int* cu_seqlens, const uint32_t* cuts, int sequences, int longest, int hidden, float* vectors,
+                   const Stream& stream) {
+  const int packs = hidden / Pack<T>::kSize;
+  if (packs > kThreads) return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large");
+  const int groups = std::min(kMaxGroups, kThreads / packs);
+  const bool shares = stream.dependent_launch && sequences <= kMostShared && longest >= kLeastSharedRows * groups;
+  const auto run = [&](auto kernel, int kernel_groups, int blocks = 1) {
+    return launch_clusters("pool", kernel, blocks, dim3(blocks, sequences), kThreads,
+                           kernel_groups * hidden * sizeof(float), stream, rows, gathered, norm, epsilon, cu_seqlens,
+                           cuts, hidden, vectors);
+  };
+  switch (pooling) {
+    case Pooling::kCls:
+      return run(pool_kernel<T, Pooling::kCls, false>, 1);
+    case Pooling::kMean:
+      return shares ? run(pool_kernel<T, Pooling::kMean, true>, groups, 2)
+                    : run(pool_kernel<T, Pooling::kMean, false>, groups);
+    case Pooling::kMax:
+      return shares ? run(pool_kernel<T, Pooling::kMax, true>, groups, 2)
+                    : run(pool_kernel<T, Pooling::kMax, false>, groups);
+    default:
+      return run(pool_kernel<T, Pooling::kLast, false>, 1);
+  }
+}
+
+}  // namespace
+
+Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+            const int* cu_seqlens, const uint32_t* cuts, int sequences, int longest, int hidden, float* vectors,
+            const Stream& stream) {
+  if ((rows.sums != nullptr || norm.gamma != nullptr) && hidden > kMaxSumColumns)
+    return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large for a LayerNorm");
+  if (hidden % (16 / bytes_of(dtype)) != 0)
+    return Status::refused("pool: hidden size " + std::to_string(hidden) + " is not supported");
+  if (gathered && (pooling == Pooling::kMean || pooling == Pooling::kMax))
+    return Status::refused("pool: this pooling reads every row");
+  switch (dtype) {
+    case DType::kFloat16:
+      return launch_pool<half_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, longest, hidden,
+                                 vectors, stream);
+    case DType::kBFloat16:
+      return launch_pool<bfloat_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, longest, hidden,
+                                   vectors, stream);
+    default:
+      return launch_pool<float>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, longest, hidden,
+                                vectors, stream);
+  }
+}
+
+}  // namespace embert

@@ -1,0 +1,30 @@
+// From the last layer's rows to vectors. `T` rows are tokens, end to end; `H` is the hidden size. Each launcher checks
+// what the host can check, launches on a stream and returns at once.
+#pragma once
+
+#include <cstdint>
+
+#include "device/dtype.h"
+#include "device/launch.h"
+#include "norm/norm.h"
+
+namespace embert {
+
+enum class Pooling : int { kCls = 0, kMean = 1, kMax = 2, kLast = 3 };
+
+// A sequence's cut. The low bits: how many dimensions are kept, 0 for all. This bit: do not scale to length 1.
+constexpr uint32_t kCutKeepsLength = 1u << 31;
+
+// gather.cu: copies each sequence's row that `pooling` (cls or last token) reads, of `context` and of x with its sums.
+// context_to, x_to: [B, H]; sums_to: like x's sums, for B rows.
+Status gather(DType dtype, const void* context, const Rows& x, const int* cu_seqlens, Pooling pooling, int sequences,
+              int hidden, void* context_to, void* x_to, float2* sums_to, const Stream& stream);
+
+// pool.cu: one FP32 vector a sequence, cut to its dimensions and, where asked, scaled to length 1. rows: [T, H], or
+// [B, H] where they are `gathered`; `norm` is applied to rows with sums. longest: at least the rows of the longest
+// sequence; it decides how many blocks share a sequence, which changes no bits.
+Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+            const int* cu_seqlens, const uint32_t* cuts, int sequences, int longest, int hidden, float* vectors,
+            const Stream& stream);
+
+}  // namespace embert

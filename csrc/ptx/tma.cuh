@@ -1,0 +1,65 @@
+// The tensor copy engine (TMA, sm_90): copies boxes of a matrix between global and shared memory, and swizzles them.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace embert::hopper {
+
+// Copies the box at (column, row). Its bytes arrive at `barrier`, an mbarrier.
+__device__ __forceinline__ void load_box(const CUtensorMap* map, uint32_t to, uint32_t barrier, int column, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
+          "r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row)
+      : "memory");
+}
+// Copies the box to the same address in every block of `mask`. The bytes arrive at each block's own barrier.
+__device__ __forceinline__ void load_box_for(uint16_t mask, const CUtensorMap* map, uint32_t to, uint32_t barrier,
+                                             int column, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%3, "
+      "%4}], [%2], %5;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(mask)
+      : "memory");
+}
+// For a matrix that is mapped in chunks of 64 columns: copies the boxes of neighbouring chunks, one after another.
+__device__ __forceinline__ void load_boxes(const CUtensorMap* map, uint32_t to, uint32_t barrier, int chunk, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+      "[%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(chunk)
+      : "memory");
+}
+__device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int column, int row) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+               "r"(column), "r"(row)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until at most kLeft committed groups of stores have yet to read shared memory.
+template <int kLeft>
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+// Makes ordinary stores to shared memory visible to the copy engine.
+__device__ __forceinline__ void fence_for_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// For maps among a kernel's parameters, at its start: a copy without a cached descriptor has to fetch that first.
+template <typename... Maps>
+__device__ __forceinline__ void prefetch_maps(const Maps&... maps) {
+  (..., [](const CUtensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }(maps));
+}
+
+// The offset of a 16-byte chunk in a box with rows of 128 bytes. The engine puts chunk c of row r at c ^ (r mod 8), so
+// that the chunks of a column lie in different banks.
+__device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
+  return row * 128 + ((chunk ^ (row & 7)) << 4);
+}
+
+}  // namespace embert::hopper

@@ -1,0 +1,44 @@
+// The index of a warp and of a lane in the forms that compile best, and registers that warpgroups hand to each other.
+#pragma once
+
+#include <cstdint>
+
+namespace embert::hopper {
+
+// The warp's index in its block. It is read from lane 0, so that the compiler knows that all lanes have the same value.
+// What is computed below a branch on it then stays in uniform registers, wgmma's operands above all. Otherwise four
+// moves from one kind of register to the other (R2UR) precede every wgmma.
+__device__ __forceinline__ int warp_of_block() {
+  return __shfl_sync(~0u, threadIdx.x / 32, 0);
+}
+
+// The lane's index, read anew. Values derived from an earlier read need not stay in registers until here.
+__device__ __forceinline__ int lane_of_warp() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// True in one lane of a full warp. The compiler then knows that one thread goes on. Otherwise it puts a loop around
+// every instruction that takes uniform registers.
+__device__ __forceinline__ bool elect_lane() {
+  uint32_t elected;
+  asm volatile(
+      "{\n.reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, chosen;\n}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// Registers a thread, for a whole warpgroup: `give` before another one can `take`.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace embert::hopper

@@ -1,0 +1,68 @@
+// Captured graphs of small batches: which batches they serve, and how they are made.
+
+#include <algorithm>
+#include <iterator>
+
+#include "runtime/encoder.h"
+#include "runtime/limits.h"
+
+namespace embert {
+namespace {
+
+// The least bucket that holds `value`; 0 where none does.
+template <size_t n>
+int round_up(const int (&buckets)[n], int value) {
+  const int* const found = std::lower_bound(buckets, buckets + n, value);
+  return found == buckets + n ? 0 : *found;
+}
+
+}  // namespace
+
+bool Encoder::bucket_of(const BatchView& batch, std::pair<int, int>& bucket) {
+  bucket = {round_up(kTokenBuckets, batch.tokens), round_up(kSequenceBuckets, batch.sequences)};
+  return bucket.first != 0 && bucket.second != 0;
+}
+
+Status Encoder::capture_graphs() {
+  for (Slot& slot : slots_) {
+    for (int tokens : kTokenBuckets) {
+      for (int count : kSequenceBuckets) {
+        if (count <= tokens) EMBERT_TRY(remember(capture(slot, {tokens, count})));
+      }
+    }
+  }
+  EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
+  return {};
+}
+
+Status Encoder::capture(Slot& slot, std::pair<int, int> bucket) {
+  const auto [tokens, sequences] = bucket;
+  Plan plan{tokens,
+            sequences,
+            max_tiles(tokens, sequences),
+            sequences,
+            std::min(tokens, shape_.max_length()),
+            slot.input.as(),
+            slot.direct_output.as<float>(),
+            true};
+  if (sequences == 1) {  // the bucket tells whether the one sequence is short or long
+    plan.shorts = tokens <= kAttentionShort ? 1 : 0;
+    plan.tiles = plan.shorts == 1 ? 0 : (tokens + kAttentionRows - 1) / kAttentionRows;
+  }
+  EMBERT_CUDA(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal));
+  const Status status = forward(plan, stream_);
+  cudaGraph_t graph = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(stream_.handle, &graph);
+  cudaGraphExec_t made = nullptr;
+  const bool complete = status.ok() && ended == cudaSuccess;
+  const cudaError_t code = complete ? cudaGraphInstantiate(&made, graph, 0) : cudaSuccess;
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  EMBERT_TRY(status);
+  EMBERT_TRY(Status::cuda(ended, "cudaStreamEndCapture"));
+  EMBERT_TRY(Status::cuda(code, "cudaGraphInstantiate"));
+  slot.graphs[bucket] = made;
+  EMBERT_CUDA(cudaGraphUpload(made, stream_.handle));
+  return {};
+}
+
+}  // namespace embert

@@ -1,0 +1,34 @@
+// Prints which kernel and tile products get. For every case (out, in, residual, processors) of the arguments: a line of
+// "from kernel rows columns" for each number of rows, 1 to 32 768, from which on the choice is another one, then an empty
+// line. For "narrowing" (tile_rows, across, clusters): lines of "whole_rows step".
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "gemm/tile_choice.h"
+
+using namespace embert::hopper;
+
+int main(int count, char** arguments) {
+  if (count > 1 && std::strcmp(arguments[1], "narrowing") == 0) {
+    for (int at = 2; at + 2 < count; at += 3) {
+      const Narrowing found =
+          narrowing_of(std::atoi(arguments[at]), std::atoi(arguments[at + 1]), std::atoi(arguments[at + 2]));
+      std::printf("%d %d\n", found.whole_rows, found.step);
+    }
+    return 0;
+  }
+  for (int at = 1; at + 3 < count; at += 4) {
+    const int out = std::atoi(arguments[at]), in = std::atoi(arguments[at + 1]);
+    const bool residual = std::atoi(arguments[at + 2]) != 0;
+    TileChoice before{TileKernel::kFewRows, 0, 0};
+    for (int rows = 1; rows <= 32768; ++rows) {
+      const TileChoice tile = choose_tile({rows, out, in, residual}, std::atoi(arguments[at + 3]));
+      if (tile.kernel == before.kernel && tile.rows == before.rows && tile.columns == before.columns) continue;
+      std::printf("%d %d %d %d\n", rows, int(tile.kernel), tile.rows, tile.columns);
+      before = tile;
+    }
+    std::printf("\n");
+  }
+  return 0;
+}
