@@ -1,4 +1,4 @@
-"""How many tokens are admitted, by number and by time, and what a request that cannot enter is told."""
+"""How many tokens are admitted, by number and by time, and the errors of requests that cannot enter."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_smaller_of_tokens_and_time_holds(rates: list[float | None], options
         ({"max_queue_seconds": 5.0}, False, "the limit is 5000 (--max-queue-seconds 5 at 1000 tokens/s)"),
     ],
 )
-def test_what_is_over_the_limit_is_told_numbers(options: dict[str, Any], bulk: bool, limit: str) -> None:
+def test_a_refusal_names_the_numbers(options: dict[str, Any], bulk: bool, limit: str) -> None:
     admission = admission_of([1000.0], **options)
     admission.check(1_000_000, asks(bulk=bulk))  # alone, a request enters whatever its size
     room = int(admission.queue_limit * (0.75 if bulk else 1.0))
@@ -115,7 +115,7 @@ def test_words_are_counted_only_where_the_upper_bound_does_not_fit() -> None:
         admission.check_room(least, 40, asks())
 
 
-def test_what_cannot_be_taken_at_all_is_503() -> None:
+def test_a_server_that_takes_nothing_answers_503() -> None:
     admission = admission_of([])
     with pytest.raises(Unavailable, match=r"the engine is not ready \(starting\)") as refused:
         admission.check(1, asks())

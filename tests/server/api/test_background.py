@@ -1,4 +1,4 @@
-"""Tasks of an API process that end by mistake: never in silence, and the process with them."""
+"""A task of an API process that fails is logged and ends the process. None fails in silence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def lasts() -> None:
 
 
 def statuses(coroutine_of: str, *, may_end: bool = False) -> list[int]:
-    """What the process is ended with, where a task does this."""
+    """The exit statuses that a process is ended with when a task does this."""
 
     async def run() -> list[int]:
         found: list[int] = []
@@ -63,7 +63,7 @@ def test_a_mistake_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture
     assert "raise KeyError" in caplog.text
 
 
-def test_a_mistake_in_what_the_loop_calls(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mistake_in_a_callback_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     found: list[int] = []
     exit_on_error(lambda number: [][number], found.append)(3)
     assert found == [70]

@@ -1,4 +1,4 @@
-"""Work that one request may cause: bounded before it is done, done in turns, and stopped when nobody wants it."""
+"""The work that one request may cause is bounded before it is done, and stops when nobody wants it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def send(server: Live, path: str, body: bytes, **headers: str) -> httpx.Response
 
 
 def peak_growth_mb(server: Live, work: Callable[[], Any]) -> tuple[float, float]:
-    """How much memory the HTTP process took at the most, and how much it has kept, in MB."""
+    """The growth of the HTTP process's memory in MB: at its peak, and what it keeps."""
     (pid,) = server.api_pids
     before = psutil.Process(pid).memory_info().rss
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak starts anew
@@ -97,7 +97,7 @@ def test_the_worst_requests_take_little_memory(admitting: Live, path: str, body:
 
 
 def test_short_texts_are_not_kept_waiting_by_long_ones(admitting: Live) -> None:
-    """Both threads work on large requests, whose turns are counted, and other texts are answered before they end."""
+    """Both threads work on large requests, in turns; other texts are answered before these end."""
     large = b'{"inputs":[' + b",".join([b'"' + b". " * 2400 + b'"'] * 2000) + b"]}"
     with ThreadPoolExecutor(2) as pool, admitting.client(timeout=120.0) as client:
         began = admitting.metrics()["embert_tokenize_duration_seconds_count"]

@@ -104,7 +104,7 @@ def test_every_route_is_documented_and_no_other(http: httpx.Client) -> None:
     assert {path for _, path in served} | {"other"} == set(METRIC_ROUTES)
 
 
-def test_the_text_for_those_who_are_no_browsers_names_every_route(http: httpx.Client) -> None:
+def test_the_plain_text_at_the_root_names_every_route(http: httpx.Client) -> None:
     hint = http.get("/").text
     for route in ROUTES:
         assert f"  {route.name} " in hint
@@ -168,7 +168,7 @@ def run_example(http: httpx.Client, command: str) -> httpx.Response:
 
 
 def alike(found: Any, expected: Any) -> bool:
-    """Equal, but that floats are close and facts of this machine are of the same kind."""
+    """Equal. Floats may differ a little, and facts of this machine need only be there."""
     if isinstance(expected, dict):
         return (
             isinstance(found, dict)

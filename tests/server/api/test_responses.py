@@ -23,7 +23,7 @@ shapes = st.tuples(st.integers(1, 40), st.integers(1, 20))
 
 @st.composite
 def matrices(draw: st.DrawFn) -> Floats:
-    """A few numbers in turn: hundreds drawn one by one would take a test's time to make."""
+    """Few distinct numbers, repeated: drawing hundreds one by one would take too long."""
     numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
     return np.resize(np.array(draw(st.lists(numbers, min_size=1, max_size=23)), np.float32), draw(shapes))
 

@@ -30,7 +30,7 @@ PATIENCE_S = 20  # of a test, for what must happen
 
 
 class Clock(asyncio.SelectorEventLoop):
-    """A loop whose time passes as it does, and by leaps when a test says so."""
+    """An event loop in real time, which leaps where a test calls `skip`."""
 
     skipped_s = 0.0
 
@@ -130,7 +130,7 @@ class Serving:
             await asyncio.sleep(0.002)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers with path, body, and whether the connection is one too many."""
+        """Answers with path, body, and whether the connection is above the limit."""
         self.asked.append(scope["path"])
         try:
             status, body = 200, await self._body(scope, receive)

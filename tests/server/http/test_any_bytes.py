@@ -110,7 +110,6 @@ class Pipe(asyncio.Transport):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_anything_is_answered_the_same_way_however_it_is_cut(seed: int) -> None:
-    """Whatever comes ends in a finite time, and the answers depend on the bytes, not on the packets."""
     chance = random.Random(seed)
 
     async def exchange(make: Callable[[], asyncio.Protocol], server: Serving, pieces: list[bytes]) -> list[Any]:

@@ -28,7 +28,7 @@ class Fake:
         return self.evicted
 
 
-def test_who_has_waited_for_longest_makes_room() -> None:
+def test_the_connection_idle_for_longest_makes_room() -> None:
     connections = Connections(ConnectionLimit(3, 1))
     unsent, first, second = Fake(stays=True), Fake(), Fake()
     for each in (unsent, first, second):
@@ -49,7 +49,7 @@ def test_who_has_waited_for_longest_makes_room() -> None:
     assert len(connections) == len(list(connections)) == 4
 
 
-def test_no_more_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_ones_are_closed_without_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     connections = Connections(ConnectionLimit(3, 1), lambda: now)
     idle = Fake()

@@ -11,7 +11,7 @@ from embert.server.http.protocol import IDLE_TIMEOUT_S
 from tests.server.http.echo_server import EARLY, INNER, LIMIT, play, serving, skip
 
 
-def test_idle_is_idle_whatever_trickles_in() -> None:
+def test_empty_lines_do_not_keep_an_idle_connection_open() -> None:
     async def scene() -> None:
         async with serving() as server:
             fresh, used = await server.connect(), await server.connect()
@@ -39,7 +39,7 @@ def test_a_flood_of_empty_lines_ends() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [lingering.LINGER_QUIET_S * 2, lingering.LINGER_QUIET_S / 2])
-def test_an_early_answer_and_a_body_that_goes_on(pause_s: float) -> None:
+def test_a_connection_lingers_while_a_body_follows_its_answer(pause_s: float) -> None:
     async def scene() -> None:
         async with serving() as server:
             client = await server.connect()
@@ -74,7 +74,7 @@ def test_what_follows_an_early_answer_has_a_size(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("wrong", [b"POST / HTTP/1.1\r\n\r\n", b"GET /" + b"x" * LIMIT * 9])
-def test_a_refusal_is_read_by_who_sends_on(wrong: bytes) -> None:
+def test_a_client_that_keeps_sending_reads_its_refusal(wrong: bytes) -> None:
     async def scene() -> None:
         async with serving() as server:
             client = await server.connect()

@@ -262,7 +262,7 @@ def test_head_is_get_without_a_body(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/embed/", "/v1/embeddings/", "/health/"])
 def test_a_slash_at_the_end_is_another_path(http: httpx.Client, path: str) -> None:
-    """No redirect: it would be built from what the client says our name is, and many clients lose the body on it."""
+    """No redirect: it would be built from the Host header, and many clients lose the body on it."""
     answer = http.request("GET" if path == "/health/" else "POST", path, json={"inputs": "a"})
     assert answer.status_code == 404
     assert f"; {path.rstrip('/')} is one, without the slash at the end" in answer.text
@@ -316,7 +316,7 @@ def test_connections_are_spread_over_the_processes(guarded: Live) -> None:
 
 
 def _counts(plain: httpx.Client, server: Live) -> dict[str, float]:
-    """From --metrics-port, which wants no key."""
+    """From --metrics-port, which needs no key."""
     answer = plain.get(f"{server.metrics_url}/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")

@@ -1,4 +1,4 @@
-"""Keys that change, TLS, and that nobody's text is where it does not belong."""
+"""Keys that change, TLS, and texts and keys that no log, metric or error may show."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_running_server_takes_new_keys(tmp_path: Path) -> None:
         (("probes", "docs"), {"/readyz": True, "/metrics": False, "/docs": True, "/openapi.json": True}),
     ],
 )
-def test_what_wants_no_key(keyless: tuple[str, ...], wanted: dict[str, bool]) -> None:
+def test_which_routes_need_no_key(keyless: tuple[str, ...], wanted: dict[str, bool]) -> None:
     keys = Keys(ServeConfig(api_key=("k",), keyless=keyless), keyless_paths(keyless))
     for path, open_ in wanted.items():
         assert asks(keys, "", path, "GET") is open_, path

@@ -1,4 +1,4 @@
-"""Clients that are slow, silent, half gone or many: they get what they deserve, and others do not notice."""
+"""Clients that are slow, silent, half closed or many: each is answered or cut off in time; others do not notice."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_body_in_small_pieces_takes_no_more_memory_than_a_large_one() -> None:
 @pytest.mark.parametrize(
     ("path", "status"), [("/embed", 413), ("/v1/embeddings", 413), ("/nothing", 404), ("/health", 405)]
 )
-def test_an_early_answer_is_read_by_who_sends_everything_first(impatient: Live, path: str, status: int) -> None:
+def test_a_client_that_sends_everything_first_reads_an_early_answer(impatient: Live, path: str, status: int) -> None:
     for _ in range(5):
         asks = urllib.request.Request(impatient.url + path, bytes(30_000_000), method="POST")
         with pytest.raises(urllib.error.HTTPError) as refused:
