@@ -49,9 +49,7 @@ def test_the_connection_idle_for_longest_makes_room() -> None:
     assert len(connections) == len(list(connections)) == 4
 
 
-def test_idle_connections_are_closed_when_no_file_can_be_opened(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_idle_ones_are_closed_without_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     connections = Connections(ConnectionLimit(3, 1), lambda: now)
     idle = Fake()
