@@ -24,12 +24,8 @@ __all__ = ["EMBERT", "ROOT", "STAND_IN", "TRUST", "Live", "environment", "live",
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")
-EMBERT = (
-    sys.executable,
-    "-P",
-    "-m",
-    "embert.server.commands.cli",
-)  # as the installed command: the working folder is not importable
+# -P, as in the installed command: the working folder is not importable.
+EMBERT = (sys.executable, "-P", "-m", "embert.server.commands.cli")
 START_TIMEOUT_S = 120.0
 HELD_FILE, LOAD_FILE = "held", "loading"
 # httpx reads every certificate of the machine for each client, 20 ms, unless it is handed a context.
