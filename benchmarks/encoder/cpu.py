@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.encoder import cpu_plot
-from benchmarks.encoder.workloads import WORKLOADS
+from benchmarks.encoder.cpu_workloads import WORKLOADS
 from benchmarks.lib import record
 from benchmarks.rivals.cpu_encoders import ENCODERS, FROM_IDS, FROM_TEXTS, MAX_LENGTH, Floats, serve
 

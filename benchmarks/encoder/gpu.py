@@ -38,6 +38,8 @@ from embert.engine.packing import PackedBatch
 
 COSINE = 0.999  # below it a rival computes something else
 
+Runners = dict[str, Callable[[], Any]]
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
@@ -137,9 +139,6 @@ def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float
         _print(row)
         yield row
     ours.close()
-
-
-Runners = dict[str, Callable[[], Any]]
 
 
 def _rivals(
