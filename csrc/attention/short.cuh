@@ -20,7 +20,7 @@ constexpr size_t short_shared_bytes() {  // each pair's Q, K and V
 __device__ __forceinline__ void sync_pair(int pair) {
   static_assert(kShortPairs == 2, "a barrier each");
   if (pair == 0)
-    asm volatile("bar.sync %0, 64;" ::"n"(kPairBarrier) : "memory");
+    asm volatile("bar.sync %0, 64;" ::"n"(int{kPairBarrier}) : "memory");
   else
     asm volatile("bar.sync %0, 64;" ::"n"(kPairBarrier + 1) : "memory");
 }
