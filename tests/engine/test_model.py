@@ -364,7 +364,9 @@ def test_files_that_are_missing(build_bert: BuildBert) -> None:
     with pytest.raises(BrokenModel, match=r"has no weights: neither model\.safetensors nor model\.safetensors\.index"):
         engine.load_model(str(folder))
     (folder / "pytorch_model.bin").touch()
-    with pytest.raises(UnsupportedModel, match=r"has only pickled weights \(pytorch_model\.bin\), .* \[convert\]' &&"):
+    with pytest.raises(
+        UnsupportedModel, match=r"has only pickled weights \(pytorch_model\.bin\), .* 'embert\[convert\]' &&"
+    ):
         engine.load_model(str(folder))
     (folder / "tokenizer.json").unlink()
     with pytest.raises(

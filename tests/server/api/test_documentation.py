@@ -138,7 +138,7 @@ def body_fields(body: type[RequestBody]) -> dict[str, bool]:
 def test_every_field_is_documented_where_its_route_is(task: Task) -> None:
     fields = body_fields(task.request)
     (section,) = re.findall(rf"^### `{task.name}`$(.+?)(?=^##)", API, re.MULTILINE | re.DOTALL)
-    as_another = re.search(r"Fields as for `(\S+)`, without (.+?)\.", section)
+    as_another = re.search(r"fields are those of `(\S+)`, without\s+(.+?)\.", section)
     if as_another:
         (other,) = (each for each in TASKS if each.path == as_another[1])
         assert fields.keys() == body_fields(other.request).keys() - set(re.findall(r"`(\w+)`", as_another[2]))
