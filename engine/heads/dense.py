@@ -1,40 +1,21 @@
-"""Dense modules: linear layers after pooling, each activation(x · weightᵀ + bias)."""
+"""What a Dense module's files say: a linear layer after pooling, activation(x · weightᵀ + bias).
+
+Imports no numpy: the supervisor reads descriptions, and computes nothing. `dense_layer` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.json_files import read_object
-from embert.engine.safetensors_file import SafetensorsFile
 
-__all__ = ["Dense", "DenseLayer", "load_dense", "read_dense"]
-
-Floats = npt.NDArray[np.float32]
+__all__ = ["Dense", "read_dense"]
 
 # torch's class → our name.
 ACTIVATION_CLASSES = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "Sigmoid": "sigmoid"}
-
-
-def _sigmoid(x: Floats) -> Floats:
-    # sigmoid(x) = (1 + tanh(x / 2)) / 2. Unlike exp, tanh cannot overflow.
-    half = np.float32(0.5)
-    y: Floats = np.tanh(half * x) * half + half
-    return y
-
-
-ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
-    "identity": lambda x: x,
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, np.float32(0)),
-    "sigmoid": _sigmoid,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +27,6 @@ class Dense:
     outputs: int  # columns out
     bias: bool
     activation: str  # "identity", "tanh", "relu", "sigmoid"
-
-
-@dataclass(frozen=True, slots=True)
-class DenseLayer:
-    """A Dense module with its weights."""
-
-    weight: Floats  # [out, in]
-    bias: Floats | None  # [out]
-    activation: str
-
-    def __call__(self, x: Floats) -> Floats:
-        """float32 [B, in] → float32 [B, out]."""
-        y = x @ self.weight.T
-        if self.bias is not None:
-            y += self.bias
-        return ACTIVATIONS[self.activation](y)
 
 
 def read_dense(folder: Path, name: str) -> Dense:
@@ -93,26 +58,7 @@ def read_dense(folder: Path, name: str) -> Dense:
     return Dense(name, inputs, outputs, bool(fields.get("bias", True)), ACTIVATION_CLASSES[kind])
 
 
-def load_dense(folder: Path, modules: tuple[Dense, ...]) -> tuple[DenseLayer, ...]:
-    """Load the weights of a model's Dense modules. Raises BrokenModel."""
-    layers = []
-    for module in modules:
-        file = SafetensorsFile(folder / module.folder / "model.safetensors")
-        weight = _tensor(file, "linear.weight", (module.outputs, module.inputs))
-        bias = _tensor(file, "linear.bias", (module.outputs,)) if module.bias else None
-        layers.append(DenseLayer(weight, bias, module.activation))
-    return tuple(layers)
-
-
 def _only(path: Path, fields: dict[str, Any], field: str, *supported: object) -> None:
     value = fields.get(field, supported[0])
     if value not in supported:
         raise UnsupportedModel(f"{path}: {field} {value!r} is not supported; supported: {supported[0]!r}")
-
-
-def _tensor(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> Floats:
-    if name not in file:
-        raise BrokenModel(f"{file.path} has no tensor {name}")
-    tensor = file.tensor(name)
-    tensor.check(file.path, name, shape)
-    return tensor.float32()

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.heads.dense import Dense, load_dense
+from embert.engine.heads.dense import Dense
+from embert.engine.heads.dense_layer import load_dense
 
 __all__ = ["EmbeddingHead"]
 
