@@ -73,8 +73,8 @@ __device__ __forceinline__ float2 row_scale(const Rows& rows, int row, int width
   float2 of[8];
 #pragma unroll
   for (int group = 0; group < 8; ++group) of[group] = group < groups ? from[group] : float2{0.0f, 0.0f};
-  const float2 fours[4] = {of[0] + of[4], of[1] + of[5], of[2] + of[6], of[3] + of[7]};
-  return row_scale(tree(fours), 1.0f / width, epsilon, 1.0f);
+  const float2 low = (of[0] + of[4]) + (of[1] + of[5]), high = (of[2] + of[6]) + (of[3] + of[7]);
+  return row_scale(low + high, 1.0f / width, epsilon, 1.0f);
 }
 
 // The same of a row for eight neighbouring lanes with a group each. All of them get it, and all loads are in flight
@@ -94,7 +94,8 @@ __device__ __forceinline__ float2 row_scale(const Rows& rows, int row, int width
   };
   float2 sum = four(0);
   if (rows.parts > 4) sum = sum + four(4);
-  for (const int step : {4, 1, 2}) sum = sum + from_lane(sum, step);
+  for (const int step : {4, 1, 2})
+    sum = sum + float2{__shfl_xor_sync(~0u, sum.x, step), __shfl_xor_sync(~0u, sum.y, step)};
   return row_scale(sum, 1.0f / width, epsilon, 1.0f);
 }
 
