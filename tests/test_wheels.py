@@ -112,7 +112,7 @@ class Environment:
         return libraries / "site-packages"
 
     def install(self, *words: str | Path) -> None:
-        pip = [sys.executable, "-m", "pip", "--python", self.bin / "python", "--disable-pip-version-check", "install"]
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "--disable-pip-version-check", "install"]
         ran = subprocess.run([*pip, "--quiet", *words], capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -219,7 +219,7 @@ def test_released_wheels_serve_from_empty_environments(tmp_path: Path) -> None:
         folder = tmp_path / python.name
         folder.mkdir()
         environment = Environment(folder, python)
-        pip = [sys.executable, "-m", "pip", "--python", environment.bin / "python", "download", "--quiet", "--no-index"]
+        pip = [sys.executable, "-m", "pip", "--python", str(environment.bin / "python"), "download", "--quiet", "--no-index"]
         subprocess.run([*pip, "--no-deps", "--find-links", ROOT / "dist", "--dest", folder, "embert"], check=True)
         (chosen,) = folder.glob("embert-*.whl")
         # torch is 200 MB or more; its own build for the CPU may be had for this Python alone.

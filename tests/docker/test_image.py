@@ -101,7 +101,7 @@ def test_a_base_of_another_cuda_is_refused(tmp_path: Path) -> None:
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.86'\n")
     nvcc.chmod(0o755)
     (tmp_path / "apt-get").symlink_to("/bin/false")
-    command = [SCRIPTS / "tools", "compiler", "13"]
+    command = [str(SCRIPTS / "tools"), "compiler", "13"]
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
