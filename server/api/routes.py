@@ -79,7 +79,7 @@ class Operation(Route):
     keyless: str | None = None  # the value of --keyless with which it needs no key
     files: tuple[str, ...] = ()  # what it loads; needs a key only where the route does
     errors: Mapping[int, str] = field(default_factory=dict)  # status → description
-    responses: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # FastAPI's
+    responses: Mapping[int | str, dict[str, Any]] = field(default_factory=dict)  # FastAPI's
     options: Mapping[str, Any] = field(default_factory=dict)  # others of FastAPI's
 
 
