@@ -112,8 +112,16 @@ class Environment:
         return libraries / "site-packages"
 
     def install(self, *words: str | Path) -> None:
-        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "--disable-pip-version-check", "install"]
-        ran = subprocess.run([*pip, "--quiet", *words], capture_output=True, text=True, check=False)
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(self.bin / "python"),
+            "--disable-pip-version-check",
+            "install",
+        ]
+        ran = subprocess.run([*pip, "--quiet", *map(str, words)], capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
     def command(self, *words: str | Path) -> list[str]:
@@ -198,10 +206,10 @@ def pythons() -> list[Path]:
     """One of each minor version from 3.11 on."""
     found: dict[str, Path] = {}
     named = [Path(path) for minor in range(11, 16) if (path := shutil.which(f"python3.{minor}"))]
-    for path in [*named, *sorted(Path.home().glob(".pyenv/versions/*/bin/python3.1[1-9]"))]:
-        ran = subprocess.run([path, "-c", "import ssl, venv"], capture_output=True, check=False)
+    for python in [*named, *sorted(Path.home().glob(".pyenv/versions/*/bin/python3.1[1-9]"))]:
+        ran = subprocess.run([python, "-c", "import ssl, venv"], capture_output=True, check=False)
         if ran.returncode == 0:  # pyenv's own commands need not
-            found.setdefault(path.name, path)
+            found.setdefault(python.name, python)
     return list(found.values())
 
 
@@ -219,8 +227,19 @@ def test_released_wheels_serve_from_empty_environments(tmp_path: Path) -> None:
         folder = tmp_path / python.name
         folder.mkdir()
         environment = Environment(folder, python)
-        pip = [sys.executable, "-m", "pip", "--python", str(environment.bin / "python"), "download", "--quiet", "--no-index"]
-        subprocess.run([*pip, "--no-deps", "--find-links", ROOT / "dist", "--dest", folder, "embert"], check=True)
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(environment.bin / "python"),
+            "download",
+            "--quiet",
+            "--no-index",
+        ]
+        subprocess.run(
+            [*pip, "--no-deps", "--find-links", str(ROOT / "dist"), "--dest", str(folder), "embert"], check=True
+        )
         (chosen,) = folder.glob("embert-*.whl")
         # torch is 200 MB or more; its own build for the CPU may be had for this Python alone.
         extras = "cpu,default-model" if python.name == own else "default-model"

@@ -36,7 +36,14 @@ def draw(results: Path) -> Path:
             axes.bar_label(bars, fmt="{:,.0f}", fontsize=9, padding=2)
             for at in set(range(len(places))) - set(figures):  # a rate above its capacity is not measured
                 axes.text(
-                    at + offset, 0, " over its capacity", rotation=90, ha="center", va="bottom", fontsize=9, color="gray"
+                    at + offset,
+                    0,
+                    " over its capacity",
+                    rotation=90,
+                    ha="center",
+                    va="bottom",
+                    fontsize=9,
+                    color="gray",
                 )
         axes.set_xticks(range(len(places)), places, fontsize=9)
         axes.set_xlim(-0.6, len(places) - 0.4)
