@@ -35,10 +35,10 @@ def _on_done(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], An
     name = getattr(task.get_coro(), "__qualname__", "a task")
     mistake = task.exception()
     if mistake is not None:
-        log.critical("a mistake of ours in %s, this process ends", name, exc_info=mistake)
+        log.critical("internal error in %s, this process ends", name, exc_info=mistake)
         end(70)
     elif not may_end:
-        log.critical("a mistake of ours: %s has ended, and so does this process", name)
+        log.critical("internal error: %s has ended, and so does this process", name)
         end(70)
 
 
@@ -50,7 +50,7 @@ def exit_on_error(callback: Callable[P, None], end: Callable[[int], Any] = exit_
             callback(*args, **kwargs)
         except Exception:
             name = getattr(callback, "__qualname__", "a callback")
-            log.critical("a mistake of ours in %s, this process ends", name, exc_info=True)
+            log.critical("internal error in %s, this process ends", name, exc_info=True)
             end(70)
 
     return watched

@@ -80,7 +80,7 @@ def main() -> None:
     try:
         loop.run()
     except Exception:
-        log.critical("a mistake of ours, this process ends", exc_info=True)
+        log.critical("internal error, this process ends", exc_info=True)
         exit_now(70)
     loop.close()
 
@@ -88,7 +88,7 @@ def main() -> None:
 def _end_process(error: threading.ExceptHookArgs) -> None:
     """End the process: an engine without one of its threads would look alive and answer nobody."""
     what = error.exc_type, error.exc_value, error.exc_traceback
-    log.critical("a mistake of ours in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
+    log.critical("internal error in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
     exit_now(70)
 
 

@@ -101,6 +101,6 @@ def test_a_process_whose_sweeps_have_ended_is_replaced(tmp_path: Path) -> None:
         server.wait_ready()
         assert server.post("/embed", {"inputs": [GOOD]}).status_code == 200
         assert server.log.count("RuntimeError: spoilt") == 2
-        assert "a mistake of ours in Router._sweep, this process ends" in server.log
-        assert "a mistake of ours in Keys.follow, this process ends" in server.log
+        assert "internal error in Router._sweep, this process ends" in server.log
+        assert "internal error in Keys.follow, this process ends" in server.log
         assert server.log.count("ended with status 70; starting it again") == 2
