@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from embert.engine import errors
 
 if TYPE_CHECKING:
-    from embert.engine.encoders.base import Encoder, Task
+    from embert.engine.encoders.base import Encoder
     from embert.engine.encoders.load import load_encoder
     from embert.engine.engine import Engine
     from embert.engine.model import Model, load_model
     from embert.engine.packing import PackedBatch, pack
+    from embert.engine.rows import Rows
+    from embert.engine.tasks import Task
     from embert.engine.tokenization.encoded import Encoded
     from embert.engine.tokenization.tokenizer import Tokenizer
 
@@ -32,6 +34,7 @@ __all__ = [
     "Engine",
     "Model",
     "PackedBatch",
+    "Rows",
     "Task",
     "Tokenizer",
     "errors",
@@ -46,7 +49,8 @@ _MODULES = {
     "Engine": "embert.engine.engine",
     "Model": "embert.engine.model",
     "PackedBatch": "embert.engine.packing",
-    "Task": "embert.engine.encoders.base",
+    "Rows": "embert.engine.rows",
+    "Task": "embert.engine.tasks",
     "Tokenizer": "embert.engine.tokenization.tokenizer",
     "load_encoder": "embert.engine.encoders.load",
     "load_model": "embert.engine.model",

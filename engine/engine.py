@@ -13,6 +13,7 @@ from embert.engine.encoders.load import load_encoder
 from embert.engine.errors import InputError
 from embert.engine.model import Model, load_model
 from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import Tokenizer
 
@@ -94,7 +95,7 @@ class Engine:
         in_flight: tuple[npt.NDArray[np.intp], object] | None = None
 
         def collect(rows: npt.NDArray[np.intp], ticket: object) -> None:
-            vectors[rows] = self.encoder.wait(ticket)[:, :width]
+            vectors[rows] = self.encoder.wait(ticket)[Task.EMBED].values[:, :width]
             if progress is not None:
                 progress(len(rows))
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.families import Architecture, read_architecture
 from embert.engine.heads.dense import Dense
+from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS
 from embert.engine.hub import locate
 from embert.engine.json_files import read_object
 from embert.engine.prompts import read_prompts
+from embert.engine.tasks import Task
 
 __all__ = ["Model", "load_model"]
 
@@ -40,11 +42,18 @@ class Model:
     lowercase: bool  # texts are lowercased before the tokenizer sees them
     transformer: str  # the folder of config, tokenizer and weights inside `folder`; mostly ""
     notices: tuple[str, ...]  # sentences for the start-up log
+    heads: Heads = NO_HEADS  # besides pooling
+    embeds: bool = True  # pooled vectors and hidden states are of use; not so in a cross-encoder
 
     @property
     def transformer_folder(self) -> Path:
         """The folder that holds config.json, tokenizer.json and the weights."""
         return self.folder / self.transformer
+
+    @property
+    def tasks(self) -> Task:
+        """What this model can do."""
+        return self.heads.tasks | (Task.EMBED | Task.TOKENS if self.embeds else Task(0))
 
 
 def load_model(

@@ -6,11 +6,14 @@ cu_seqlens  int32 [B + 1]  prefix sums of the lengths: sequence i is ids[cu_seql
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from embert.engine.tasks import Task
 
 __all__ = ["PackedBatch", "cumulative", "pack"]
 
@@ -24,6 +27,7 @@ class PackedBatch:
     token_types: npt.NDArray[np.int32] | None = None  # [T]; None means all 0
     dimensions: npt.NDArray[np.int32] | None = None  # [B], 1 … width, 0 = all; cut before normalising
     normalize: npt.NDArray[np.bool_] | None = None  # [B]; None means all True
+    tasks: npt.NDArray[np.uint8] | None = None  # [B], each a combination of Task's flags; None means all EMBED
 
     @property
     def tokens(self) -> int:
@@ -34,6 +38,22 @@ class PackedBatch:
     def sequences(self) -> int:
         """B, the number of sequences."""
         return len(self.cu_seqlens) - 1
+
+    @property
+    def wanted(self) -> Task:
+        """All tasks that a sequence wants; EMBED for an empty batch without tasks."""
+        return Task.EMBED if self.tasks is None else Task(int(np.bitwise_or.reduce(self.tasks, initial=0)))
+
+    def wanting(self, tasks: Task) -> PackedBatch:
+        """The same batch, of which every sequence wants these tasks."""
+        mask = None if tasks == Task.EMBED else np.full(self.sequences, tasks, np.uint8)
+        return dataclasses.replace(self, tasks=mask)
+
+    def sequences_of(self, task: Task) -> npt.NDArray[np.intp]:
+        """The numbers of the sequences that want a task."""
+        if self.tasks is None:
+            return np.arange(self.sequences if task == Task.EMBED else 0)
+        return np.flatnonzero(self.tasks & np.uint8(task))
 
 
 def cumulative(lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -49,10 +69,11 @@ def pack(
     token_types: Sequence[npt.NDArray[np.int32]] | None = None,
     dimensions: npt.NDArray[np.int32] | None = None,
     normalize: npt.NDArray[np.bool_] | None = None,
+    tasks: npt.NDArray[np.uint8] | None = None,
 ) -> PackedBatch:
     """One batch of sequences of token ids, each int32 [L], in the order given.
 
-    `token_types` has the shapes of `sequences`. `dimensions` and `normalize` have one entry a sequence.
+    `token_types` has the shapes of `sequences`. The other arrays have one entry a sequence.
     """
     lengths = np.fromiter(map(len, sequences), np.int32, len(sequences))
     return PackedBatch(
@@ -61,6 +82,7 @@ def pack(
         token_types=None if token_types is None else _joined(token_types),
         dimensions=dimensions,
         normalize=normalize,
+        tasks=tasks,
     )
 
 

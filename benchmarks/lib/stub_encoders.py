@@ -7,14 +7,16 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.base import Task
+from embert.engine.encoders.base import Encoder
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch
+from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
 
 __all__ = ["PacedEncoder", "StubEncoder"]
 
 
-class StubEncoder:
+class StubEncoder(Encoder):
     """Answers at once with the first rows of a table of random unit vectors. An `Encoder`."""
 
     name = "stub"
@@ -27,19 +29,29 @@ class StubEncoder:
         self.width = model.width
         self.hidden_size = model.architecture.hidden_size
         self.max_batch_tokens = max_batch_tokens or 16384
-        self._tables = {Task.EMBED: self._table(self.width), Task.TOKENS: self._table(self.hidden_size)}
+        heads = model.heads
+        self._columns = {
+            Task.EMBED: self.width,
+            Task.TOKENS: self.hidden_size,
+            Task.CLASSIFY: len(heads.classifier.labels) if heads.classifier else 0,
+            Task.MULTI: heads.multi_vector.columns if heads.multi_vector else 0,
+        }
+        self._tables = {task: self._table(columns) for task, columns in self._columns.items() if task in model.tasks}
 
-    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+    def submit(self, batch: PackedBatch) -> dict[Task, Rows]:
         """Return the answer as the ticket."""
-        return self._tables[task][: batch.sequences if task is Task.EMBED else batch.tokens]
+        return {task: self._answer(batch, task) for task in self._tables if task in batch.wanted}
 
-    def wait(self, ticket: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return float32 [B, width] or [T, hidden_size]."""
+    def _answer(self, batch: PackedBatch, task: Task) -> Rows:
+        wanting = batch.sequences_of(task)
+        if task in (Task.EMBED, Task.CLASSIFY):
+            return Rows.one_each(self._tables[task][: len(wanting)])
+        offsets = cumulative(np.diff(batch.cu_seqlens)[wanting])
+        return Rows(self._tables[task][: offsets[-1]], offsets)
+
+    def wait(self, ticket: dict[Task, Rows]) -> dict[Task, Rows]:
+        """Return the ticket."""
         return ticket
-
-    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        """Submit and wait."""
-        return self.wait(self.submit(batch, task))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -55,7 +67,7 @@ class PacedEncoder(StubEncoder):
 
     TOKENS_PER_S = 6_000.0
 
-    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+    def submit(self, batch: PackedBatch) -> dict[Task, Rows]:
         """As StubEncoder, after sleeping for the batch's time."""
         time.sleep(batch.tokens / self.TOKENS_PER_S)
-        return super().submit(batch, task)
+        return super().submit(batch)

@@ -24,14 +24,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.lib import record
-from embert.engine import Model, PackedBatch, Task
+from embert.engine import Encoder, Model, PackedBatch, Rows, Task
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import StartEngine
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EMBED, EncodeRequest, Submit, decode_results, encode
+from embert.server.ipc.messages import EncodeRequest, Submit, decode_results, encode
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.worker.loop import EngineLoop
 
@@ -40,7 +39,7 @@ LAUNCH_S = 0.15e-3
 MAX_BATCH_TOKENS = 16384
 
 
-class SimulatedGpu:
+class SimulatedGpu(Encoder):
     """An encoder whose batches only take time. See `embert.engine.encoders.base.Encoder`."""
 
     name, device, device_name, dtype, choice = "simulated", "cuda:0", "none", "float16", ""
@@ -53,7 +52,7 @@ class SimulatedGpu:
         self.gaps_s: list[float] = []  # from the end of a batch to the start of the next
         self.batches = 0
 
-    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> tuple[int, float]:  # noqa: ARG002
+    def submit(self, batch: PackedBatch) -> tuple[int, float]:
         """Return the ticket: the number of texts and when they are done."""
         launched = time.monotonic() + LAUNCH_S
         while time.monotonic() < launched:
@@ -66,15 +65,11 @@ class SimulatedGpu:
         self.batches += 1
         return batch.sequences, self.free_at
 
-    def wait(self, ticket: tuple[int, float]) -> npt.NDArray[np.float32]:
-        """Return ones, float32 [B, width], when the batch is done."""
+    def wait(self, ticket: tuple[int, float]) -> dict[Task, Rows]:
+        """Return ones, a row of EMBED for each text, when the batch is done."""
         sequences, done_at = ticket
         time.sleep(max(0.0, done_at - time.monotonic()))
-        return np.ones((sequences, self.width), np.float32)
-
-    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        """Submit and wait."""
-        return self.wait(self.submit(batch, task))
+        return {Task.EMBED: Rows.one_each(np.ones((sequences, self.width), np.float32))}
 
     def close(self) -> None:
         """Nothing to release."""
@@ -131,7 +126,7 @@ class Run:
         for index, due in enumerate(self.due_s):
             time.sleep(max(0.0, first + due - time.monotonic()))
             now = time.monotonic()
-            request = EncodeRequest(index, EMBED, ids, lengths, 0, True, now + 60, now)
+            request = EncodeRequest(index, Task.EMBED, ids, lengths, b"", 0, True, now + 60, now)
             channel.send(encode(Submit([request], [])))
 
     def _receive(self, channel: Channel) -> None:

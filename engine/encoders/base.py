@@ -1,8 +1,7 @@
-"""What an encoder is: packed token ids in (packing.py), float32 vectors out."""
+"""What an encoder is: packed token ids in (packing.py), the rows of each task out (rows.py)."""
 
 from __future__ import annotations
 
-import enum
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,15 +9,10 @@ import numpy.typing as npt
 
 from embert.engine.errors import EncoderError
 from embert.engine.packing import PackedBatch
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
 
-__all__ = ["Encoder", "Task", "check_dimensions"]
-
-
-class Task(enum.Enum):
-    """What a batch asks for."""
-
-    EMBED = "embed"  # one vector a sequence: pooled, through the model's Dense modules, cut, normalised
-    TOKENS = "tokens"  # one vector a token: the last hidden state, unchanged
+__all__ = ["Encoder", "check_dimensions", "check_tasks"]
 
 
 def check_dimensions(batch: PackedBatch, width: int) -> None:
@@ -31,36 +25,49 @@ def check_dimensions(batch: PackedBatch, width: int) -> None:
         raise EncoderError(f"dimensions of sequence {wrong[0]} must be 0 to {width}, found {found}")
 
 
+def check_tasks(batch: PackedBatch, has: Task) -> None:
+    """Raise EncoderError where a sequence wants no task, or one that the model does not have."""
+    if batch.tasks is None:
+        if Task.EMBED not in has and batch.sequences:
+            raise EncoderError(f"this model's tasks are {has!r}; the batch wants {Task.EMBED!r}")
+        return
+    (wrong,) = np.nonzero((batch.tasks == 0) | (batch.tasks & ~np.uint8(has) != 0))
+    if len(wrong):
+        found = Task(int(batch.tasks[wrong[0]]))
+        raise EncoderError(f"this model's tasks are {has!r}; sequence {wrong[0]} wants {found!r}")
+
+
 class Encoder(Protocol):
     """Runs batches of one model on one device.
 
-    Used by one thread at a time. Two batches may be in flight: submit N + 1, then wait for N.
+    Used by one thread at a time. Two batches may be in flight: submit N + 1, then wait for N. An encoder inherits from
+    this class for the sake of `encode`.
     """
 
     name: str  # "cuda", "torch"
     device: str  # "cpu", "cuda:0"
     device_name: str  # for people: "AMD EPYC", "NVIDIA H100 80GB HBM3"
     dtype: str  # "float32", "float16", "bfloat16"
-    width: int  # columns of an EMBED answer
-    hidden_size: int  # columns of a TOKENS answer
+    width: int  # columns of EMBED's rows
+    hidden_size: int  # columns of TOKENS' rows
     max_batch_tokens: int  # the largest T that submit takes
     choice: str  # why load_encoder chose this encoder, for the start-up log; set by load_encoder
 
-    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Any:
+    def submit(self, batch: PackedBatch) -> Any:
         """Start a forward and return a ticket for `wait`. The arrays may be reused as soon as it returns."""
         ...
 
-    def wait(self, ticket: Any) -> npt.NDArray[np.float32]:
-        """Return float32 [B, width] for EMBED (columns past `dimensions` are 0), [T, hidden_size] for TOKENS.
+    def wait(self, ticket: Any) -> dict[Task, Rows]:
+        """Return the rows of each task that a sequence of the batch wants; columns past `dimensions` are 0.
 
         Raises EncoderError if this forward failed, EncoderLost if no later one can work either.
         """
         ...
 
-    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        """Submit and wait."""
-        ...
-
     def close(self) -> None:
         """Release threads and memory. The encoder cannot be used afterwards."""
         ...
+
+    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
+        """Submit and wait, for one task of all sequences: the values of its rows."""
+        return self.wait(self.submit(batch.wanting(task)))[task].values

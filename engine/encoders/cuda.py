@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
-from embert.engine.encoders.base import Task, check_dimensions
+from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
 from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
@@ -28,6 +28,8 @@ from embert.engine.families.tensor_shapes import tensor_shapes
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
 
 __all__ = ["CudaEncoder", "unavailable_reason"]
 
@@ -97,9 +99,10 @@ class Ticket:
     task: Task
     dimensions: npt.NDArray[np.int32] | None
     normalize: npt.NDArray[np.bool_] | None
+    offsets: npt.NDArray[np.int32] | None  # of the rows, where a sequence has several
 
 
-class CudaEncoder:
+class CudaEncoder(Encoder):
     """An encoder on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `encoders.base.Encoder`.
 
     `dtype` is "auto" (float16, or bfloat16 where float16 does not hold the weights), "float16", "bfloat16" or "float32"
@@ -137,6 +140,7 @@ class CudaEncoder:
         if reason is not None:
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
         self.hidden_size = architecture.hidden_size
+        self._has = model.tasks & (Task.EMBED | Task.TOKENS)
         self.width = model.width
         self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
         self._head = EmbeddingHead(model.folder, model.dense) if model.dense else None
@@ -202,11 +206,15 @@ class CudaEncoder:
         weights, activations, total = self._encoder.memory
         return int(weights), int(activations), int(total)
 
-    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Ticket:
+    def submit(self, batch: PackedBatch) -> Ticket:
         """Start a forward and return a ticket for `wait`. The arrays may be reused as soon as it returns.
 
         Raises EncoderError for a batch that the extension refuses, EncoderLost if the device has failed.
         """
+        check_tasks(batch, self._has)
+        task = batch.wanted
+        if batch.tasks is not None and (batch.tasks != task).any():
+            raise EncoderError("sequences of one batch must want the same task of the CUDA encoder")
         dimensions, normalize = batch.dimensions, batch.normalize
         later: tuple[npt.NDArray[np.int32] | None, npt.NDArray[np.bool_] | None] = (None, None)
         if self._head is not None and task is Task.EMBED:
@@ -217,7 +225,8 @@ class CudaEncoder:
             )
             dimensions, normalize = None, np.zeros(batch.sequences, np.bool_)
         check_dimensions(batch, self.width)
-        return Ticket(self._start(batch, dimensions, normalize, task), task, *later)
+        offsets = batch.cu_seqlens.astype(np.int32) if task is Task.TOKENS else None
+        return Ticket(self._start(batch, dimensions, normalize, task), task, *later, offsets)
 
     def _start(
         self,
@@ -243,8 +252,8 @@ class CudaEncoder:
         except (self._cuda.Refused, self._cuda.Lost) as error:
             raise self._translated(error) from error
 
-    def wait(self, ticket: Ticket) -> npt.NDArray[np.float32]:
-        """Return the answer: float32 [B, width] for EMBED, [T, hidden_size] for TOKENS.
+    def wait(self, ticket: Ticket) -> dict[Task, Rows]:
+        """Return the rows of each task that a sequence of the batch wants.
 
         Raises EncoderError if this forward failed, EncoderLost if no later one can work either.
         """
@@ -253,12 +262,9 @@ class CudaEncoder:
         except (self._cuda.Refused, self._cuda.Lost) as error:
             raise self._translated(error) from error
         if self._head is not None and ticket.task is Task.EMBED:
-            return self._head(answer, ticket.dimensions, ticket.normalize)
-        return answer
-
-    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        """Submit and wait."""
-        return self.wait(self.submit(batch, task))
+            answer = self._head(answer, ticket.dimensions, ticket.normalize)
+        rows = Rows.one_each(answer) if ticket.offsets is None else Rows(answer, ticket.offsets)
+        return {ticket.task: rows}
 
     def close(self) -> None:
         """Release the device's memory. The encoder cannot be used afterwards."""

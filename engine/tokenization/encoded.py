@@ -20,6 +20,7 @@ class Encoded:
     ids: npt.NDArray[np.int32]  # [T]
     lengths: npt.NDArray[np.int32]  # [B], each 1 … max_input_length
     truncated: int  # how many of the B texts were cut
+    token_types: npt.NDArray[np.int32] | None = None  # [T]; None means all 0
 
     @property
     def tokens(self) -> int:

@@ -9,28 +9,26 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
-    "EMBED",
-    "TOKENS",
     "EncodeRequest",
     "EngineStatus",
     "Part",
     "Results",
     "Submit",
+    "TaskRows",
     "decode_results",
     "decode_submit",
     "encode",
 ]
-
-EMBED, TOKENS = 0, 1  # engine.Task, as a number
 
 
 class EncodeRequest(msgspec.Struct, array_like=True):
     """All texts of one HTTP request."""
 
     id: int  # unique in the server
-    task: int  # EMBED or TOKENS
+    tasks: int  # engine.Task: what each of its texts wants
     ids: bytes  # int32 [T], all sequences end to end
     lengths: bytes  # int32 [n]
+    token_types: bytes  # int32 [T]; empty: all 0
     dimensions: int  # 0 = all
     normalize: bool
     deadline: float
@@ -46,13 +44,22 @@ class Submit(msgspec.Struct, array_like=True):
     cancelled: list[int]  # ids of requests whose client has disconnected
 
 
+class TaskRows(msgspec.Struct, array_like=True):
+    """The rows of one task for the texts of a part: see embert.engine.rows."""
+
+    task: int
+    values: bytes  # float32 [rows, columns]
+    counts: bytes = b""  # int32 [texts]: the rows of each; empty: one each
+    indices: bytes = b""  # int32 [rows], of sparse vectors alone
+
+
 class Part(msgspec.Struct, array_like=True):
     """The answer to consecutive texts of one request. A failed request gets one part, with `error`, and no more."""
 
     id: int
     first_text: int
     texts: int
-    vectors: bytes  # float32 [texts, dimensions], or [their tokens, hidden_size]
+    rows: list[TaskRows]
     queue_s: float
     inference_s: float
     error: str = ""  # "backend", "deadline" (has passed) or "cannot_meet_deadline" (the queue takes longer)

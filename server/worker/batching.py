@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import PackedBatch
+from embert.engine import PackedBatch, Task
 from embert.server.ipc.framing import Channel
 from embert.server.worker.scheduler import Batch, Slice
 
@@ -22,6 +22,8 @@ class Payload:
     reply_to: Channel
     id: int
     ids: npt.NDArray[np.int32]  # [T]
+    token_types: npt.NDArray[np.int32] | None  # [T]
+    tasks: Task  # of each text
     dimensions: int  # 0 = all
     normalize: bool
     admitted: float
@@ -30,10 +32,16 @@ class Payload:
 
 def pack(slices: list[Slice]) -> PackedBatch:
     """Lay the texts of the slices end to end. The work is per slice, not per text."""
-    ids = [
-        piece.request.payload.ids[piece.request.offsets[piece.start] : piece.request.offsets[piece.stop]]
-        for piece in slices
-    ]
+    spans = [slice(piece.request.offsets[piece.start], piece.request.offsets[piece.stop]) for piece in slices]
+    payloads: list[Payload] = [piece.request.payload for piece in slices]
+    ids = [payload.ids[span] for payload, span in zip(payloads, spans, strict=True)]
+    token_types: npt.NDArray[np.int32] | None = None
+    if any(payload.token_types is not None for payload in payloads):
+        types = [
+            np.zeros(piece.tokens, np.int32) if payload.token_types is None else payload.token_types[span]
+            for piece, payload, span in zip(slices, payloads, spans, strict=True)
+        ]
+        token_types = np.concatenate(types)
     sizes = [piece.stop - piece.start for piece in slices]
     cu_seqlens = np.zeros(sum(sizes) + 1, np.int32)
     row = tokens = 0
@@ -43,14 +51,16 @@ def pack(slices: list[Slice]) -> PackedBatch:
         cu_seqlens[row + 1 : row + 1 + size] += tokens - piece.request.offsets[piece.start]
         tokens += piece.tokens
         row += size
-    payloads: list[Payload] = [piece.request.payload for piece in slices]
     dimensions = [payload.dimensions for payload in payloads]
     normalize = [payload.normalize for payload in payloads]
+    tasks = [payload.tasks for payload in payloads]
     return PackedBatch(
         np.concatenate(ids) if len(ids) > 1 else ids[0],
         cu_seqlens,
+        token_types,
         dimensions=np.repeat(np.array(dimensions, np.int32), sizes) if any(dimensions) else None,
         normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
+        tasks=np.repeat(np.array(tasks, np.uint8), sizes) if any(task != Task.EMBED for task in tasks) else None,
     )
 
 

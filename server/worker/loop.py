@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from embert.engine import Encoder, Model, PackedBatch
+from embert.engine import Encoder, Model, PackedBatch, Rows, Task
 from embert.engine.errors import EncoderError, EncoderLost
+from embert.engine.packing import cumulative
+from embert.engine.tasks import ALL_TASKS
 from embert.server.ipc.control import ControlConnection, Drain, StartEngine
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import Part
@@ -60,7 +61,7 @@ class _InFlight:
     slot: int  # in the shared counters
     ended: float = 0.0
     lead_s: float = 0.0  # from the submission of what waited to the expected end; 0: none was submitted that way
-    vectors: npt.NDArray[np.float32] | EncoderError | None = None  # set by `_wait`; None: the encoder was lost
+    rows: dict[Task, Rows] | EncoderError | None = None  # set by `_wait`; None: the encoder was lost
 
 
 class EngineLoop:
@@ -76,7 +77,8 @@ class EngineLoop:
         # A CPU encoder runs only while it is waited for: a batch submitted ahead would be formed, but not run, earlier.
         self._submits_ahead = encoder.device != "cpu"
         self._exit = exit_process
-        self._probe = PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32))
+        self._has = model.tasks
+        self._probe = _batch_of([1], _main_task(model.tasks))
         self._counters = SharedCounters(start.counters_fd, config.http_processes, start.engines)
         self._free_slots = list(range(MAX_BATCHES_IN_FLIGHT))  # of the shared counters
         for slot in self._free_slots:
@@ -98,9 +100,9 @@ class EngineLoop:
         Returns the duration of the largest in seconds: the only known speed of the engine until there is a queue.
         """
         lengths = [min(64, self._encoder.max_batch_tokens)] * max(1, self._encoder.max_batch_tokens // 64)
-        full = PackedBatch(np.zeros(sum(lengths), np.int32), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-        for batch in (full, self._probe):
-            self._encoder.encode(batch)
+        full = _batch_of(lengths, _main_task(self._has))
+        for batch in (full, self._probe, self._probe.wanting(self._has)):
+            self._run(batch)
         probe_s, full_s = self._shortest_s(self._probe), self._shortest_s(full)
         self._throughput.calibrate(probe_s, max(0.0, full_s - probe_s) / full.tokens)
         ended = time.monotonic()
@@ -113,9 +115,12 @@ class EngineLoop:
         lasted_s = []
         for _ in range(3 if self._submits_ahead else 1):
             started = time.monotonic()
-            self._encoder.encode(batch)
+            self._run(batch)
             lasted_s.append(time.monotonic() - started)
         return min(lasted_s)
+
+    def _run(self, batch: PackedBatch) -> None:
+        self._encoder.wait(self._encoder.submit(batch))
 
     def listen(self) -> None:
         """Accept requests from now on, in the receiving thread."""
@@ -127,7 +132,7 @@ class EngineLoop:
         """Run batches until drained. A free encoder takes whatever waits.
 
         A GPU gets the next batch while it is busy: a full one at once, any other shortly before the running batch is
-        expected to end, and at the latest before the vectors of the running batch are answered.
+        expected to end, and at the latest before the rows of the running batch are answered.
         """
         running: _InFlight | None = None
         while True:
@@ -139,7 +144,7 @@ class EngineLoop:
                 continue
             following = self._submit_ahead(running, full=True) or self._submit_before_end(running)
             self._wait(running)
-            if following is None and running.vectors is not None:
+            if following is None and running.rows is not None:
                 following = self._submit_ahead(running, full=False)
             self._settle(running)
             self._queue.done(running.batch)
@@ -174,7 +179,7 @@ class EngineLoop:
         slot = self._free_slots.pop()
         self._counters.set_running(self._index, slot, [piece.request.payload.id for piece in batch.slices])
         try:
-            ticket: Any = self._health.watched(lambda: self._encoder.submit(pack(batch.slices), batch.task))  # type: ignore[arg-type]
+            ticket: Any = self._health.watched(lambda: self._encoder.submit(pack(batch.slices)))
         except EncoderError as error:
             ticket = error
         return _InFlight(batch, ticket, started, queued, slot)
@@ -184,7 +189,7 @@ class EngineLoop:
         try:
             if isinstance(ticket, EncoderError):
                 raise ticket
-            flight.vectors = self._health.watched(lambda: self._encoder.wait(ticket))
+            flight.rows = self._health.watched(lambda: self._encoder.wait(ticket))
         except EncoderLost as error:
             # A batch of several requests is not answered: the API processes send each again, to run alone. So only the
             # request at fault ever fails.
@@ -193,7 +198,7 @@ class EngineLoop:
             self._give_up(error)
             return
         except EncoderError as error:
-            flight.vectors = error
+            flight.rows = error
         self._counters.set_running(self._index, flight.slot, ())
         self._free_slots.append(flight.slot)
         flight.ended = time.monotonic()
@@ -202,15 +207,15 @@ class EngineLoop:
 
     def _settle(self, flight: _InFlight) -> None:
         """Answer a batch that has been waited for."""
-        batch, vectors, started, ended = flight.batch, flight.vectors, flight.started, flight.ended
-        if vectors is None:
+        batch, rows, started, ended = flight.batch, flight.rows, flight.started, flight.ended
+        if rows is None:
             return
-        if isinstance(vectors, EncoderError):
-            self._bisect(batch, vectors)
+        if isinstance(rows, EncoderError):
+            self._bisect(batch, rows)
         else:
             self._health.succeeded()
             self._throughput.add_batch(started, ended, batch.tokens, queued=flight.queued)
-            self._responder.answer(batch.slices, batch.task, vectors, started, ended)
+            self._responder.answer(batch.slices, rows, started, ended)
             self._observe(batch, started, ended)
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
@@ -242,7 +247,7 @@ class EngineLoop:
         if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S:
             return
         try:
-            self._health.watched(lambda: self._encoder.encode(self._probe))
+            self._health.watched(lambda: self._run(self._probe))
             self._health.succeeded()
         except EncoderLost as error:
             self._give_up(error)
@@ -275,3 +280,13 @@ class EngineLoop:
         """Send the remaining answers, then free the encoder."""
         self._server.close()
         self._encoder.close()
+
+
+def _batch_of(lengths: list[int], tasks: Task) -> PackedBatch:
+    """A batch of texts of so many tokens each, all of id 0."""
+    return PackedBatch(np.zeros(sum(lengths), np.int32), cumulative(np.array(lengths, np.int32))).wanting(tasks)
+
+
+def _main_task(tasks: Task) -> Task:
+    """The task by which an engine is timed and probed: the first that it has."""
+    return next(task for task in ALL_TASKS if task in tasks)

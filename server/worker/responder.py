@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from embert.engine import Task
+from embert.engine import Rows, Task
 from embert.engine.errors import EncoderError
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import Part
+from embert.server.ipc.messages import Part, TaskRows
 from embert.server.worker.batching import Payload
 from embert.server.worker.scheduler import Slice
 
@@ -28,32 +26,30 @@ class Responder:
         """`drop` removes the waiting texts of a request that has failed."""
         self._send, self._drop = send, drop
 
-    def answer(
-        self, slices: list[Slice], task: Any, vectors: npt.NDArray[np.float32], started: float, ended: float
-    ) -> None:
-        """Send the rows of `vectors`, float32 [texts, d] or [tokens, d], to the requests that they belong to.
+    def answer(self, slices: list[Slice], rows: Mapping[Task, Rows], started: float, ended: float) -> None:
+        """Send the rows of each task, in the order of the slices, to the requests that they belong to.
 
         A row that is not finite fails its request, and no other.
         """
-        sizes = [piece.tokens if task is Task.TOKENS else piece.stop - piece.start for piece in slices]
-        all_finite = bool(np.isfinite(vectors.sum(dtype=np.float64)))
+        all_finite = {task: bool(np.isfinite(each.values.sum(dtype=np.float64))) for task, each in rows.items()}
         outgoing: dict[Channel, list[Part]] = {}
-        row = 0
-        for piece, size in zip(slices, sizes, strict=True):
+        given = dict.fromkeys(rows, 0)  # sequences of each task that have their rows
+        for piece in slices:
             payload: Payload = piece.request.payload
-            rows = slice(row, row + size)
-            row += size
-            if not all_finite and not np.isfinite(vectors[rows]).all():
+            texts = piece.stop - piece.start
+            mine: dict[Task, Rows] = {}
+            for task, each in rows.items():
+                if task in payload.tasks:
+                    mine[task] = each.slice(given[task], given[task] + texts)
+                    given[task] += texts
+            if not all(all_finite[task] or np.isfinite(each.values).all() for task, each in mine.items()):
                 self.fail([piece], EncoderError("the encoder returned a vector that is not finite"))
                 continue
-            answer = vectors[rows]
-            if task is Task.EMBED and payload.dimensions:
-                answer = answer[:, : payload.dimensions]
             part = Part(
                 payload.id,
                 piece.start,
-                piece.stop - piece.start,
-                answer.tobytes(),
+                texts,
+                [_message(task, each, payload.dimensions) for task, each in mine.items()],
                 started - payload.admitted,
                 ended - started,
             )
@@ -67,5 +63,17 @@ class Responder:
         for piece in slices:
             payload: Payload = piece.request.payload
             self._drop(piece.request.key)
-            part = Part(payload.id, piece.start, piece.stop - piece.start, b"", 0.0, 0.0, "backend", str(error))
+            part = Part(payload.id, piece.start, piece.stop - piece.start, [], 0.0, 0.0, "backend", str(error))
             self._send(payload.reply_to, [part])
+
+
+_ONE_EACH = Task.EMBED | Task.CLASSIFY
+
+
+def _message(task: Task, rows: Rows, dimensions: int) -> TaskRows:
+    values = rows.values[:, :dimensions] if dimensions and task == Task.EMBED else rows.values
+    if task in _ONE_EACH:
+        return TaskRows(task, values.tobytes())
+    return TaskRows(
+        task, values.tobytes(), rows.counts.tobytes(), b"" if rows.indices is None else rows.indices.tobytes()
+    )

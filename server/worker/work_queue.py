@@ -17,7 +17,7 @@ import numpy as np
 
 from embert.engine import Task
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import TOKENS, EncodeRequest, Part, Submit
+from embert.server.ipc.messages import EncodeRequest, Part, Submit
 from embert.server.observability.metrics import EngineMetrics
 from embert.server.worker.batching import Payload, batch_of
 from embert.server.worker.scheduler import Batch, Request, Scheduler
@@ -81,23 +81,24 @@ class WorkQueue:
             channel,
             request.id,
             np.frombuffer(request.ids, np.int32),
+            np.frombuffer(request.token_types, np.int32) if request.token_types else None,
+            Task(request.tasks),
             request.dimensions,
             request.normalize,
             request.admitted,
             request.alone,
         )
         lengths = np.frombuffer(request.lengths, np.int32).tolist()
-        task = Task.TOKENS if request.task == TOKENS else Task.EMBED
         wait_s = self._least_wait_s(len(payload.ids), request)
         if wait_s and time.monotonic() + wait_s > request.deadline:
             said = f"the work queued before it takes {wait_s:.2g} s"
-            self._send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "cannot_meet_deadline", said)])
+            self._send(channel, [Part(request.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", said)])
             return
         key = channel, request.id
         try:
-            self._scheduler.add(Request(key, lengths, task, request.deadline, request.bulk, payload))
+            self._scheduler.add(Request(key, lengths, deadline=request.deadline, bulk=request.bulk, payload=payload))
         except ValueError as error:
-            self._send(channel, [Part(request.id, 0, 0, b"", 0.0, 0.0, "backend", str(error))])
+            self._send(channel, [Part(request.id, 0, 0, [], 0.0, 0.0, "backend", str(error))])
 
     def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
         """At least this long until a new request of so many tokens is done; 0 where it can surely meet its deadline."""
@@ -213,7 +214,7 @@ class WorkQueue:
     def _answer_late(self, late: list[Request]) -> None:
         for request in late:
             payload: Payload = request.payload
-            self._send(payload.reply_to, [Part(payload.id, 0, 0, b"", 0.0, 0.0, "deadline")])
+            self._send(payload.reply_to, [Part(payload.id, 0, 0, [], 0.0, 0.0, "deadline")])
 
     def _publish(self) -> None:
         self._metrics.queue_texts.set(self._scheduler.queue_texts)

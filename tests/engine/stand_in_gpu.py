@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.base import Task
 from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
+from embert.engine.tasks import Task
 from tests.engine.conftest import Floats
 
 __all__ = ["StandInEncoder", "StandInGpu"]

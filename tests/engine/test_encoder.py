@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.encoders.base import Encoder, Task
+from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.torch.attention import attention
+from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
+from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, random_sequences, unit, write_modules
 
 LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 5, 5, 5, 64, 127, 128]
@@ -277,7 +279,7 @@ def test_an_empty_batch(float32_encoder: Encoder) -> None:
     empty = engine.pack([])
     assert (empty.tokens, empty.sequences) == (0, 0)
     assert float32_encoder.encode(empty).shape == (0, 384)
-    assert float32_encoder.encode(empty, Task.TOKENS).shape == (0, 384)
+    assert float32_encoder.wait(float32_encoder.submit(empty.wanting(Task.TOKENS))) == {}
 
 
 def test_two_batches_in_flight_and_arrays_used_again(float32_encoder: Encoder) -> None:
@@ -285,8 +287,8 @@ def test_two_batches_in_flight_and_arrays_used_again(float32_encoder: Encoder) -
     expected = float32_encoder.encode(first), float32_encoder.encode(second)
     tickets = float32_encoder.submit(first), float32_encoder.submit(second)
     first.ids[:] = second.ids[:] = 0
-    np.testing.assert_array_equal(float32_encoder.wait(tickets[1]), expected[1])
-    np.testing.assert_array_equal(float32_encoder.wait(tickets[0]), expected[0])
+    np.testing.assert_array_equal(float32_encoder.wait(tickets[1])[Task.EMBED].values, expected[1])
+    np.testing.assert_array_equal(float32_encoder.wait(tickets[0])[Task.EMBED].values, expected[0])
 
 
 def test_a_batch_over_the_limit(default_model: Model) -> None:
@@ -319,3 +321,20 @@ def test_close(default_model: Model) -> None:
     encoder.close()
     with pytest.raises(engine.errors.EncoderError):
         encoder.encode(engine.pack(random_sequences([4], 9000)))
+
+
+def test_texts_of_different_tasks_share_a_batch(float32_encoder: Encoder) -> None:
+    sequences = random_sequences([5, 300, 3, 60, 5], 1)
+    whole = engine.pack(sequences)
+    tasks = np.array([Task.EMBED, Task.TOKENS, Task.EMBED | Task.TOKENS, Task.EMBED, Task.TOKENS], np.uint8)
+    answer = float32_encoder.wait(float32_encoder.submit(engine.pack(sequences, tasks=tasks)))
+    vectors, states = float32_encoder.encode(whole), float32_encoder.encode(whole, Task.TOKENS)
+    np.testing.assert_allclose(answer[Task.EMBED].values, vectors[[0, 2, 3]], atol=1e-6)
+    assert answer[Task.TOKENS].counts.tolist() == [300, 3, 5]
+    expected = np.concatenate([np.split(states, whole.cu_seqlens[1:-1])[i] for i in (1, 2, 4)])
+    np.testing.assert_allclose(answer[Task.TOKENS].values, expected, atol=1e-5)
+
+
+def test_a_task_that_the_model_does_not_have_is_refused(float32_encoder: Encoder) -> None:
+    with pytest.raises(EncoderError, match=r"this model's tasks are .*EMBED.*; sequence 0 wants .*CLASSIFY"):
+        float32_encoder.submit(engine.pack(random_sequences([3], 1)).wanting(Task.CLASSIFY))

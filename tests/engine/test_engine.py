@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,15 +16,17 @@ from hypothesis.extra import numpy as arrays
 
 from embert import engine
 from embert.engine import encoders
-from embert.engine.encoders.base import Encoder, Task
+from embert.engine.encoders.base import Encoder
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
 from tests.engine.conftest import unit
 
 
-class Lengths:
+class Lengths(Encoder):
     """An encoder that answers each sequence's length and first id, and records its batches."""
 
     name, device, device_name, dtype, choice = "lengths", "nowhere", "nothing", "float32", ""
@@ -37,22 +38,19 @@ class Lengths:
         self.batches: list[PackedBatch] = []
         self.in_flight = 0
 
-    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> PackedBatch:
+    def submit(self, batch: PackedBatch) -> PackedBatch:
         assert batch.tokens <= self.max_batch_tokens
         self.in_flight += 1
         assert self.in_flight <= 2
         self.batches.append(batch)
         return batch
 
-    def wait(self, ticket: PackedBatch) -> npt.NDArray[np.float32]:
+    def wait(self, ticket: PackedBatch) -> dict[Task, Rows]:
         self.in_flight -= 1
         answer = np.zeros((ticket.sequences, self.width), np.float32)
         answer[:, 0] = np.diff(ticket.cu_seqlens)
         answer[:, 1] = ticket.ids[ticket.cu_seqlens[:-1] + 1]
-        return answer
-
-    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        return self.wait(self.submit(batch, task))
+        return {Task.EMBED: Rows.one_each(answer)}
 
     def close(self) -> None:
         self.batches.clear()

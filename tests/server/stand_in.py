@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import Encoder, PackedBatch, Task
+from embert.engine import Encoder, PackedBatch, Rows, Task
 from embert.engine.errors import BrokenModel, EncoderError, EncoderLost
 from embert.engine.model import Model
 
@@ -46,7 +46,7 @@ SLEEP = 20  # SLEEP + n: n tenths of a second, n up to 60
 WIDTH = 384
 
 
-class StandIn:
+class StandIn(Encoder):
     """See `embert.engine.encoders.base.Encoder`."""
 
     name = "stand-in"
@@ -75,6 +75,14 @@ class StandIn:
             self.device += ":" + device.partition(":")[2]
         self.width = model.width
         self.hidden_size = model.architecture.hidden_size
+        heads = model.heads
+        self._columns = {
+            Task.EMBED: self.width,
+            Task.TOKENS: self.hidden_size,
+            Task.CLASSIFY: len(heads.classifier.labels) if heads.classifier else 0,
+            Task.MULTI: heads.multi_vector.columns if heads.multi_vector else 0,
+            Task.SPARSE: 1,
+        }
         self.max_batch_tokens = max_batch_tokens or 16384
         self._tokens_per_s = float(os.environ.get("STAND_IN_TOKENS_PER_S", "inf"))
         self._warm_s = float(os.environ.get("STAND_IN_WARM_S", "0"))
@@ -84,11 +92,11 @@ class StandIn:
         self._held_file = _file("STAND_IN_HELD_FILE")
         self._crash_file = _file("STAND_IN_CRASH_FILE")
 
-    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> Any:
-        return batch, task
+    def submit(self, batch: PackedBatch) -> Any:
+        return batch
 
-    def wait(self, ticket: Any) -> npt.NDArray[np.float32]:
-        batch, task = ticket
+    def wait(self, ticket: Any) -> dict[Task, Rows]:
+        batch: PackedBatch = ticket
         starts, stops = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
         orders = [
             int(batch.ids[start + 1]) if self._obeys and stop - start > 1 else 0
@@ -114,20 +122,34 @@ class StandIn:
             raise EncoderLost("the stand-in was told to be lost")
         if FAIL in orders:
             raise EncoderError("the stand-in was told to fail")
-        if task is Task.TOKENS:
-            return np.stack([_vector(np.array([id_]), self.hidden_size) for id_ in batch.ids])
-        rows = []
-        for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-            row = _vector(batch.ids[start:stop], self.width)
-            if orders[index] == NAN:
-                row[self.width // 2] = np.nan
+        answer = {}
+        for task in batch.wanted:
+            rows = [self._rows(task, batch, int(index)) for index in batch.sequences_of(task)]
+            for index, row in zip(batch.sequences_of(task), rows, strict=True):
+                if orders[index] == NAN:
+                    row.values[0, row.values.shape[1] // 2] = np.nan
+            answer[task] = Rows.joined(rows)
+        return answer
+
+    def _rows(self, task: Task, batch: PackedBatch, index: int) -> Rows:
+        """The rows of one sequence."""
+        ids = batch.ids[batch.cu_seqlens[index] : batch.cu_seqlens[index + 1]]
+        columns = self._columns[task]
+        if task == Task.SPARSE:
+            indices, counts = np.unique(ids, return_counts=True)
+            values = counts.astype(np.float32)[:, None] / np.float32(2)
+            return Rows(values, np.array([0, len(indices)], np.int32), indices.astype(np.int32))
+        if task in (Task.TOKENS, Task.MULTI):
+            values = np.stack([_vector(np.array([id_]), columns) for id_ in ids])
+            if task == Task.MULTI:
+                values /= np.linalg.norm(values, axis=1, keepdims=True)
+            return Rows(values, np.array([0, len(ids)], np.int32))
+        row = _vector(ids, columns)
+        if task == Task.EMBED:
             if batch.dimensions is not None and batch.dimensions[index]:
                 row[batch.dimensions[index] :] = 0
-            rows.append(row / np.linalg.norm(row))
-        return np.stack(rows)
-
-    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        return self.wait(self.submit(batch, task))
+            row /= np.linalg.norm(row)
+        return Rows.one_each(row[None])
 
     def close(self) -> None:
         pass

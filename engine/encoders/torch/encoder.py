@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.base import Task, check_dimensions
+from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
 from embert.engine.encoders.padding_positions import padding_positions
 from embert.engine.encoders.torch.host import cpu_name, keep_freed_memory
 from embert.engine.encoders.torch.linear import kernel_rows, limit_kernel_caches, row_counts
@@ -26,7 +26,9 @@ from embert.engine.encoders.torch.transformer import Transformer
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch
+from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
 
 __all__ = ["TorchEncoder"]
 
@@ -53,7 +55,8 @@ Ints = npt.NDArray[np.int64]
 class _Ticket:
     """A submitted batch, copied. Sequences are sorted by length, and tokens are in that order."""
 
-    task: Task
+    wanted: Task  # by any sequence
+    tasks: npt.NDArray[np.uint8]  # [B] shortest sequence first
     order: Ints  # [B] sequence numbers, shortest first
     lengths: Ints  # [B] in that order
     tokens: Ints  # [T] where each token came from
@@ -63,8 +66,12 @@ class _Ticket:
     dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
 
+    def of(self, task: Task) -> Ints:
+        """The numbers of the sequences that want a task, in the order submitted."""
+        return np.sort(self.order[(self.tasks & np.uint8(task)) != 0])
 
-class TorchEncoder:
+
+class TorchEncoder(Encoder):
     """See embert.engine.encoders.base.Encoder. `submit` only sorts and copies; `wait` does the work."""
 
     name = "torch"
@@ -90,6 +97,7 @@ class TorchEncoder:
         self._architecture = model.architecture
         self._pooling = model.pooling
         self._pools_one_row = model.pooling in ONE_ROW
+        self._has = model.tasks
         limit_kernel_caches()
         keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
@@ -128,16 +136,18 @@ class TorchEncoder:
         """Threads of torch's loops for a batch of one run."""
         return self._threads if kernel_rows(tokens) >= MIN_RUN_TOKENS else min(FEW_TOKENS_THREADS, self._threads)
 
-    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> _Ticket:
+    def submit(self, batch: PackedBatch) -> _Ticket:
         """Take a batch; its arrays may be reused.
 
-        Raises ValueError if it has more than max_batch_tokens tokens, EncoderError for dimensions it cannot have.
+        Raises ValueError if it has more than max_batch_tokens tokens, EncoderError for dimensions or tasks that the
+        model does not have.
         """
         if batch.tokens > self.max_batch_tokens:
             raise ValueError(
                 f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
             )
         check_dimensions(batch, self.width)
+        check_tasks(batch, self._has)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         order = np.argsort(lengths, kind="stable")
@@ -148,7 +158,8 @@ class TorchEncoder:
         architecture = self._architecture
         around = padding_positions(batch.ids, batch.cu_seqlens, architecture.padding_id, architecture.max_positions)
         return _Ticket(
-            task=task,
+            wanted=batch.wanted,
+            tasks=np.full(len(order), Task.EMBED, np.uint8) if batch.tasks is None else batch.tasks[order],
             order=order,
             lengths=lengths,
             tokens=tokens,
@@ -159,7 +170,7 @@ class TorchEncoder:
             normalize=None if batch.normalize is None else batch.normalize.copy(),
         )
 
-    def wait(self, ticket: _Ticket) -> npt.NDArray[np.float32]:
+    def wait(self, ticket: _Ticket) -> dict[Task, Rows]:
         """Run the forward; see Encoder.wait."""
         try:
             return self._forward(ticket)
@@ -170,50 +181,68 @@ class TorchEncoder:
                 f"{self.dtype}, failed: {error}"
             ) from error
 
-    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        """Submit and wait."""
-        return self.wait(self.submit(batch, task))
-
     def close(self) -> None:
         """End the threads and release the weights."""
         self._pool.shutdown()
         del self._transformer, self._head
 
-    def _forward(self, ticket: _Ticket) -> npt.NDArray[np.float32]:
-        embed = ticket.task is Task.EMBED
-        answer = np.empty((len(ticket.order if embed else ticket.ids), self.hidden_size), np.float32)
+    def _forward(self, ticket: _Ticket) -> dict[Task, Rows]:
+        sequences, tokens = len(ticket.order), len(ticket.ids)
+        shapes = {Task.EMBED: sequences, Task.TOKENS: tokens}
+        answers = {
+            task: np.empty((rows, self.hidden_size), np.float32)
+            for task, rows in shapes.items()
+            if task in ticket.wanted
+        }
         runs = list(cut_into_runs(ticket.lengths, self._threads))
         if len(runs) <= 1:
             for run in runs:
                 torch.set_num_threads(self._threads_for(len(ticket.ids)))
-                self._run(ticket, run, answer)
+                self._run(ticket, run, answers)
         else:
             # Each run has its own thread, so torch must not add more.
             torch.set_num_threads(1)
             try:
                 # Longest sequences first: the short ones fill the gaps at the end.
-                running = [self._pool.submit(self._run, ticket, run, answer) for run in reversed(runs)]
+                running = [self._pool.submit(self._run, ticket, run, answers) for run in reversed(runs)]
                 wait(running)
             finally:
                 torch.set_num_threads(self._threads)
             for one in running:
                 one.result()
-        return self._head(answer, ticket.dimensions, ticket.normalize) if embed else answer
+        return {task: self._rows(task, values, ticket) for task, values in answers.items()}
 
-    def _run(self, ticket: _Ticket, run: Run, answer: npt.NDArray[np.float32]) -> None:
-        """Take one run through the layers, and write its rows to their places in `answer`."""
-        tokens, embed = run.tokens, ticket.task is Task.EMBED
+    def _rows(self, task: Task, values: npt.NDArray[np.float32], ticket: _Ticket) -> Rows:
+        """The rows of the sequences that want a task, from those of all sequences."""
+        wanting = ticket.of(task)
+        all_want = len(wanting) == len(ticket.order)
+        if task == Task.EMBED:
+            dimensions, normalize = ticket.dimensions, ticket.normalize
+            if not all_want:
+                values = values[wanting]
+                dimensions = None if dimensions is None else dimensions[wanting]
+                normalize = None if normalize is None else normalize[wanting]
+            return Rows.one_each(self._head(values, dimensions, normalize))
+        lengths = np.empty(len(ticket.order), np.int32)
+        lengths[ticket.order] = ticket.lengths
+        if not all_want:
+            values = values[np.repeat((ticket.tasks & np.uint8(task) != 0)[np.argsort(ticket.order)], lengths)]
+        return Rows(values, cumulative(lengths[wanting]))
+
+    def _run(self, ticket: _Ticket, run: Run, answers: dict[Task, npt.NDArray[np.float32]]) -> None:
+        """Take one run through the layers, and write its rows to their places in `answers`."""
+        tokens = run.tokens
+        one_row = self._pools_one_row and Task.TOKENS not in answers
         with torch.inference_mode():  # the mode belongs to the thread
             hidden = self._transformer(
                 torch.from_numpy(ticket.ids[tokens]),
                 torch.from_numpy(ticket.positions[tokens]),
                 None if ticket.token_types is None else torch.from_numpy(ticket.token_types[tokens]),
                 run.groups,
-                pooled_rows(run.groups, self._pooling) if embed and self._pools_one_row else None,
+                pooled_rows(run.groups, self._pooling) if one_row else None,
             )
-            if not embed:
-                answer[ticket.tokens[tokens]] = hidden.float().numpy()
-            elif self._pools_one_row:
-                answer[ticket.order[run.sequences]] = hidden.float().numpy()
-            else:
-                answer[ticket.order[run.sequences]] = pooled(hidden, run.groups, self._pooling).numpy()
+            if Task.TOKENS in answers:
+                answers[Task.TOKENS][ticket.tokens[tokens]] = hidden.float().numpy()
+            if Task.EMBED in answers:
+                rows = hidden.float() if one_row else pooled(hidden, run.groups, self._pooling)
+                answers[Task.EMBED][ticket.order[run.sequences]] = rows.numpy()

@@ -21,7 +21,9 @@ def pooled_rows(groups: Sequence[Group], pooling: str) -> torch.Tensor:
 
 
 def pooled(hidden: torch.Tensor, groups: Sequence[Group], pooling: str) -> torch.Tensor:
-    """[T, hidden] → float32 [n, hidden] for the groups' n sequences; `pooling` is "mean" or "max"."""
+    """[T, hidden] → float32 [n, hidden] for the groups' n sequences."""
+    if pooling in ONE_ROW:
+        return hidden[pooled_rows(groups, pooling)].float()
     return torch.cat([_pooled(hidden, group, pooling) for group in groups])
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import orjson
 from pydantic import BaseModel, Field, RootModel
 
+from embert.engine import Task
 from embert.engine.tokenization.encoded import TokenInfo
 from embert.engine.tokenization.turns import Turns
 from embert.server.api.input.request_body import (
@@ -132,7 +133,7 @@ async def embed_all(service: Service, context: RequestContext) -> tuple[bytes, b
     limit = service.token_vector_limit
     if encoded.tokens > limit:
         raise PayloadTooLarge(f"`inputs` has {encoded.tokens} tokens; the limit for token vectors is {limit}", "inputs")
-    answer = await service.encode(encoded, context.receive, context.options, context.breakdown, tokens=True)
+    answer = await service.encode(encoded, context.receive, context.options, context.breakdown, tasks=Task.TOKENS)
     return JSON, await nested_floats_json(answer.vectors, encoded.lengths.tolist())
 
 

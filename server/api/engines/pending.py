@@ -1,19 +1,20 @@
-"""A request on its way through the engines, and the vectors that come back for it."""
+"""A request on its way through the engines, and the rows that come back for it."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import Encoded
+from embert.engine import Encoded, Rows, Task
+from embert.engine.packing import cumulative
 from embert.server.api.input.request_options import RequestOptions
-from embert.server.ipc.messages import TOKENS, EncodeRequest, Part
+from embert.server.ipc.messages import EncodeRequest, Part, TaskRows
 
 __all__ = ["Answer", "PendingRequest", "Receive"]
 
@@ -22,11 +23,17 @@ Receive = Callable[[], Awaitable[Any]]  # ASGI's
 
 @dataclass(slots=True)
 class Answer:
-    """Vectors of one request, float32 [n, d] or for token vectors [T, hidden_size], and how long they took."""
+    """The rows of one request, by task, and how long they took."""
 
-    vectors: npt.NDArray[np.float32]
+    rows: dict[Task, Rows]
     queue_s: float
     inference_s: float
+
+    @property
+    def vectors(self) -> npt.NDArray[np.float32]:
+        """The rows' values of a request of one task."""
+        (rows,) = self.rows.values()
+        return rows.values
 
 
 @dataclass(slots=True, eq=False)
@@ -40,36 +47,44 @@ class PendingRequest:
     receive: Receive
     options: RequestOptions
     engine: int = -1  # the index of the engine that has it; -1: none
-    vectors: npt.NDArray[np.float32] | None = None  # of a request whose answer comes in parts
-    texts_left: int = 0
+    parts: list[Part] = field(default_factory=list)  # of the answer, so far
+    texts_left: int = field(init=False)
     queue_s: float = math.inf
     inference_s: float = 0.0
     losses: int = 0  # engines lost while they had it
     watcher: asyncio.Task[None] | None = None
 
+    def __post_init__(self) -> None:
+        self.texts_left = self.encoded.sequences
+
     def add(self, part: Part) -> Answer | None:
-        """Take some of the vectors; the answer once all are here."""
+        """Take the rows of some texts; the answer once all are here."""
         self.queue_s = min(self.queue_s, part.queue_s)
         self.inference_s += part.inference_s
-        vectors = np.frombuffer(part.vectors, np.float32)
-        lengths = self.encoded.lengths
-        if self.message.task == TOKENS:
-            rows = int(lengths[part.first_text : part.first_text + part.texts].sum())
-            first = int(lengths[: part.first_text].sum())
-            total = self.encoded.tokens
-        else:
-            rows, first, total = part.texts, part.first_text, len(lengths)
-        vectors = vectors.reshape(rows, -1)
-        if part.texts == len(lengths):
-            return Answer(vectors, self.queue_s, self.inference_s)
-        if self.vectors is None:
-            self.vectors = np.empty((total, vectors.shape[1]), np.float32)
-            self.texts_left = len(lengths)
-        self.vectors[first : first + rows] = vectors
+        self.parts.append(part)
         self.texts_left -= part.texts
-        return None if self.texts_left else Answer(self.vectors, self.queue_s, self.inference_s)
+        if self.texts_left:
+            return None
+        self.parts.sort(key=lambda each: each.first_text)
+        by_task = zip(*(each.rows for each in self.parts), strict=True)
+        rows = {Task(of_task[0].task): self._joined(of_task) for of_task in by_task}
+        return Answer(rows, self.queue_s, self.inference_s)
+
+    def _joined(self, of_task: tuple[TaskRows, ...]) -> Rows:
+        return Rows.joined([_rows(each, part.texts) for each, part in zip(of_task, self.parts, strict=True)])
 
     def restart(self, request_id: int) -> None:
         """Forget the parts that a lost engine answered. Late ones of them carry the old id, and so do not count."""
         self.id = self.message.id = request_id
-        self.vectors, self.texts_left = None, 0
+        self.parts.clear()
+        self.texts_left = self.encoded.sequences
+
+
+def _rows(message: TaskRows, texts: int) -> Rows:
+    values = np.frombuffer(message.values, np.float32)
+    if not message.counts:
+        return Rows.one_each(values.reshape(texts, -1))
+    offsets = cumulative(np.frombuffer(message.counts, np.int32))
+    if message.task == Task.SPARSE:
+        return Rows(values.reshape(-1, 1), offsets, np.frombuffer(message.indices, np.int32))
+    return Rows(values.reshape(int(offsets[-1]), -1), offsets)

@@ -14,7 +14,7 @@ import os
 import time
 from collections import deque
 
-from embert.engine import Encoded
+from embert.engine import Encoded, Task
 from embert.server.api.background import keep_running
 from embert.server.api.engines.admission import Admission
 from embert.server.api.engines.connection import EngineConnection
@@ -23,7 +23,7 @@ from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
 from embert.server.ipc.control import EngineState
-from embert.server.ipc.messages import EMBED, TOKENS, EncodeRequest, Part
+from embert.server.ipc.messages import EncodeRequest, Part
 from embert.server.ipc.shared_counters import SharedCounters
 
 __all__ = ["Router"]
@@ -82,11 +82,11 @@ class Router:
         receive: Receive,
         options: RequestOptions,
         *,
-        tokens: bool = False,
+        tasks: Task = Task.EMBED,
         dimensions: int = 0,
         normalize: bool = True,
     ) -> Answer:
-        """Admit the texts, run them, return their vectors.
+        """Admit the texts, run them, return their rows.
 
         Raises Overloaded over the budget, Unavailable when no engine is ready or time runs out, InferenceFailed when
         the encoder failed on them, CancelledError when the client has left.
@@ -96,9 +96,10 @@ class Router:
         now = time.monotonic()
         message = EncodeRequest(
             next(self._ids),
-            TOKENS if tokens else EMBED,
+            tasks,
             encoded.ids.tobytes(),
             encoded.lengths.tobytes(),
+            b"" if encoded.token_types is None else encoded.token_types.tobytes(),
             dimensions,
             normalize,
             options.deadline,

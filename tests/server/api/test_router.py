@@ -18,7 +18,7 @@ from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, Unavailable
 from embert.server.ipc.control import EngineInfo, EngineState
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Results, decode_submit, encode
+from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Results, TaskRows, decode_submit, encode
 from embert.server.ipc.shared_counters import SharedCounters
 
 INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1)
@@ -61,7 +61,7 @@ class FakeEngine:
 
     def answer(self, request: int, first: int, rows: list[list[float]]) -> None:
         vectors = np.array(rows, np.float32).tobytes()
-        part = Part(request, first, len(rows), vectors, 0.0, 0.0)
+        part = Part(request, first, len(rows), [TaskRows(1, vectors)], 0.0, 0.0)
         assert self.channel is not None
         self.channel.send(encode(Results(EngineStatus(0, 0.0, 0, 0.0), [part])))
 

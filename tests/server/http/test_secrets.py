@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from embert.engine import Encoder, PackedBatch, Task
+from embert.engine import Encoder, PackedBatch
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.server.api.routes import DIALECTS, METRIC_LABELS, keyless_paths
@@ -198,9 +198,7 @@ class Touchy(StandIn):
     """Fails on long texts: with an error, with a bug, or for good."""
 
     def wait(self, ticket: Any) -> Any:
-        batch: PackedBatch
-        task: Task
-        batch, task = ticket
+        batch: PackedBatch = ticket
         longest = int(max(batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]))
         if longest > 200:
             os._exit(139)
@@ -208,7 +206,7 @@ class Touchy(StandIn):
             raise RuntimeError("a bug")
         if longest > 100:
             raise EncoderError("an error")
-        return super().wait((batch, task))
+        return super().wait(batch)
 
 
 def create(model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> Encoder:

@@ -26,6 +26,7 @@ from embert.server.ipc.messages import (
     Part,
     Results,
     Submit,
+    TaskRows,
     decode_results,
     decode_submit,
     encode,
@@ -99,8 +100,8 @@ def test_what_is_read_together_with_the_first_message_is_not_lost(
 
 
 def test_messages_between_processes() -> None:
-    submit = Submit([EncodeRequest(1, 0, b"\1\0\0\0", b"\1\0\0\0", 0, True, 1.5, 0.5)], [7])
+    submit = Submit([EncodeRequest(1, 1, b"\1\0\0\0", b"\1\0\0\0", b"", 0, True, 1.5, 0.5)], [7])
     assert decode_submit(encode(submit)) == submit
-    parts = [Part(1, 0, 2, b"\0" * 8, 0.1, 0.2), Part(2, 0, 0, b"", 0.0, 0.0, "backend", "why")]
+    parts = [Part(1, 0, 2, [TaskRows(1, b"\0" * 8)], 0.1, 0.2), Part(2, 0, 0, [], 0.0, 0.0, "backend", "why")]
     results = Results(EngineStatus(0, 1.0, 5, 100.0), parts)
     assert decode_results(encode(results)) == results

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from embert.server.ipc.messages import EMBED, EncodeRequest, Submit, encode
+from embert.server.ipc.messages import EncodeRequest, Submit, encode
 from tests.server.connections import one_to_each, post_on
 from tests.server.live import ROOT, STAND_IN, Live, live, until
 from tests.server.stand_in import HANG, HUNGRY, SLEEP, expected
@@ -220,7 +220,7 @@ def test_a_lost_thread_ends_the_engine_process(plain: Live) -> None:
     server = plain
     (pid,) = server.engine_pids
     stranger = Wire.connect(str(server.runtime_folder / "engine-0.1"))
-    request = EncodeRequest(1, EMBED, b"half", b"\1\0\0", 0, True, 1e9, 0.0)
+    request = EncodeRequest(1, 1, b"half", b"\1\0\0", b"", 0, True, 1e9, 0.0)
     stranger.send(encode(Submit([request], [])))
     until(lambda: replaced(server, pid), what="another engine process")
     stranger.close()

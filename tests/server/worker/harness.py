@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from embert.engine import Model, PackedBatch, Task
+from embert.engine import Encoder, Model, PackedBatch, Rows, Task
 from embert.engine.errors import EncoderError, EncoderLost
+from embert.engine.packing import cumulative
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import StartEngine
-from embert.server.ipc.messages import EMBED, EncodeRequest, Part, Submit, decode_results, encode
+from embert.server.ipc.messages import EncodeRequest, Part, Submit, decode_results, encode
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.worker.loop import EngineLoop
 from tests.server.wire import Wire
@@ -48,7 +48,7 @@ class Clock:
         self.now += seconds
 
 
-class Recorder:
+class Recorder(Encoder):
     """Vectors are [sum of ids, length, first id, 1]; remembers its batches, and waits to be let go."""
 
     name, device, device_name, dtype, choice = "recorder", "cuda:0", "a test", "float32", "asked for"
@@ -61,12 +61,12 @@ class Recorder:
         self.free = True
         self.entered = threading.Semaphore(0)
 
-    def submit(self, batch: PackedBatch, task: Task = Task.EMBED) -> tuple[PackedBatch, Task]:
+    def submit(self, batch: PackedBatch) -> PackedBatch:
         self.batches.append(batch)
-        return batch, task
+        return batch
 
-    def wait(self, ticket: tuple[PackedBatch, Task]) -> npt.NDArray[np.float32]:
-        batch, task = ticket
+    def wait(self, ticket: PackedBatch) -> dict[Task, Rows]:
+        batch = ticket
         self.entered.release()
         if not self.free:
             assert self.let_go.acquire(timeout=60)
@@ -74,16 +74,17 @@ class Recorder:
             raise EncoderLost("the device is gone")
         if FAILS in batch.ids:
             raise EncoderError("a kernel failed")
-        if task is Task.TOKENS:
-            return np.repeat(batch.ids[:, None], WIDTH, axis=1).astype(np.float32)
-        rows = [
-            vector_of(batch.ids[start:stop].tolist())
-            for start, stop in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)
-        ]
-        return np.array(rows, np.float32).reshape(-1, WIDTH)
-
-    def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        return self.wait((batch, task))
+        texts = np.split(batch.ids, batch.cu_seqlens[1:-1])
+        answer: dict[Task, Rows] = {}
+        for task in batch.wanted:
+            of_task = [texts[index] for index in batch.sequences_of(task)]
+            if task == Task.EMBED:
+                rows = [vector_of(text.tolist()) for text in of_task]
+                answer[task] = Rows.one_each(np.array(rows, np.float32).reshape(-1, WIDTH))
+            else:
+                offsets = cumulative(np.array([len(text) for text in of_task], np.int32))
+                answer[task] = Rows(np.repeat(np.concatenate(of_task)[:, None], WIDTH, 1).astype(np.float32), offsets)
+        return answer
 
     def close(self) -> None:
         pass
@@ -101,7 +102,7 @@ class Harness:
         self.exits: list[int] = []
         self.counters = SharedCounters.create(1, 1)
         start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
-        model = cast("Model", SimpleNamespace(model_id="m"))
+        model = cast("Model", SimpleNamespace(model_id="m", tasks=Task.EMBED | Task.TOKENS))
         self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
         self.loop.listen()
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
@@ -110,7 +111,7 @@ class Harness:
         self._ids = 0
 
     def send(
-        self, *requests: list[list[int]], task: int = EMBED, cancelled: Sequence[int] = (), **how: Any
+        self, *requests: list[list[int]], task: Task = Task.EMBED, cancelled: Sequence[int] = (), **how: Any
     ) -> list[int]:
         """Send these requests, each a list of token lists, in one message; returns their ids."""
         messages = [self._request(texts, task, **how) for texts in requests]
@@ -135,6 +136,7 @@ class Harness:
             task,
             ids.tobytes(),
             lengths.tobytes(),
+            b"",
             dimensions,
             normalize,
             now + patience_s,
@@ -186,4 +188,4 @@ class Harness:
 
 
 def rows(part: Part) -> list[list[float]]:
-    return np.frombuffer(part.vectors, np.float32).reshape(-1, WIDTH).tolist()
+    return np.frombuffer(part.rows[0].values, np.float32).reshape(-1, WIDTH).tolist()

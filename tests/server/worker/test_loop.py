@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embert.server.ipc.messages import TOKENS
+from embert.engine import Task
 from tests.server.worker.harness import BUDGET, FAILS, NOT_FINITE, Harness, rows, vector_of
 
 
@@ -75,17 +75,21 @@ def test_a_request_past_its_deadline_is_answered_and_not_run(engine: Harness) ->
     assert not any(2 in batch.ids for batch in engine.encoder.batches)
 
 
-def test_token_vectors_and_text_vectors_do_not_share_a_batch(engine: Harness) -> None:
+def test_token_vectors_and_text_vectors_share_a_batch(engine: Harness) -> None:
     engine.hold()
     engine.send([[1]])
     engine.wait_until_running()
     whole, *_ = engine.send([[4, 5]])
-    tokens, *_ = engine.send([[6, 7, 8], [9]], task=TOKENS)
-    engine.wait_until(lambda: engine.queued() == 3)
-    engine.release(3)
-    parts = engine.receive(4)
+    tokens, *_ = engine.send([[6, 7, 8], [9]], task=Task.TOKENS)
+    both, *_ = engine.send([[2, 3]], task=Task.TOKENS | Task.EMBED)
+    engine.wait_until(lambda: engine.queued() == 4)
+    engine.release(2)
+    parts = engine.receive(5)
+    assert engine.encoder.batches[-1].sequences == 4
     assert rows(parts[whole][0]) == [vector_of([4, 5])]
     assert [row[0] for row in rows(parts[tokens][0])] == [6, 7, 8, 9]
+    assert {each.task for each in parts[both][0].rows} == {Task.EMBED, Task.TOKENS}
+    assert [np.frombuffer(each.values, np.float32).tolist()[0] for each in parts[both][0].rows] == [5, 2]
 
 
 def test_each_request_says_how_its_vectors_are_cut_and_scaled(engine: Harness) -> None:
@@ -102,7 +106,7 @@ def test_each_request_says_how_its_vectors_are_cut_and_scaled(engine: Harness) -
     assert batch.normalize is not None
     assert batch.dimensions.tolist() == [2, 2, 0]
     assert batch.normalize.tolist() == [True, True, False]
-    assert np.frombuffer(parts[cut][0].vectors, np.float32).reshape(2, 2).tolist() == [[2, 1], [3, 1]]
+    assert np.frombuffer(parts[cut][0].rows[0].values, np.float32).reshape(2, 2).tolist() == [[2, 1], [3, 1]]
 
 
 def test_a_text_longer_than_the_budget_is_refused_and_not_queued(engine: Harness) -> None:

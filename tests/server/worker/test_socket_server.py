@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EngineStatus, Part, Results, Submit, decode_results, encode
+from embert.server.ipc.messages import EngineStatus, Part, Results, Submit, TaskRows, decode_results, encode
 from embert.server.worker import socket_server
 from embert.server.worker.socket_server import SocketServer
 from tests.server.wire import Wire
@@ -57,7 +57,7 @@ def status() -> EngineStatus:
 
 
 def part(number: int, size: int = 100) -> Part:
-    return Part(number, 0, 1, number.to_bytes(4, "little") * size, 0.0, 0.0)
+    return Part(number, 0, 1, [TaskRows(1, number.to_bytes(4, "little") * size)], 0.0, 0.0)
 
 
 def test_every_message_of_every_thread_arrives_once(engine: Engine) -> None:

@@ -1,0 +1,64 @@
+"""What an encoder answers for one task: rows of numbers, and which of them are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Rows"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of n sequences, end to end, in the order of the sequences that want the task.
+
+    EMBED     one row a sequence: [n, width]
+    CLASSIFY  one row a sequence: [n, labels]
+    TOKENS    one row a token: [tokens, hidden_size]
+    MULTI     one row a token: [tokens, columns]
+    SPARSE    one row a pair: [pairs, 1], with `indices` ascending within a sequence
+    """
+
+    values: Floats  # [R, columns]
+    offsets: Ints  # [n + 1]: sequence i has the rows offsets[i] … offsets[i + 1] - 1
+    indices: Ints | None = None  # [R], of SPARSE alone
+
+    @classmethod
+    def one_each(cls, values: Floats) -> Rows:
+        """[n, columns]: a row a sequence."""
+        return cls(values, np.arange(len(values) + 1, dtype=np.int32))
+
+    @property
+    def sequences(self) -> int:
+        """The number n of sequences."""
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> Ints:
+        """The rows of each sequence: int32 [n]."""
+        return np.diff(self.offsets)
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """The rows of the sequences `start` … `stop - 1`, without copying them."""
+        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        indices = None if self.indices is None else self.indices[first:last]
+        return Rows(self.values[first:last], self.offsets[start : stop + 1] - first, indices)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """The rows of several groups of sequences, end to end; at least one group."""
+        if len(parts) == 1:
+            return parts[0]
+        counts = np.concatenate([part.counts for part in parts])
+        offsets = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        indices = [part.indices for part in parts if part.indices is not None]
+        return cls(
+            np.concatenate([part.values for part in parts]), offsets, np.concatenate(indices) if indices else None
+        )
