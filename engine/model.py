@@ -14,7 +14,7 @@ from embert.engine.heads.pooling import POOLINGS
 from embert.engine.hub import locate
 from embert.engine.json_files import read_object
 from embert.engine.prompts import read_prompts
-from embert.engine.tasks import Task
+from embert.engine.tasks import NO_TASK, Task
 
 __all__ = ["Model", "load_model"]
 
@@ -53,7 +53,7 @@ class Model:
     @property
     def tasks(self) -> Task:
         """What this model can do."""
-        return self.heads.tasks | (Task.EMBED | Task.TOKENS if self.embeds else Task(0))
+        return self.heads.tasks | (Task.EMBED | Task.TOKENS if self.embeds else NO_TASK)
 
 
 def load_model(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ALL_TASKS", "Task"]
+__all__ = ["ALL_TASKS", "NO_TASK", "Task", "task_names"]
 
 
 class Task(enum.IntFlag):
@@ -21,3 +21,17 @@ class Task(enum.IntFlag):
 
 
 ALL_TASKS = tuple(Task)
+NO_TASK = Task(0)
+
+_NAMES = {
+    Task.EMBED: "embed",
+    Task.TOKENS: "tokens",
+    Task.CLASSIFY: "classify",
+    Task.SPARSE: "sparse",
+    Task.MULTI: "multi_vector",
+}
+
+
+def task_names(tasks: Task) -> list[str]:
+    """The tasks by the names that people read."""
+    return [_NAMES[task] for task in ALL_TASKS if task in tasks]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from embert.engine.tasks import Task
+from embert.engine.tasks import NO_TASK, Task
 
 __all__ = ["NO_HEADS", "Classifier", "Heads", "Layer", "MultiVector", "Splade", "TokenWeights"]
 
@@ -81,7 +81,7 @@ class Heads:
     @property
     def tasks(self) -> Task:
         """The tasks that they are for."""
-        tasks = Task(0)
+        tasks = NO_TASK
         heads = {Task.CLASSIFY: self.classifier, Task.SPARSE: self.sparse, Task.MULTI: self.multi_vector}
         for task, head in heads.items():
             if head is not None:

@@ -41,7 +41,7 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
         description=_DESCRIPTION,
         swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
     )
-    hot = {path: TaskEndpoint(service, task.handler, task.dialect) for task in TASKS for path in task.paths}
+    hot = {path: TaskEndpoint(service, row.handler, row.dialect, row.needs) for row in TASKS for path in row.paths}
     app.router.routes[:0] = [
         Route(path, endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in hot.items()
     ]

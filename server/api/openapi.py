@@ -12,7 +12,7 @@ from embert.engine import Model
 from embert.server.api.dialects.openai import OpenAIError
 from embert.server.api.dialects.tei import TeiError
 from embert.server.api.input.request_body import InputForms, RequestBody
-from embert.server.api.routes import TASKS, Task
+from embert.server.api.routes import TASKS, TaskRoute
 from embert.server.http.errors import Dialect
 
 __all__ = ["ERROR_MODELS", "complete_document"]
@@ -70,7 +70,7 @@ def complete_document(document: dict[str, Any], model: Model, max_texts: int) ->
     return document
 
 
-def _operation(task: Task, path: str, names: dict[Any, Any]) -> dict[str, Any]:
+def _operation(task: TaskRoute, path: str, names: dict[Any, Any]) -> dict[str, Any]:
     error = {"application/json": {"schema": names[ERROR_MODELS[task.dialect], "validation"]}}
     content: dict[str, Any] = {"application/json": {"schema": names[task.answer, "validation"]}}
     body = {"schema": names[task.request, "validation"], "example": dict(task.example)}

@@ -10,6 +10,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from embert import __version__
+from embert.engine import Model, Task
+from embert.engine.tasks import task_names
 from embert.server.api.playground import HEADERS, PAGE
 from embert.server.api.service import Service
 from embert.server.http.errors import ModelUnknown
@@ -55,6 +57,7 @@ class Info(BaseModel):
     model_dtype: str
     served_model_name: str
     model_type: dict[str, Any]
+    tasks: list[str]
     max_concurrent_requests: int
     max_input_length: int
     max_batch_tokens: int
@@ -118,7 +121,8 @@ class Operations:
             model_sha=model.revision,
             model_dtype=engine.dtype if engine else config.dtype,
             served_model_name=service.served_name,
-            model_type={"embedding": {"pooling": model.pooling}},
+            model_type=_model_type(model),
+            tasks=_tasks(model),
             max_concurrent_requests=service.max_queue_tokens,  # each has at least one token
             max_input_length=model.max_input_length,
             max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens or 0,
@@ -157,3 +161,20 @@ class Operations:
         """Prometheus' text format."""
         text, content_type = await self._service.scrapes.answer()
         return Response(text, headers={"content-type": content_type})
+
+
+def _model_type(model: Model) -> dict[str, Any]:
+    """TEI's description of the model: an embedding, a classifier, or a reranker, which has one label."""
+    classifier = model.heads.classifier
+    if classifier is None:
+        return {"embedding": {"pooling": "splade" if model.tasks == Task.SPARSE else model.pooling}}
+    labels = {str(index): label for index, label in enumerate(classifier.labels)}
+    kind = "reranker" if len(labels) == 1 else "classifier"
+    return {kind: {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}}
+
+
+def _tasks(model: Model) -> list[str]:
+    """The tasks' names; a classifier of one label also reranks."""
+    classifier = model.heads.classifier
+    reranks = ["rerank"] if classifier is not None and len(classifier.labels) == 1 else []
+    return task_names(model.tasks) + reranks

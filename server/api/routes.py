@@ -13,10 +13,11 @@ from typing import Any, ClassVar, TypeVar
 from fastapi import Response
 from pydantic import BaseModel
 
+from embert.engine.tasks import NO_TASK, Task
 from embert.server.api.dialects import openai, tei
 from embert.server.api.input.request_body import RequestBody
 from embert.server.api.operations import Health, Operations, Readiness
-from embert.server.api.task_endpoint import Handler
+from embert.server.api.request_context import Handler
 from embert.server.http.errors import Dialect, Dialects
 
 __all__ = [
@@ -29,7 +30,7 @@ __all__ = [
     "TASKS",
     "Operation",
     "Route",
-    "Task",
+    "TaskRoute",
     "keyless_paths",
 ]
 
@@ -59,7 +60,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task(Route):
+class TaskRoute(Route):
     """`POST`: work for an engine or the tokenizer, in plain ASGI."""
 
     method: ClassVar[str] = "POST"
@@ -67,6 +68,7 @@ class Task(Route):
     request: type[RequestBody]
     answer: type[BaseModel]
     example: Mapping[str, Any]
+    needs: Task = NO_TASK  # tasks that the model must have, whatever the request says
     raw: bool = False  # `Accept: application/octet-stream` gets raw float32 rows
 
 
@@ -87,7 +89,7 @@ _NO_KEY = {401: "No key or a wrong one"}
 _TEXT = {"schema": {"type": "string"}}
 
 TASKS = (
-    Task(
+    TaskRoute(
         path="/v1/embeddings",
         aliases=("/embeddings",),
         dialect=OPENAI,
@@ -96,9 +98,10 @@ TASKS = (
         request=openai.EmbeddingsRequest,
         answer=openai.EmbeddingList,
         example={"input": "Hello, world"},
+        needs=Task.EMBED,
         raw=True,
     ),
-    Task(
+    TaskRoute(
         path="/embed",
         aliases=("/",),
         dialect=TEI,
@@ -107,9 +110,10 @@ TASKS = (
         request=tei.EmbedRequest,
         answer=tei.Vectors,
         example={"inputs": ["Hello, world"]},
+        needs=Task.EMBED,
         raw=True,
     ),
-    Task(
+    TaskRoute(
         path="/embed_all",
         dialect=TEI,
         summary="A vector for every token",
@@ -117,8 +121,9 @@ TASKS = (
         request=tei.EmbedAllRequest,
         answer=tei.TokenVectors,
         example={"inputs": "Hello, world"},
+        needs=Task.TOKENS,
     ),
-    Task(
+    TaskRoute(
         path="/similarity",
         dialect=TEI,
         summary="Cosine of one text with others",
@@ -126,8 +131,9 @@ TASKS = (
         request=tei.SimilarityRequest,
         answer=tei.Similarities,
         example={"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a car"]}},
+        needs=Task.EMBED,
     ),
-    Task(
+    TaskRoute(
         path="/tokenize",
         dialect=TEI,
         summary="Texts to tokens",
@@ -136,7 +142,7 @@ TASKS = (
         answer=tei.Tokens,
         example={"inputs": "Hello, world"},
     ),
-    Task(
+    TaskRoute(
         path="/decode",
         dialect=TEI,
         summary="Token ids to texts",
@@ -230,7 +236,7 @@ OPERATIONS = (
     ),
 )
 
-ROUTES: tuple[Task | Operation, ...] = (*TASKS, *OPERATIONS)
+ROUTES: tuple[TaskRoute | Operation, ...] = (*TASKS, *OPERATIONS)
 
 
 class _ByPath(dict[str, ValueT]):

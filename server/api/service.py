@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from embert.engine import Encoded, Model, Tokenizer
-from embert.server.api.engines.pending import Answer, Receive
+from embert.engine import Encoded, Model, Task, Tokenizer
+from embert.engine.tasks import task_names
+from embert.server.api.engines.pending import Receive
 from embert.server.api.engines.router import Router
 from embert.server.api.input.large_bodies import CooperativeSteps
 from embert.server.api.input.request_body import TextOrIds, describe_name
@@ -16,7 +17,7 @@ from embert.server.api.input.request_options import RequestOptions
 from embert.server.api.input.tokenizer_pool import TokenizerPool, input_errors
 from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.config import ServeConfig
-from embert.server.http.errors import EmptyInput, Invalid, ModelUnknown, PayloadTooLarge
+from embert.server.http.errors import EmptyInput, Invalid, ModelUnknown, PayloadTooLarge, TaskMissing
 from embert.server.http.timeouts import BodyReader
 from embert.server.ipc.control import EngineInfo
 from embert.server.observability.metrics import ApiMetrics
@@ -100,6 +101,13 @@ class Service:
                 "prompt_name",
             )
         return self.model.prompts[name]
+
+    def check_tasks(self, needed: Task) -> None:
+        """Raise TaskMissing where the model does not have all these tasks."""
+        has = self.model.tasks
+        if missing := task_names(needed & ~has):
+            word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
+            raise TaskMissing(f"{self.served_name} does not have the {word}; it has {', '.join(task_names(has))}")
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelUnknown when `name` is another model than the served one."""
@@ -198,14 +206,6 @@ class Service:
         self.check_tokens(encoded.tokens, param)
         self._observe(encoded, breakdown)
         return encoded
-
-    async def encode(
-        self, encoded: Encoded, receive: Receive, options: RequestOptions, breakdown: LatencyBreakdown, **how: Any
-    ) -> Answer:
-        """Through an engine; see Router.encode."""
-        answer = await self.router.encode(encoded, receive, options, **how)
-        breakdown.note(answer)
-        return answer
 
     def sequences(self, given: TextOrIds, param: str) -> tuple[Sequence[Any], bool]:
         """A list of texts or of id lists, and which of the two. Raises EmptyInput when there is nothing to encode."""

@@ -2,12 +2,14 @@
 
 TEI routes answer   {"error": message, "error_type": type}
 OpenAI routes       {"error": {"message", "type", "param", "code"}}
+Cohere routes       {"id": id, "message": message}
 
 Messages name the field, the limit and the value given, never the text itself.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -29,11 +31,13 @@ __all__ = [
     "PayloadTooLarge",
     "RequestTimeout",
     "ServerError",
+    "TaskMissing",
     "Unauthorized",
     "Unavailable",
     "UnsupportedEncoding",
     "error_body",
     "send_error",
+    "status_of",
 ]
 
 
@@ -42,6 +46,7 @@ class Dialect(Enum):
 
     OPENAI = "OpenAI"
     TEI = "TEI"
+    COHERE = "Cohere"
 
 
 Dialects = Mapping[str, Dialect]  # of every path that there can be
@@ -158,6 +163,14 @@ class InferenceFailed(ServerError):
 
 
 @dataclass(eq=False)
+class TaskMissing(ServerError):
+    """424 on TEI's routes, 400 on others: the model does not have the task."""
+
+    def __post_init__(self) -> None:
+        self.status, self.tei_type, self.openai_type = 424, "Backend", "invalid_request_error"
+
+
+@dataclass(eq=False)
 class Overloaded(ServerError):
     """429: over the queue's token budget."""
 
@@ -179,10 +192,17 @@ class Unavailable(ServerError):
 
 def error_body(error: ServerError, dialect: Dialect) -> bytes:
     """The error in a dialect, as JSON."""
+    if dialect is Dialect.COHERE:
+        return orjson.dumps({"id": str(uuid.uuid4()), "message": error.message})
     if dialect is Dialect.OPENAI:
         facts = {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.openai_code}
         return orjson.dumps({"error": facts})
     return orjson.dumps({"error": error.message, "error_type": error.tei_type})
+
+
+def status_of(error: ServerError, dialect: Dialect) -> int:
+    """The status of an error in a dialect."""
+    return 400 if isinstance(error, TaskMissing) and dialect is not Dialect.TEI else error.status
 
 
 async def send_error(send: Send, error: ServerError, dialect: Dialect) -> None:
@@ -197,5 +217,5 @@ async def send_error(send: Send, error: ServerError, dialect: Dialect) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 415:
         headers.append((b"accept-encoding", b"identity"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status_of(error, dialect), "headers": headers})
     await send({"type": "http.response.body", "body": body})

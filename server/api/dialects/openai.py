@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from embert.server.api.input.request_body import TEXT_OR_IDS, InputForms, RequestBody, TextOrIds
+from embert.server.api.request_context import JSON, RequestContext
 from embert.server.api.serialization import openai_json
 from embert.server.api.service import Service
-from embert.server.api.task_endpoint import JSON, RequestContext
 from embert.server.http.errors import Invalid
 
 __all__ = ["EmbeddingList", "EmbeddingsRequest", "OpenAIError", "embeddings"]
@@ -73,29 +73,20 @@ class OpenAIError(BaseModel):
     error: OpenAIErrorFacts
 
 
-async def embeddings(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v1/embeddings`."""
-    request = await context.parse(EmbeddingsRequest, service)
+    service = context.service
+    request = await context.parse(EmbeddingsRequest)
     service.check_model(request.model)
     _check_foreign_ids(service, request)
     dimensions = service.check_dimensions(request.dimensions)
-    encoded = await service.tokenize(
+    encoded = await context.tokenize(
         request.input,
-        context.receive,
-        context.breakdown,
-        context.options,
         param="input",
         truncate=request.truncate,
         prompt_name=request.prompt_name,
     )
-    answer = await service.encode(
-        encoded,
-        context.receive,
-        context.options,
-        context.breakdown,
-        dimensions=dimensions,
-        normalize=request.normalize,
-    )
+    answer = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
     if context.wants_raw:
         return context.raw(answer.vectors)
     base64 = request.encoding_format == "base64"

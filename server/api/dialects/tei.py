@@ -24,9 +24,8 @@ from embert.server.api.input.request_body import (
     TextList,
     TextOrIds,
 )
+from embert.server.api.request_context import JSON, RequestContext
 from embert.server.api.serialization import floats_json, nested_floats_json
-from embert.server.api.service import Service
-from embert.server.api.task_endpoint import JSON, RequestContext
 from embert.server.http.errors import EmptyInput, PayloadTooLarge
 
 __all__ = [
@@ -89,41 +88,30 @@ class TokenVectors(RootModel[list[list[list[float]]]]):
     """A vector a token a text."""
 
 
-async def embed(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /embed`."""
-    request = await context.parse(EmbedRequest, service)
+    service = context.service
+    request = await context.parse(EmbedRequest)
     dimensions = service.check_dimensions(request.dimensions)
-    encoded = await service.tokenize(
+    encoded = await context.tokenize(
         request.inputs,
-        context.receive,
-        context.breakdown,
-        context.options,
         param="inputs",
         truncate=request.truncate,
         direction=request.truncation_direction,
         prompt_name=request.prompt_name,
     )
-    answer = await service.encode(
-        encoded,
-        context.receive,
-        context.options,
-        context.breakdown,
-        dimensions=dimensions,
-        normalize=request.normalize,
-    )
+    answer = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
     if context.wants_raw:
         return context.raw(answer.vectors)
     return JSON, await floats_json(answer.vectors)
 
 
-async def embed_all(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /embed_all`."""
-    request = await context.parse(EmbedAllRequest, service)
-    encoded = await service.tokenize(
+    service = context.service
+    request = await context.parse(EmbedAllRequest)
+    encoded = await context.tokenize(
         request.inputs,
-        context.receive,
-        context.breakdown,
-        context.options,
         param="inputs",
         truncate=request.truncate,
         direction=request.truncation_direction,
@@ -133,7 +121,7 @@ async def embed_all(service: Service, context: RequestContext) -> tuple[bytes, b
     limit = service.token_vector_limit
     if encoded.tokens > limit:
         raise PayloadTooLarge(f"`inputs` has {encoded.tokens} tokens; the limit for token vectors is {limit}", "inputs")
-    answer = await service.encode(encoded, context.receive, context.options, context.breakdown, tasks=Task.TOKENS)
+    answer = await context.run(encoded, Task.TOKENS)
     return JSON, await nested_floats_json(answer.vectors, encoded.lengths.tolist())
 
 
@@ -168,9 +156,9 @@ class Similarities(RootModel[list[float]]):
     """A cosine a sentence."""
 
 
-async def similarity(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /similarity`."""
-    request = await context.parse(SimilarityRequest, service)
+    request = await context.parse(SimilarityRequest)
     if not request.inputs.source_sentence:
         raise EmptyInput("`inputs.source_sentence` must not be empty", "inputs")
     if not request.inputs.sentences:
@@ -179,17 +167,14 @@ async def similarity(service: Service, context: RequestContext) -> tuple[bytes, 
         if not sentence:
             raise EmptyInput(f"`inputs.sentences[{index}]` must not be empty", "inputs")
     parameters = request.parameters or SimilarityParameters()
-    encoded = await service.tokenize(
+    encoded = await context.tokenize(
         [request.inputs.source_sentence, *request.inputs.sentences],
-        context.receive,
-        context.breakdown,
-        context.options,
         param="inputs",
         truncate=parameters.truncate,
         direction=parameters.truncation_direction,
         prompt_name=parameters.prompt_name,
     )
-    answer = await service.encode(encoded, context.receive, context.options, context.breakdown)
+    answer = await context.run(encoded)
     return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -220,9 +205,10 @@ class Tokens(RootModel[list[list[Token]]]):
     """Tokens a text."""
 
 
-async def tokenize(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /tokenize`."""
-    request = await context.parse(TokenizeRequest, service)
+    service = context.service
+    request = await context.parse(TokenizeRequest)
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     if not texts:
         raise EmptyInput("`inputs` must not be an empty list", "inputs")
@@ -270,9 +256,10 @@ class Texts(RootModel[list[str]]):
     """A text a list of ids."""
 
 
-async def decode(service: Service, context: RequestContext) -> tuple[bytes, bytes]:
+async def decode(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /decode`."""
-    request = await context.parse(DecodeRequest, service)
+    service = context.service
+    request = await context.parse(DecodeRequest)
     sequences, _ = service.sequences(request.ids, "ids")
     service.check_count(len(sequences), "ids")
     service.check_open()

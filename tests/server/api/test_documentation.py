@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from embert.server.api.input.request_body import RequestBody
-from embert.server.api.routes import METRIC_ROUTES, OPERATIONS, PROBES, ROUTES, TASKS, Task, keyless_paths
+from embert.server.api.routes import METRIC_ROUTES, OPERATIONS, PROBES, ROUTES, TASKS, TaskRoute, keyless_paths
 from embert.server.commands.cli import _parser
 from embert.server.config import ServeConfig, environment_name, option_name
 from embert.server.http import errors
@@ -135,7 +135,7 @@ def body_fields(body: type[RequestBody]) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.path)
-def test_every_field_is_documented_where_its_route_is(task: Task) -> None:
+def test_every_field_is_documented_where_its_route_is(task: TaskRoute) -> None:
     fields = body_fields(task.request)
     (section,) = re.findall(rf"^### `{task.name}`$(.+?)(?=^##)", API, re.MULTILINE | re.DOTALL)
     as_another = re.search(r"fields are those of `(\S+)`, without\s+(.+?)\.", section)
