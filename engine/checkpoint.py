@@ -11,9 +11,9 @@ import numpy.typing as npt
 from embert.engine.errors import BrokenModel
 from embert.engine.families.tensor_names import POSITION_EMBEDDINGS
 from embert.engine.families.tensor_shapes import tensor_shapes
-from embert.engine.json_files import read_object
+from embert.engine.files.json_files import read_object
+from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.model import Model
-from embert.engine.safetensors_file import SafetensorsFile, Tensor
 
 __all__ = ["PADDING_POSITION", "Checkpoint"]
 

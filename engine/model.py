@@ -7,12 +7,12 @@ from pathlib import Path
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.families import Architecture, read_architecture
+from embert.engine.files.hub import locate
+from embert.engine.files.json_files import read_object
 from embert.engine.heads.dense import Dense
 from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS
-from embert.engine.hub import locate
-from embert.engine.json_files import read_object
 from embert.engine.prompts import read_prompts
 from embert.engine.tasks import NO_TASK, Task
 

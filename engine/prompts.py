@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel
-from embert.engine.json_files import read_object
+from embert.engine.files.json_files import read_object
 
 __all__ = ["read_prompts"]
 

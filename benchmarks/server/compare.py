@@ -29,7 +29,7 @@ from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
 from benchmarks.rivals.servers import plain_fastapi
 from benchmarks.server import plot
 from benchmarks.server.measurement import Round, median, run_round
-from embert.engine.hub import locate
+from embert.engine.files.hub import locate
 
 PASSAGES_A_REQUEST = 32
 LONGEST_WAIT_S = 10.0  # a closed loop in which requests wait longer tells nothing new

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.errors import BrokenModel
-from embert.engine.safetensors_file import Tensor
+from embert.engine.files.safetensors_file import Tensor
 
 __all__ = ["unfit_for_float16"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.json_files import read_object
+from embert.engine.files.json_files import read_object
 
 __all__ = ["ConfigFile"]
 

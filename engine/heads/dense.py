@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.json_files import read_object
+from embert.engine.files.json_files import read_object
 
 __all__ = ["Dense", "read_dense"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import BrokenModel
+from embert.engine.files.safetensors_file import SafetensorsFile
 from embert.engine.heads.dense import Dense
-from embert.engine.safetensors_file import SafetensorsFile
 
 __all__ = ["DenseLayer", "load_dense"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.files.json_files import read_json, read_object
 from embert.engine.heads.dense import Dense, read_dense
 from embert.engine.heads.pooling import read_pooling
-from embert.engine.json_files import read_json, read_object
 
 __all__ = ["Modules", "read_modules"]
 

@@ -14,7 +14,7 @@ from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Library
 
 from embert.engine.errors import BrokenModel
-from embert.engine.json_files import read_object
+from embert.engine.files.json_files import read_object
 from embert.engine.tokenization.encoded import Direction, TokenInfo
 from embert.engine.tokenization.split_points import SplitPoints, split_points_of
 from embert.engine.tokenization.word_cache import WordCache
