@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Library
 
@@ -19,7 +21,7 @@ from embert.engine.tokenization.encoded import Direction, TokenInfo
 from embert.engine.tokenization.split_points import SplitPoints, split_points_of
 from embert.engine.tokenization.word_cache import WordCache
 
-__all__ = ["ID_BYTES", "Backend", "SpecialTokens"]
+__all__ = ["ID_BYTES", "Backend", "PairTemplate", "SpecialTokens"]
 
 ID_BYTES = 4  # int32
 
@@ -32,6 +34,30 @@ class SpecialTokens:
     after: list[TokenInfo]
     prefix: bytes  # ids of `before`
     suffix: bytes  # ids of `after`
+
+
+@dataclass(frozen=True, slots=True)
+class PairTemplate:
+    """What the post-processor makes of a pair: `before`, the first text, `between`, the second text, `after`."""
+
+    before: bytes  # ids
+    between: bytes
+    after: bytes
+    types: npt.NDArray[np.int32] | None  # of each special token, and one of each text, in order; None: all are 0
+
+    @property
+    def tokens(self) -> int:
+        """The number of special tokens."""
+        return (len(self.before) + len(self.between) + len(self.after)) // ID_BYTES
+
+    def token_types(self, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | int:
+        """The token types of pairs whose texts have so many tokens, end to end: int32 [T], or 0 for all."""
+        if self.types is None:
+            return 0
+        counts = np.ones((len(first), len(self.types)), np.intp)
+        counts[:, len(self.before) // ID_BYTES] = first
+        counts[:, (len(self.before) + len(self.between)) // ID_BYTES + 1] = second
+        return np.repeat(np.tile(self.types, len(first)), counts.reshape(-1))
 
 
 class Backend:
@@ -108,6 +134,31 @@ class Backend:
     def decode(self, sequences: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
         """Ids back to texts."""
         return self._library.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
+
+    def pair_template(self, type_vocab_size: int) -> PairTemplate:
+        """How two texts are joined, for a model with embeddings for so many token types (1: it has none).
+
+        Raises BrokenModel if the post-processor has no place for a second text, or names a type that the model has not.
+        """
+        said = "the tokenizer cannot encode pairs of texts: its post-processor"
+        pair, (bare,) = self._library.encode("a", "a"), self.library_ids(["a"])
+        ids, kinds, texts, length = array("i", pair.ids), pair.type_ids, pair.sequence_ids, len(bare) // ID_BYTES
+        if 0 not in texts or 1 not in texts:
+            raise BrokenModel(f"{said} leaves one of them out")
+        first, second = texts.index(0), texts.index(1)
+        between, after = first + length, second + length
+        if second <= between:
+            raise BrokenModel(f"{said} puts nothing between them, or swaps them")
+        special = [*range(first), *range(between, second), *range(after, len(ids))]
+        around = all(pair.special_tokens_mask[place] for place in special)
+        if not around or not bare == ids[first:between].tobytes() == ids[second:after].tobytes():
+            raise BrokenModel(f"{said} puts special tokens inside a text, not around it")
+        types = None
+        if type_vocab_size > 1 and any(kinds):
+            if max(kinds) >= type_vocab_size:
+                raise BrokenModel(f"{said} gives token type {max(kinds)}, the model has {type_vocab_size} types")
+            types = np.array(kinds[: first + 1] + kinds[between : second + 1] + kinds[after:], np.int32)
+        return PairTemplate(ids[:first].tobytes(), ids[between:second].tobytes(), ids[after:].tobytes(), types)
 
     def _special_tokens(self) -> SpecialTokens:
         bare, full = (self._library.encode("a", add_special_tokens=special) for special in (False, True))

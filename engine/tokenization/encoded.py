@@ -15,7 +15,7 @@ Direction = Literal["right", "left"]  # the end that is cut off
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids of B texts, laid end to end."""
+    """Token ids of B texts, or pairs of texts, laid end to end."""
 
     ids: npt.NDArray[np.int32]  # [T]
     lengths: npt.NDArray[np.int32]  # [B], each 1 … max_input_length

@@ -9,10 +9,14 @@ from embert.engine.errors import InputError, InputTooLarge
 __all__ = ["bad_id", "check_unicode", "too_long", "unbroken"]
 
 
-def too_long(index: int, tokens: int, limit: int, param: str, more: str = "") -> InputError:
-    """A text of `tokens` tokens, with the special ones, is over the `limit`. `more` is "more than " for a minimum."""
+def too_long(index: int, tokens: int, limit: int, param: str, more: str = "", what: str = "text") -> InputError:
+    """A text or pair of `tokens` tokens, with the special ones, is over the `limit`.
+
+    `more` is "more than " where only so many are known. `what` has the `index`: "text" or "pair".
+    """
     return InputError(
-        f"`{param}`: text {index} has {more}{tokens} tokens, the limit is {limit}; shorten it or set truncate to true",
+        f"`{param}`: {what} {index} has {more}{tokens} tokens, the limit is {limit}; "
+        "shorten it or set truncate to true",
         param=param,
     )
 

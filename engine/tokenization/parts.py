@@ -1,12 +1,19 @@
-"""A long text, taken part by part."""
+"""Long texts, taken part by part, and no further than needed."""
 
 from __future__ import annotations
 
-from embert.engine.tokenization.encoded import Direction
-from embert.engine.tokenization.input_errors import unbroken
-from embert.engine.tokenization.split_points import NoSplitPoint, SplitPoints
+from collections.abc import Callable, Sequence
 
-__all__ = ["TextParts"]
+from embert.engine.errors import InputError
+from embert.engine.tokenization.backend import ID_BYTES, Backend
+from embert.engine.tokenization.encoded import Direction
+from embert.engine.tokenization.input_errors import check_unicode, unbroken
+from embert.engine.tokenization.split_points import NoSplitPoint, SplitPoints
+from embert.engine.tokenization.turns import Turns, groups
+
+__all__ = ["TextParts", "read_bodies"]
+
+TEXT_CHARACTERS = 32  # what a text costs beside its characters
 
 
 class TextParts:
@@ -80,3 +87,62 @@ class TextParts:
         if self._left:
             return self._split_points.start(self._text, self._end, size, most, self._pattern), self._end
         return self.start, self._split_points.end(self._text, self.start, size, most, self._pattern)
+
+
+def read_bodies(
+    backend: Backend,
+    texts: Sequence[str],
+    *,
+    room: int,
+    truncate: bool,
+    direction: Direction,
+    param: str,
+    most_unbroken: int,
+    part: int,
+    turn_characters: int,
+    refuse: Callable[[int, int], InputError],
+) -> Turns[list[bytes]]:
+    """Ids of each text without special tokens, in turns of about `turn_characters`; parts have `part` characters.
+
+    Of a text with more than `room` tokens, the end that is kept is read until more than `room` are known; while
+    `truncate` is false, `refuse` makes the error from the text's index and the number known. Raises InputTooLarge,
+    before the work, for a text without a split point for over `most_unbroken` characters.
+    """
+    # One past the room is enough to cut, but not to say how long a text is.
+    wanted = room + 1 if truncate else None
+    sizes = [*map(len, texts)]
+    bodies: list[bytes] = []
+    tokens = 0
+    try:
+        if sum(sizes) + len(sizes) * TEXT_CHARACTERS <= turn_characters and max(sizes, default=0) <= part:
+            return backend.ids(texts, wanted, direction)
+        for group in groups([min(size, part) + TEXT_CHARACTERS for size in sizes], turn_characters):
+            parts = [
+                TextParts(text, backend.split_points, direction, most_unbroken, index=index, param=param)
+                for index, text in enumerate(texts[group], group.start)
+            ]
+            bodies += _next_bodies(backend, parts, part, wanted, direction)
+            tokens += sum(map(len, bodies[group])) // ID_BYTES
+            yield tokens
+            for index, rest in enumerate(parts, group.start):
+                while rest.more and len(bodies[index]) <= room * ID_BYTES:
+                    (body,) = _next_bodies(backend, [rest], turn_characters, wanted, direction)
+                    bodies[index] = bodies[index] + body if direction == "right" else body + bodies[index]
+                    tokens += len(body) // ID_BYTES
+                    yield tokens
+                if rest.more and not truncate:
+                    raise refuse(index, len(bodies[index]) // ID_BYTES)
+    except TypeError:
+        check_unicode(texts, param)
+        raise
+    return bodies
+
+
+def _next_bodies(
+    backend: Backend, parts: Sequence[TextParts], size: int, wanted: int | None, direction: Direction
+) -> list[bytes]:
+    """Ids of the next part of each text, of `size` characters or somewhat more."""
+    taken = [part.take(size) for part in parts]
+    bodies = backend.ids([text for _, text in taken], wanted, direction)
+    lead = backend.lead_tokens * ID_BYTES
+    return [body[lead:] if led else body for (led, _), body in zip(taken, bodies, strict=True)]

@@ -1,4 +1,4 @@
-"""The tokenizer of one model: texts or token ids to packed ids, texts to tokens with offsets, and ids back to texts.
+"""The tokenizer of one model: texts, pairs or ids to packed ids, texts to tokens with offsets, and ids back to texts.
 
 Each kind of work can be done in turns (turns.py). A long text is divided where that provably makes no difference
 (split_points.py), and no more of it is read than the model can take. A text's body is its ids without special tokens.
@@ -16,9 +16,10 @@ from embert.engine.errors import BrokenModel
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend
 from embert.engine.tokenization.encoded import Direction, Encoded, TokenInfo
-from embert.engine.tokenization.input_errors import check_unicode, too_long
+from embert.engine.tokenization.input_errors import too_long
 from embert.engine.tokenization.offsets import tokens_with_offsets
-from embert.engine.tokenization.parts import TextParts
+from embert.engine.tokenization.pairs import PairOptions, Pairs
+from embert.engine.tokenization.parts import read_bodies
 from embert.engine.tokenization.token_ids import TURN_IDS, check_ids, pack_ids
 from embert.engine.tokenization.turns import NO_LIMIT, Turns, finish, groups
 
@@ -57,6 +58,7 @@ class Tokenizer:
         self._room = self.max_input_length - (len(self._prefix) + len(self._suffix)) // ID_BYTES
         if self._room < 1:
             raise BrokenModel(f"{path}: no room for text within max_input_length {self.max_input_length}")
+        self._pairs = Pairs(self._backend, model)
         self._part = max(LEAST_PART_CHARACTERS, min(TURN_CHARACTERS, CHARACTERS_PER_TOKEN * self._room))
 
     def encode(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded:
@@ -83,21 +85,21 @@ class Tokenizer:
         """
         if prompt:
             texts = [prompt + text for text in texts]
-        sizes = [*map(len, texts)]
-        try:
-            if sum(sizes) <= turn_characters and max(sizes, default=0) <= self._part:
-                bodies = self._backend.ids(texts, self._wanted(truncate), direction)
-            else:
-                bodies = []
-                for group in groups([min(size, self._part) for size in sizes], turn_characters):
-                    parts = [
-                        TextParts(text, self._backend.split_points, direction, most_unbroken, index=index, param=param)
-                        for index, text in enumerate(texts[group], group.start)
-                    ]
-                    yield from self._long_bodies(parts, bodies, truncate, direction, param, turn_characters)
-        except TypeError:
-            check_unicode(texts, param)
-            raise
+        overhead = (len(self._prefix) + len(self._suffix)) // ID_BYTES
+        bodies = yield from read_bodies(
+            self._backend,
+            texts,
+            room=self._room,
+            truncate=truncate,
+            direction=direction,
+            param=param,
+            most_unbroken=most_unbroken,
+            part=self._part,
+            turn_characters=turn_characters,
+            refuse=lambda index, tokens: too_long(
+                index, tokens + overhead - 1, self.max_input_length, param, "more than "
+            ),
+        )
         return self._encoded(bodies, truncate, direction, param)
 
     def encode_known(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded | None:
@@ -106,8 +108,49 @@ class Tokenizer:
         direction: Direction = options.get("direction", "right")
         if prompt := options.get("prompt"):
             texts = [prompt + text for text in texts]
-        bodies = self._backend.cached_ids(texts, self._wanted(truncate), direction)
+        bodies = self._backend.cached_ids(texts, self._room + 1 if truncate else None, direction)
         return None if bodies is None else self._encoded(bodies, truncate, direction, options.get("param", "inputs"))
+
+    def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]) -> Encoded:
+        """Tokenize pairs, with the special tokens and token types of pairs. One first text is for all the second ones.
+
+        The second text of a pair that is too long is cut; where the first leaves it no token, both are, by
+        HuggingFace's `longest_first`. Raises InputError for a pair that is too long while `truncate` is false, a text
+        that is not valid Unicode, more first than second texts or fewer, and a tokenizer that has no pairs.
+        """
+        return finish(self.encode_pairs_turns(firsts, seconds, **options, turn_characters=BULK_TURN_CHARACTERS))
+
+    def encode_pairs_turns(
+        self,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        *,
+        most_unbroken: int = NO_LIMIT,
+        turn_characters: int = TURN_CHARACTERS,
+        **options: Unpack[PairOptions],
+    ) -> Turns[Encoded]:
+        """As `encode_pairs`, in turns as `encode_turns` takes them, with its InputTooLarge.
+
+        A first text of many pairs makes many tokens of few characters. Their number is yielded before they are made.
+        """
+        return self._pairs.encode_turns(
+            firsts,
+            seconds,
+            **options,
+            most_unbroken=most_unbroken,
+            part=self._part,
+            turn_characters=turn_characters,
+        )
+
+    def encode_known_pairs(
+        self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]
+    ) -> Encoded | None:
+        """As `encode_pairs`, but None unless every word was seen before."""
+        return self._pairs.encode_known(firsts, seconds, **options)
+
+    def check_pairs(self) -> None:
+        """Raise BrokenModel if the tokenizer has no pairs, for models that need them."""
+        self._pairs.check()
 
     def from_ids(
         self,
@@ -190,41 +233,6 @@ class Tokenizer:
             tokens += sum(map(len, chosen))
             yield tokens
         return texts
-
-    def _long_bodies(
-        self,
-        parts: Sequence[TextParts],
-        bodies: list[bytes],
-        truncate: bool,
-        direction: Direction,
-        param: str,
-        turn_characters: int,
-    ) -> Turns[None]:
-        """Append the ids of texts of which some have several parts: all ids, or as many as are wanted."""
-        first = len(bodies)
-        bodies += self._next_bodies(parts, self._part, truncate, direction)
-        tokens = sum(map(len, bodies)) // ID_BYTES
-        yield tokens
-        for index, part in enumerate(parts, first):
-            while part.more and len(bodies[index]) <= self._room * ID_BYTES:
-                (body,) = self._next_bodies([part], turn_characters, truncate, direction)
-                bodies[index] = bodies[index] + body if direction == "right" else body + bodies[index]
-                tokens += len(body) // ID_BYTES
-                yield tokens
-            if part.more and not truncate:
-                least = (len(bodies[index]) + len(self._prefix) + len(self._suffix)) // ID_BYTES - 1
-                raise too_long(index, least, self.max_input_length, param, "more than ")
-
-    def _next_bodies(self, parts: Sequence[TextParts], size: int, truncate: bool, direction: Direction) -> list[bytes]:
-        """Ids of the next part of each text, of `size` characters or somewhat more."""
-        taken = [part.take(size) for part in parts]
-        bodies = self._backend.ids([text for _, text in taken], self._wanted(truncate), direction)
-        lead = self._backend.lead_tokens * ID_BYTES
-        return [body[lead:] if led else body for (led, _), body in zip(taken, bodies, strict=True)]
-
-    def _wanted(self, truncate: bool) -> int | None:
-        """How many tokens must be known: one past the limit is enough to cut, but not to say how long a text is."""
-        return self._room + 1 if truncate else None
 
     def _encoded(self, bodies: Sequence[bytes], truncate: bool, direction: Direction, param: str) -> Encoded:
         """Cut the ids of texts, put them between the special tokens, and lay them end to end."""

@@ -1,0 +1,207 @@
+"""Pairs of texts, as cross-encoders read them: the special tokens around and between, token types, and what is cut.
+
+A pair that is too long loses tokens of its second text, so a rerank query stays whole. A first text that leaves the
+second no token is cut too: then HuggingFace's `longest_first` says how many tokens of each text stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Required, TypedDict, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.errors import BrokenModel, InputError
+from embert.engine.files.json_files import read_object
+from embert.engine.model import Model
+from embert.engine.tokenization.backend import ID_BYTES, Backend, PairTemplate
+from embert.engine.tokenization.encoded import Direction, Encoded
+from embert.engine.tokenization.input_errors import too_long
+from embert.engine.tokenization.parts import read_bodies
+from embert.engine.tokenization.turns import Turns, finish, groups
+
+__all__ = ["PairOptions", "Pairs"]
+
+TURN_TOKENS = 131_072  # of pairs that are laid end to end in one turn
+
+Counts = npt.NDArray[np.int64]  # tokens of each text
+
+
+class PairOptions(TypedDict, total=False):
+    """Options of `Tokenizer.encode_pairs` and its kin."""
+
+    truncate: Required[bool]  # whether a pair that is too long is cut, or refused
+    direction: Direction  # the end of a text that is cut off, "right" by default
+    params: tuple[str, str]  # the request fields of first and second texts that errors name, "query" and "texts"
+
+
+class Pairs:
+    """Pairs of one tokenizer. Safe to use from several threads."""
+
+    def __init__(self, backend: Backend, model: Model) -> None:
+        self._backend, self._model, self._limit = backend, model, model.max_input_length
+        self._template: PairTemplate | None = None  # read when first needed: most models never see a pair
+
+    def check(self) -> PairTemplate:
+        """The template. Raises BrokenModel if the tokenizer has none, or none that suits the model."""
+        if self._template is None:
+            template = self._backend.pair_template(_token_types(self._model))
+            if self._limit - template.tokens < 2:
+                raise BrokenModel(f"no room for pairs of texts within max_input_length {self._limit}")
+            self._template = template
+        return self._template
+
+    def encode_turns(
+        self,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        *,
+        truncate: bool,
+        direction: Direction = "right",
+        params: tuple[str, str] = ("query", "texts"),
+        most_unbroken: int,
+        part: int,
+        turn_characters: int,
+    ) -> Turns[Encoded]:
+        """See `Tokenizer.encode_pairs_turns`; `part` is that of `read_bodies`."""
+        template, room = self._checked(firsts, seconds, params)
+        how: dict[str, Any] = {
+            "truncate": truncate,
+            "direction": direction,
+            "most_unbroken": most_unbroken,
+            "part": part,
+            "turn_characters": turn_characters,
+        }
+
+        def too_long_first(index: int, tokens: int) -> InputError:
+            return too_long(index, tokens + template.tokens - 1, self._limit, params[0], "more than ", "pair")
+
+        def too_long_second(index: int, tokens: int) -> InputError:
+            known = tokens + lengths[index % len(lengths)] + template.tokens - 1
+            return too_long(index, known, self._limit, params[1], "more than ", "pair")
+
+        first = yield from read_bodies(self._backend, firsts, room=room, param=params[0], refuse=too_long_first, **how)
+        lengths = [len(body) // ID_BYTES for body in first]
+        if not truncate and max(lengths, default=0) > room:
+            index = next(index for index, length in enumerate(lengths) if length > room)
+            raise too_long_first(index, lengths[index])
+        second = yield from read_bodies(
+            self._backend, seconds, room=_most_seconds(first, room), param=params[1], refuse=too_long_second, **how
+        )
+        return (yield from self._joined(template, first, second, truncate, direction, params))
+
+    def encode_known(
+        self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]
+    ) -> Encoded | None:
+        """See `Tokenizer.encode_known_pairs`."""
+        truncate = options["truncate"]
+        direction: Direction = options.get("direction", "right")
+        params = options.get("params", ("query", "texts"))
+        template, room = self._checked(firsts, seconds, params)
+        first = self._backend.cached_ids(firsts, room + 1 if truncate else None, direction)
+        if first is None:
+            return None
+        wanted = _most_seconds(first, room) + 1 if truncate else None
+        second = self._backend.cached_ids(seconds, wanted, direction)
+        return None if second is None else finish(self._joined(template, first, second, truncate, direction, params))
+
+    def _checked(
+        self, firsts: Sequence[str], seconds: Sequence[str], params: tuple[str, str]
+    ) -> tuple[PairTemplate, int]:
+        """The template, and how many tokens of the two texts fit."""
+        if len(firsts) not in (1, len(seconds)):
+            raise InputError(
+                f"`{params[0]}` has {len(firsts)} texts and `{params[1]}` has {len(seconds)}; "
+                "the former must have one text, or as many as the latter",
+                param=params[0],
+            )
+        try:
+            template = self.check()
+        except BrokenModel as error:
+            raise InputError(f"`{params[1]}`: {error}", param=params[1]) from None
+        return template, self._limit - template.tokens
+
+    def _joined(
+        self,
+        template: PairTemplate,
+        firsts: Sequence[bytes],
+        seconds: Sequence[bytes],
+        truncate: bool,
+        direction: Direction,
+        params: tuple[str, str],
+    ) -> Turns[Encoded]:
+        """Cut the ids of texts, put them between the special tokens, and lay the pairs end to end, in turns."""
+        firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
+        seconds = [*seconds]
+        room = self._limit - template.tokens
+        known_first, known_second = _counts(firsts), _counts(seconds)
+        first, second = _kept(known_first, known_second, room)
+        cut = (first < known_first) | (second < known_second)
+        truncated = int(np.count_nonzero(cut))
+        if truncated and not truncate:
+            index = int(cut.argmax())
+            tokens = int(known_first[index] + known_second[index]) + template.tokens
+            raise too_long(index, tokens, self._limit, params[int(known_first[index] < room)], what="pair")
+        for index in np.flatnonzero(cut).tolist():
+            firsts[index] = _cut(firsts[index], int(first[index]), direction)
+            seconds[index] = _cut(seconds[index], int(second[index]), direction)
+        lengths = (first + second + template.tokens).astype(np.int32)
+        total = int(first.sum() + second.sum()) + len(lengths) * template.tokens
+        # A first text of many pairs makes many tokens of few characters: the caller sees their number before their ids.
+        if total > TURN_TOKENS:
+            yield total
+        ids = np.empty(total, np.int32)
+        types = None if template.types is None else np.empty(total, np.int32)
+        at = 0
+        for group in groups(lengths.tolist(), TURN_TOKENS):
+            pieces: list[bytes] = []
+            for first_body, second_body in zip(firsts[group], seconds[group], strict=True):
+                pieces += (template.before, first_body, template.between, second_body, template.after)
+            joined = np.frombuffer(b"".join(pieces), np.int32)
+            ids[at : at + len(joined)] = joined
+            if types is not None:
+                types[at : at + len(joined)] = template.token_types(first[group], second[group])
+            at += len(joined)
+            if total > TURN_TOKENS:
+                yield total
+        return Encoded(ids, lengths, truncated, types)
+
+
+def _token_types(model: Model) -> int:
+    """How many token types the model has and is given: some tokenizers do not name them among its inputs."""
+    path = model.transformer_folder / "tokenizer_config.json"
+    names = read_object(path).get("model_input_names") if path.is_file() else None
+    given = not isinstance(names, list) or "token_type_ids" in names
+    return model.architecture.type_vocab_size if given else 1
+
+
+def _most_seconds(firsts: Sequence[bytes], room: int) -> int:
+    """The most tokens of a second text that can matter, beside these first texts."""
+    lengths = [len(body) // ID_BYTES for body in firsts]
+    return room if max(lengths, default=0) >= room else room - min(lengths, default=0)
+
+
+def _counts(bodies: Sequence[bytes]) -> Counts:
+    return np.fromiter(map(len, bodies), np.int64, len(bodies)) // ID_BYTES
+
+
+def _kept(first: Counts, second: Counts, room: int) -> tuple[Counts, Counts]:
+    """How many tokens of the first and of the second text of each pair stay, where `room` tokens fit.
+
+    Numbers over the room count as one above it, because longer texts are not read to their ends: of two such texts
+    the second gets the odd token, where HuggingFace gives it to the longer one.
+    """
+    # longest_first, as truncate_encodings of the tokenizers library has it: the shorter text keeps up to half of the
+    # room, the longer one gets the rest, and of two equally long ones the second is the longer.
+    first, second = np.minimum(first, room + 1), np.minimum(second, room + 1)
+    shorter = np.minimum(np.minimum(first, second), room // 2)
+    fits, whole = first + second <= room, first < room
+    shared = np.where(first > second, shorter, room - shorter)
+    kept_second = np.where(fits, second, np.where(whole, room - first, shared))
+    return np.where(fits | whole, first, room - kept_second), kept_second
+
+
+def _cut(body: bytes, tokens: int, direction: Direction) -> bytes:
+    size = tokens * ID_BYTES
+    return body[:size] if direction == "right" else body[len(body) - size :]
