@@ -1,6 +1,7 @@
 // Answers of tasks that the default model does not have, in the page's place of `fetch`; all else is the real server's.
 // A document's score is the number that it begins with; a token's vector is (cos id, sin id), and a document that ends
-// with "!" has no vector for its last token. `window.cut` is sent as x-truncated-texts with every answer.
+// with "!" has no vector for its last token. `window.cut` is sent as x-truncated-texts with every answer,
+// and what is in `window.info` stands in /info.
 (() => {
   const real = window.fetch;
   window.asked = [];
@@ -34,7 +35,8 @@
     const given = await real(path, options);
     if (route === "/info") {
       const info = await given.json();
-      return answer({ ...info, tasks: window.tasks ?? ["embed", "tokens", "classify", "rerank", "sparse", "multi_vector"] });
+      const tasks = ["embed", "tokens", "classify", "rerank", "sparse", "multi_vector"];
+      return answer({ ...info, tasks, ...window.info });
     }
     if (!window.cut || !given.ok) return given;
     return new Response(await given.text(), { headers: { ...Object.fromEntries(given.headers), "x-truncated-texts": `${window.cut}` } });

@@ -142,8 +142,8 @@ def test_the_views_are_named_legible_and_narrow_enough(page: Chrome) -> None:
 
 
 def test_only_the_tasks_of_the_model_have_views(page: Chrome, server: Live) -> None:
-    def views(tasks: str) -> list[str]:
-        with standing_in(page, f"{server.url}/#match", f"window.tasks = {tasks};"):
+    def views(info: str) -> list[str]:
+        with standing_in(page, f"{server.url}/#match", f"window.info = {info};"):
             until(lambda: text(page, "#model"), what="what is served")
         tabs = page.find_elements(By.CSS_SELECTOR, "#views [role=tab]")
         panels = [
@@ -152,5 +152,8 @@ def test_only_the_tasks_of_the_model_have_views(page: Chrome, server: Live) -> N
         assert len(panels) == 1
         return [str(panels[0]), *(tab.text for tab in tabs if tab.is_displayed())]
 
-    assert views("['rerank']") == ["view-rerank"]
-    assert views("['embed', 'sparse']") == ["view-similarity", "Similarity", "Sparse"]
+    # A reranker's one label is its score.
+    reranker = "{tasks: ['tokens', 'classify', 'rerank'], model_type: {reranker: {}}, dimensions: 0}"
+    assert views(reranker) == ["view-rerank"]
+    assert "dimensions" not in text(page, "#facts")
+    assert views("{tasks: ['embed', 'sparse']}") == ["view-similarity", "Similarity", "Sparse"]
