@@ -9,7 +9,11 @@ from importlib import resources
 
 __all__ = ["HEADERS", "PAGE", "hint"]
 
-_SCRIPTS = ("base.js", "matrix.js", "timing.js", "snippets.js", "live.js", "main.js")
+_SCRIPTS = (
+    *("base.js", "key.js", "tabs.js", "lengths.js", "timing.js", "snippets.js", "answer.js", "live.js"),
+    *(f"views/{name}.js" for name in ("grid", "bars", "similarity", "rerank", "classify", "sparse", "match")),
+    "main.js",
+)
 
 
 def _read(name: str) -> str:

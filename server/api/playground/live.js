@@ -3,16 +3,20 @@
 const EVERY_MS = 3000;
 const KEEP = 40; // samples on a curve
 const WINDOW = 4; // samples that a rate looks back over
-const WORK = ["/v1/embeddings", "/embeddings", "/embed", "/", "/embed_all", "/similarity"];
+const FEW = 20; // requests; of fewer, halves and hundredths say nothing
+const WORK = [
+  "/v1/embeddings", "/embeddings", "/embed", "/", "/embed_all", "/similarity", "/rerank", "/v1/rerank", "/v2/rerank",
+  "/predict", "/embed_sparse", "/score", "/v1/score", "/classify", "/pooling",
+];
 const TILES = [
   ["requests", "requests a second", (now) => [now.requests]],
   ["tokens", "tokens a second", (now) => [now.tokens]],
-  ["latency", "latency, ms: half of the requests below · 99 of 100 below", (now) => [now.p50, now.p99]],
+  ["latency", "latency, ms", (now) => (now.count < FEW ? [now.mean] : [now.p50, now.p99])],
   ["queue", "tokens waiting · engines up", (now) => [now.queue]],
 ];
 
 function parseMetrics(text) {
-  const found = { time: performance.now() / 1000, requests: 0, tokens: 0, queue: 0, up: 0, buckets: new Map() };
+  const found = { time: performance.now() / 1000, requests: 0, tokens: 0, queue: 0, up: 0, count: 0, seconds: 0, buckets: new Map() };
   for (const [, name, labels = "", value] of text.matchAll(/^embert_(\w+)(?:\{(.*)\})? (\S+)$/gm)) {
     const label = (wanted) => labels.match(`${wanted}="([^"]*)"`)?.[1];
     if (name === "tokens_total") found.tokens = Number(value);
@@ -20,6 +24,8 @@ function parseMetrics(text) {
     else if (name === "engine_up") found.up += Number(value);
     else if (!WORK.includes(label("route"))) continue;
     else if (name === "requests_total") found.requests += Number(value);
+    else if (name === "request_duration_seconds_count") found.count += Number(value);
+    else if (name === "request_duration_seconds_sum") found.seconds += Number(value);
     else if (name === "request_duration_seconds_bucket") {
       const bound = label("le") === "+Inf" ? Infinity : Number(label("le"));
       found.buckets.set(bound, (found.buckets.get(bound) ?? 0) + Number(value));
@@ -40,6 +46,11 @@ function quantile(share, before, after) { // as Prometheus' histogram_quantile, 
   return null;
 }
 
+function latencyTitle({ count: requests }) {
+  if (requests >= FEW) return "latency, ms: half of the requests below · 99 of 100 below";
+  return requests === 0 ? "latency, ms" : `latency, ms: mean of ${count(requests, "request")}`;
+}
+
 function shown(value) {
   if (value === null) return "–";
   return value >= 100 || value === 0 ? number(Math.round(value)) : value.toFixed(value >= 10 ? 1 : 2);
@@ -52,6 +63,7 @@ function curve(values, highest) {
 
 function startLive() {
   const samples = [];
+  let refused = null; // the key that /metrics does not take: not asked again with that one
   const history = [];
   const tiles = TILES.map(([id, title]) => {
     const tile = make("div", "", { id: `live-${id}` });
@@ -61,14 +73,22 @@ function startLive() {
   element("live").replaceChildren(...tiles);
 
   async function sample() {
-    if (document.hidden) return;
-    samples.push(parseMetrics(await (await ask("metrics", null, "text/plain")).text()));
+    if (document.hidden || refused === key) return;
+    const sent = key;
+    const answer = await ask("metrics", null, "text/plain").catch((error) => {
+      if (error.status === 401) refused = sent;
+      throw error;
+    });
+    samples.push(parseMetrics(await answer.text()));
     if (samples.length > WINDOW + 1) samples.shift();
     const [before, after] = [samples[0], samples.at(-1)];
     if (after.requests < before.requests) samples.splice(0, samples.length - 1); // the server was started anew
     const seconds = after.time - before.time;
     if (seconds <= 0) return;
+    const requests = after.count - before.count;
     const now = {
+      count: requests,
+      mean: requests > 0 ? (1000 * (after.seconds - before.seconds)) / requests : null,
       requests: (after.requests - before.requests) / seconds,
       tokens: (after.tokens - before.tokens) / seconds,
       p50: quantile(0.5, before, after),
@@ -80,12 +100,15 @@ function startLive() {
     TILES.forEach(([id, title, values], i) => {
       const current = values(now).map(shown);
       if (id === "queue") current.push(after.up);
-      const series = values(now).map((_, j) => history.map((past) => values(past)[j]));
+      const heading = id === "latency" ? latencyTitle(now) : title;
+      // A mean and a half are no one curve.
+      const series = values(now).map((_, j) => history.map((past) => (values(past).length === values(now).length ? values(past)[j] : null)));
       const highest = Math.max(1e-9, ...series.flat().filter((value) => value !== null));
       const text = current.join(" · ");
+      tiles[i].children[0].textContent = heading;
       tiles[i].children[1].textContent = text;
       tiles[i].children[2].innerHTML = // numbers only
-        `<svg viewBox="0 0 ${KEEP - 1} 40" preserveAspectRatio="none" role="img" aria-label="${title}: ${text}">${series.map((each) => curve(each, highest)).join("")}</svg>`;
+        `<svg viewBox="0 0 ${KEEP - 1} 40" preserveAspectRatio="none" role="img" aria-label="${heading}: ${text}">${series.map((each) => curve(each, highest)).join("")}</svg>`;
     });
   }
 

@@ -1,9 +1,14 @@
-// --- the page's head, the form, and the start ---
+// --- the page's head, its views, and the start ---
+
+const outcomes = {}; // view → what its last run returned
+const running = new Set();
+let view = "similarity";
 
 async function showState() {
   const state = element("state");
   try {
-    const { status, detail } = await (await fetch("readyz", { cache: "no-store" })).json();
+    const answer = await fetch("readyz", { cache: "no-store", headers: authorization() });
+    const { status, detail } = answer.status === 401 ? { status: "wants a key" } : await answer.json(); // --keyless page
     state.dataset.state = status;
     state.textContent = detail ? `${status}: ${detail}` : status;
     return status === "ready";
@@ -16,20 +21,22 @@ async function showState() {
 
 async function showInfo() {
   info = await (await ask("info")).json();
-  element("key-form").hidden = true;
+  hideKeyForm();
+  const { embedding } = info.model_type;
   document.title = `embert · ${info.served_model_name}`;
   element("model").textContent = info.served_model_name;
   const facts = {
     architecture: info.architecture,
-    dimensions: number(info.dimensions),
-    pooling: info.model_type.embedding.pooling,
+    tasks: info.tasks?.join(", ").replaceAll("_", "-"),
+    dimensions: embedding && number(info.dimensions),
+    pooling: embedding?.pooling,
     "longest text": `${number(info.max_input_length)} tokens, ${info.auto_truncate ? "longer ones are cut" : "longer ones are refused"}`,
     "texts a request": number(info.max_client_batch_size),
     "batch budget": `${number(info.max_batch_tokens)} tokens`,
     encoder: `${info.backend} on ${info.device_name || info.device}, ${info.model_dtype}`,
     version: info.version,
   };
-  element("facts").replaceChildren(...Object.entries(facts).map(([name, value]) => {
+  element("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value).map(([name, value]) => {
     const pair = make("div");
     pair.append(make("dt", name), make("dd", value));
     return pair;
@@ -38,33 +45,63 @@ async function showInfo() {
   element("dimensions").placeholder = info.dimensions;
   element("prompt").replaceChildren(element("prompt").options[0], ...info.prompts.map((name) => make("option", name)));
   element("prompt-label").hidden = info.prompts.length === 0;
+  showTabs();
 }
 
-async function compare() {
-  const texts = element("texts").value.split("\n").map((text) => text.trim()).filter(Boolean);
-  const request = { texts, dimensions: Number(element("dimensions").value) || null, prompt: element("prompt").value };
-  const body = { inputs: texts };
-  if (request.dimensions) body.dimensions = request.dimensions;
-  if (request.prompt) body.prompt_name = request.prompt;
-  const message = element("message");
+function showTabs() {
+  const tasks = info.tasks ?? ["embed"];
+  // A reranker's one label is its score.
+  const offered = Object.keys(VIEWS).filter((name) => tasks.includes(VIEWS[name].task) && !(name === "classify" && info.model_type.reranker));
+  element("views").replaceChildren(...offered.map((name) => (
+    make("button", VIEWS[name].title, { role: "tab", id: `tab-${name}`, "aria-controls": `view-${name}`, type: "button" })
+  )));
+  element("views").hidden = offered.length < 2;
+  showView(wantedView());
+}
+
+function wantedView() { // the address's, where the model has its task
+  const offered = tabsOf(element("views")).map(({ id }) => id.slice(4));
+  return offered.find((name) => location.hash === `#${name}`) ?? offered[0] ?? view;
+}
+
+function showView(name) {
+  view = name;
+  for (const panel of document.querySelectorAll(".panel")) panel.hidden = panel.id !== `view-${name}`;
+  selectTab(element("views"), `tab-${name}`);
+  showOutcome();
+}
+
+function showOutcome() {
+  const outcome = outcomes[view];
+  if (outcome) {
+    showTiming(outcome.calls);
+    showAnswer(outcome);
+  } else {
+    element("timing").hidden = element("code").hidden = true;
+  }
+}
+
+async function run(name) {
+  if (running.has(name)) return;
+  const panel = element(`view-${name}`);
+  const [message, button, result] = [".message", "button.main", ".result"].map((each) => panel.querySelector(each));
+  running.add(name);
   message.hidden = true;
-  element("go").disabled = true;
+  button.setAttribute("aria-disabled", "true"); // `disabled` would take the focus away
   try {
-    if (texts.length === 0) throw new Refused(400, "Write at least one text.");
-    const started = performance.now();
-    const answer = await ask("embed", body, "application/octet-stream");
-    const bytes = await answer.arrayBuffer();
-    const total = performance.now() - started;
-    const width = Number(answer.headers.get("x-embedding-shape").split(",")[1]);
-    showMatrix(texts, rows(bytes, width));
-    showTiming(answer.headers.get("server-timing"), total, Number(answer.headers.get("x-compute-tokens")));
-    showSnippets(request);
+    if (!info) await showInfo();
+    outcomes[name] = await VIEWS[name].run();
+    result.hidden = false;
   } catch (error) {
+    delete outcomes[name]; // an old answer beside an error looks like its own
+    result.hidden = true;
     const retry = error.status === 429 || error.status === 503 ? " Try again in a moment." : "";
-    message.textContent = error instanceof Refused ? error.message + retry : `The server cannot be reached: ${error.message}`;
+    message.textContent = error instanceof Refused ? error.message + retry : `The answer cannot be read: ${error.message}`;
     message.hidden = false;
   } finally {
-    element("go").disabled = false;
+    running.delete(name);
+    button.removeAttribute("aria-disabled");
+    if (view === name) showOutcome();
   }
 }
 
@@ -72,23 +109,28 @@ async function begin() {
   try {
     const ready = await showState();
     await showInfo();
-    if (ready) await compare();
+    if (ready) await run(view);
   } catch (error) {
-    if (error.status !== 401) element("state").textContent = error.message;
+    if (error.status === 401) focusKey();
+    else element("state").textContent = error.message;
   }
 }
 
-element("compare").addEventListener("submit", (event) => {
-  event.preventDefault();
-  compare();
+for (const form of document.querySelectorAll(".panel form")) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    run(form.closest(".panel").id.slice(5));
+  });
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  });
+}
+followTabs(element("views"), (id) => {
+  location.hash = id.slice(4);
 });
-element("texts").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) compare();
-});
-element("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  key = element("key").value.trim();
-  begin();
+addEventListener("hashchange", () => {
+  showView(wantedView());
+  if (info && !outcomes[view]) run(view);
 });
 startLive();
 begin();

@@ -1,4 +1,4 @@
-// --- the parts of one request ---
+// --- the parts of a request; of several, one after the other, their sums ---
 
 const PARTS = [
   ["tokenize", "tokenise", "texts to token ids"],
@@ -8,8 +8,16 @@ const PARTS = [
   ["network", "network, browser", "all that is not the server"],
 ];
 
-function showTiming(header, total, tokens) {
-  const given = Object.fromEntries([...header.matchAll(/(\w+);dur=([\d.]+)/g)].map(([, name, ms]) => [name, Number(ms)]));
+function showTiming(calls) {
+  element("timing").hidden = !calls.every(({ timing }) => timing); // a proxy may leave the header out
+  if (element("timing").hidden) return;
+  const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const given = { tokenize: 0, queue: 0, inference: 0, total: 0 };
+  for (const { timing } of calls) {
+    for (const [, name, ms] of timing.matchAll(/(\w+);dur=([\d.]+)/g)) given[name] += Number(ms);
+  }
+  const total = sum(calls.map((each) => each.total));
+  const tokens = sum(calls.map((each) => each.tokens));
   const known = given.tokenize + given.queue + given.inference;
   const parts = { ...given, rest: Math.max(0, given.total - known), network: Math.max(0, total - given.total) };
   element("parts").replaceChildren(...PARTS.map(([name], i) => {
@@ -25,10 +33,9 @@ function showTiming(header, total, tokens) {
     row.append(title, make("td", parts[name].toFixed(2)), make("td", meaning));
     return row;
   });
-  const sum = make("tr", "", { class: "sum" });
+  const last = make("tr", "", { class: "sum" });
   const all = make("th", "in all", { scope: "row" });
   all.style.setProperty("--part", "transparent");
-  sum.append(all, make("td", total.toFixed(2)), make("td", `${number(tokens)} tokens`));
-  element("part-list").tBodies[0].replaceChildren(...list, sum);
-  element("timing").hidden = false;
+  last.append(all, make("td", total.toFixed(2)), make("td", count(tokens, "token")));
+  element("part-list").tBodies[0].replaceChildren(...list, last);
 }

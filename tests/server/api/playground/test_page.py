@@ -1,4 +1,4 @@
-"""The page at `/`, in a real browser: what a person types, clicks and sees."""
+"""What a person types, clicks and sees: similarity, times, code, live figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,49 +14,20 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.server.browser import browse
-from tests.server.live import STAND_IN, Live, live, until
+from embert.server.api.routes import TASKS
+from tests.server.api.playground.page import CONTRASTS, cells, compare, contents, look_like, text
+from tests.server.live import ROOT, Live, until
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-KEY = "a-key-for-the-page"
-
-
-@pytest.fixture(scope="module")
-def chrome() -> Iterator[Chrome]:
-    with browse() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
 def page(chrome: Chrome, server: Live) -> Chrome:
+    chrome.get("about:blank")
+    chrome.get_log("browser")  # type: ignore[no-untyped-call]  # what others left there
     chrome.get(server.url)
     until(lambda: cells(chrome), what="the first matrix")
     return chrome
-
-
-def text(browser: Chrome, selector: str) -> str:
-    return browser.find_element(By.CSS_SELECTOR, selector).text
-
-
-def contents(browser: Chrome, selector: str) -> list[str]:
-    """The text of every such element, all at one moment: the page may redraw between two questions."""
-    script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
-    found: list[str] = browser.execute_script(script, selector)
-    return found
-
-
-def cells(browser: Chrome) -> list[float]:
-    return [float(cell) for cell in contents(browser, "#matrix td[data-row]")]
-
-
-def compare(browser: Chrome, texts: list[str]) -> None:
-    """Type the texts, click, and wait for their matrix."""
-    area = browser.find_element(By.ID, "texts")
-    area.clear()
-    area.send_keys("\n".join(texts))
-    browser.find_element(By.ID, "go").click()
-    titles = [f"{i + 1}  {text}" for i, text in enumerate(texts)]
-    until(lambda: contents(browser, "#matrix tbody th") == titles, what="the texts' matrix")
 
 
 # --- the answer ---
@@ -81,6 +51,12 @@ def test_the_page_is_self_contained(http: httpx.Client) -> None:
     policy = page.headers["content-security-policy"]
     assert "unsafe" not in policy
     assert "default-src 'none'" in policy
+
+
+def test_the_live_figures_know_every_route_of_work() -> None:
+    source = (ROOT / "server/api/playground/live.js").read_text()
+    known = set(re.findall(r'"(/[^"]*)"', source.partition("const WORK")[2].partition("];")[0]))
+    assert {path for task in TASKS for path in task.paths} - known == {"/tokenize", "/decode"}
 
 
 # --- what a person does ---
@@ -139,9 +115,15 @@ def test_live_numbers_come_from_the_metrics(page: Chrome, http: httpx.Client) ->
         (shown,) = contents(page, f"#live-{tile} p")
         return [float(part.replace(" ", "")) for part in shown.split("·") if "–" not in part]  # noqa: RUF001
 
-    for _ in range(20):
+    def send() -> bool:
         http.post("/embed", json={"inputs": ["some text"] * 4})
-    until(lambda: (numbers("requests") or [0])[0] > 1, what="requests a second")
+        return len(numbers("latency")) == 2
+
+    http.post("/embed", json={"inputs": "some text"})
+    until(lambda: re.match("latency, ms: mean of [0-9]+ requests?$", text(page, "#live-latency h3")), what="a mean")
+    assert len(numbers("latency")) == 1
+    until(send, what="halves and hundredths")
+    assert numbers("requests")[0] > 1
     assert numbers("tokens")[0] > 10
     half, most = numbers("latency")
     assert 0 < half <= most < 10_000
@@ -153,6 +135,8 @@ def test_errors_are_said(page: Chrome) -> None:
     page.find_element(By.ID, "texts").clear()
     page.find_element(By.ID, "texts").send_keys(Keys.CONTROL, Keys.ENTER)
     until(lambda: text(page, "#message") == "Write at least one text.")
+    for section in ("result", "timing", "code"):  # what stood there answered another question
+        assert not page.find_element(By.ID, section).is_displayed()
     compare(page, ["a", "b"])
     assert text(page, "#message") == ""
     page.execute_script("document.getElementById('dimensions').removeAttribute('max')")
@@ -171,50 +155,12 @@ def test_every_control_has_a_name_and_the_console_is_silent(page: Chrome) -> Non
     assert [entry for entry in console if "422" not in entry["message"]] == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_texts_can_be_read_on_their_backgrounds(server: Live, dark: bool) -> None:
+def test_texts_can_be_read_on_their_backgrounds(page: Chrome) -> None:
     """WCAG's contrast of 4.5, light and dark, on every cell of the heat map too."""
-    with browse(dark=dark, width=420) as browser:
-        browser.get(server.url)
-        until(lambda: cells(browser), what="the matrix")
-        assert browser.execute_script(CONTRASTS) == []
+    compare(page, ["one", "two", "three"])
+    for dark in (False, True):
+        look_like(page, width=390, dark=dark)
+        assert page.execute_script(CONTRASTS) == []
         overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert browser.execute_script(overflow) <= 0  # a phone need not scroll sideways
-
-
-CONTRASTS = """
-const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-const rgb = (...colours) => {  // painted over one another, as the browser would
-  canvas.clearRect(0, 0, 1, 1);
-  for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
-  return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
-};
-const light = (colour) => colour.map((c) => c / 255).map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-const low = [];
-for (const element of document.querySelectorAll('body *')) {
-  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-  if (!own || !element.checkVisibility() || ['SCRIPT', 'NOSCRIPT', 'OPTION'].includes(element.tagName)) continue;
-  const chain = [];
-  for (let at = element; at; at = at.parentElement) chain.unshift(getComputedStyle(at).backgroundColor);
-  const [a, b] = [light(rgb(...chain)), light(rgb(...chain, getComputedStyle(element).color))].sort();
-  const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  if (contrast < 4.5) low.push(`${element.tagName} ${element.textContent.slice(0, 30)}: ${contrast.toFixed(2)}`);
-}
-return low;
-"""
-
-
-# --- with a key ---
-
-
-def test_the_page_asks_for_the_key() -> None:
-    with live(*STAND_IN, "--api-key", KEY) as server, browse() as browser:
-        browser.get(server.url)
-        until(lambda: browser.find_element(By.ID, "key").is_displayed(), what="the question for a key")
-        browser.find_element(By.ID, "key").send_keys(KEY, Keys.ENTER)
-        until(lambda: cells(browser), what="the matrix")
-        assert not browser.find_element(By.ID, "key").is_displayed()
-        snippet = text(browser, "#snippet")
-        assert KEY not in snippet
-        assert "$EMBERT_API_KEY" in snippet
+        assert page.execute_script(overflow) <= 0  # a phone need not scroll sideways
+    look_like(page, width=1280)
