@@ -10,7 +10,7 @@ import torch
 
 from embert.engine.packing import PackedBatch
 
-__all__ = ["padded_runner"]
+__all__ = ["padded_batches", "padded_runner"]
 
 
 def padded_runner(model: Any, batch: PackedBatch, size: int, pooling: str) -> Callable[[], torch.Tensor]:
@@ -19,16 +19,7 @@ def padded_runner(model: Any, batch: PackedBatch, size: int, pooling: str) -> Ca
     Its result is [B, width], not normalised, in that order. The inputs are on the GPU already, and the model has run
     once when this returns. `pooling` is "mean" or "cls".
     """
-    lengths = np.diff(batch.cu_seqlens)
-    order = np.argsort(-lengths, kind="stable")
-    padded = []
-    for start in range(0, len(order), size):
-        rows = order[start : start + size]
-        ids = np.zeros((len(rows), int(lengths[rows].max())), np.int64)
-        for i, row in enumerate(rows):
-            ids[i, : lengths[row]] = batch.ids[batch.cu_seqlens[row] : batch.cu_seqlens[row + 1]]
-        mask = np.arange(ids.shape[1]) < lengths[rows][:, None]
-        padded.append((torch.tensor(ids, device="cuda"), torch.tensor(mask, device="cuda")))
+    padded = padded_batches(batch, size)
 
     def run() -> torch.Tensor:
         vectors = []
@@ -40,3 +31,18 @@ def padded_runner(model: Any, batch: PackedBatch, size: int, pooling: str) -> Ca
 
     run()
     return run
+
+
+def padded_batches(batch: PackedBatch, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return ids and masks [n, L] on the GPU, of at most `size` sequences of similar length each, longest first."""
+    lengths = np.diff(batch.cu_seqlens)
+    order = np.argsort(-lengths, kind="stable")
+    padded = []
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        ids = np.zeros((len(rows), int(lengths[rows].max())), np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : lengths[row]] = batch.ids[batch.cu_seqlens[row] : batch.cu_seqlens[row + 1]]
+        mask = np.arange(ids.shape[1]) < lengths[rows][:, None]
+        padded.append((torch.tensor(ids, device="cuda"), torch.tensor(mask, device="cuda")))
+    return padded

@@ -1,0 +1,202 @@
+"""Heads on the CUDA encoder beside the encoder alone and beside sentence-transformers, FP16, on one GPU.
+
+    python -m benchmarks.encoder.heads [--rows rerank splade m3] [--rounds 7]
+
+    rerank   XLM-R-large's shape (bge-reranker-v2-m3): one query of 12 tokens with 100 passages of 150
+    splade   BERT-base with its masked language model's head: 256 passages, mean 104 tokens
+    m3       bge-m3's shape: dense, sparse and multi-vectors of 256 passages, of one forward
+
+"alone" is the same encoder with its pooling head. Both are timed from token ids, numpy in and numpy out, two batches in
+flight, in a process each. The rivals are sentence-transformers' CrossEncoder and SparseEncoder in FP16 with sdpa, from
+token ids too: their loops with padded batches of 32 sorted by length. Weights are random. Everyone takes turns round by
+round; times are medians of bursts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import save_file
+
+from benchmarks.encoder.cuda_process import CudaProcess
+from benchmarks.encoder.gpu_timing import device_burst
+from benchmarks.encoder.gpu_workloads import lengths_of, random_batch
+from benchmarks.lib import record
+from benchmarks.rivals.padded_transformers import padded_batches
+from embert.engine.packing import PackedBatch
+from embert.engine.tasks import Task
+
+XLMR_LARGE: dict[str, Any] = {
+    "vocab_size": 250002,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 8194,
+    "type_vocab_size": 1,
+}
+PAIR_TOKENS = 12 + 150 + 4
+POSITIVE_WEIGHTS = 200  # of a sparse vector, about as many as a trained SPLADE gives
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: its folder, the folder of its encoder alone, a batch, the tasks wanted and the rival's call."""
+
+    name: str
+    folder: Path
+    alone: Path
+    batch: PackedBatch
+    tasks: Task
+    rival: Callable[[], object] | None
+    target: str
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(prog="benchmarks.encoder.heads", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args(argv)
+    figures = []
+    for name in options.rows:
+        with tempfile.TemporaryDirectory() as scratch:
+            figures.append(measured(ROWS[name](Path(scratch)), options.rounds))
+        gc.collect()
+        torch.cuda.empty_cache()
+    head = [
+        "row",
+        "tokens",
+        "with the head, ms",
+        "alone, ms",
+        "ratio",
+        "rival, ms",
+        "rival ÷ ours",
+        "extra MB",
+        "target",
+    ]
+    record.print_table(head, [_cells(figure) for figure in figures])
+    facts = {"torch": torch.__version__, "transformers": transformers.__version__, "rows": figures}
+    print(f"\nwritten: {record.write('heads', facts)}")
+
+
+def measured(row: Row, rounds: int) -> dict[str, Any]:
+    """Time one row: milliseconds of each, in turns."""
+    ours, alone = CudaProcess(row.folder, "cls"), CudaProcess(row.alone, "cls")
+    batch = row.batch.wanting(row.tasks)
+    times: dict[str, list[float]] = {"ours": [], "alone": [], "rival": []}
+    for _ in range(rounds):
+        times["ours"].append(ours.ask("burst", batch))
+        times["alone"].append(alone.ask("burst", row.batch))
+        if row.rival is not None:
+            with torch.inference_mode():
+                times["rival"].append(device_burst(row.rival))
+    extra = ours.started[1][2] - alone.started[1][2]
+    ours.close()
+    alone.close()
+    ms = {name: statistics.median(values) if values else None for name, values in times.items()}
+    return {"row": row.name, "tokens": row.batch.tokens, "ms": ms, "extra_mb": extra / 1e6, "target": row.target}
+
+
+def _cells(figure: dict[str, Any]) -> list[str]:
+    ms = figure["ms"]
+    rival = ["–", "–"] if ms["rival"] is None else [f"{ms['rival']:.2f}", f"{ms['rival'] / ms['ours']:.2f}"]  # noqa: RUF001
+    return [
+        figure["row"],
+        f"{figure['tokens']:,}",
+        f"{ms['ours']:.3f}",
+        f"{ms['alone']:.3f}",
+        f"{ms['ours'] / ms['alone']:.3f}",
+        *rival,
+        f"{figure['extra_mb']:.0f}",
+        figure["target"],
+    ]
+
+
+def _rerank(scratch: Path) -> Row:
+    torch.manual_seed(0)
+    config = transformers.XLMRobertaConfig(**XLMR_LARGE)
+    config.num_labels = 1
+    model: Any = transformers.XLMRobertaForSequenceClassification(config)
+    model = model.half().eval()
+    folder, alone = _saved(model, scratch / "head"), _saved(model.roberta, scratch / "alone")
+    batch = random_batch(np.full(100, PAIR_TOKENS))
+    model = model.cuda()
+    padded = padded_batches(batch, 32)
+
+    def rival() -> list[torch.Tensor]:
+        return [torch.sigmoid(model(input_ids=ids, attention_mask=mask).logits) for ids, mask in padded]
+
+    return Row("rerank", folder, alone, batch, Task.CLASSIFY, rival, "≤ 1.05; rival ≥ 2.5")
+
+
+def _splade(scratch: Path) -> Row:
+    torch.manual_seed(0)
+    model: Any = transformers.BertForMaskedLM(transformers.BertConfig())
+    model = model.half().eval().cuda()
+    batch = random_batch(lengths_of("passage"))
+    padded = padded_batches(batch, 32)
+
+    def rival() -> list[torch.Tensor]:
+        rows = []
+        for ids, mask in padded:
+            logits = model(input_ids=ids, attention_mask=mask).logits
+            rows.append(torch.log1p(torch.relu(logits * mask[..., None])).amax(1))
+        return rows
+
+    with torch.inference_mode():
+        # A bias that leaves about as many weights positive as a trained model does.
+        values = model(input_ids=padded[0][0], attention_mask=padded[0][1]).logits.amax(1).float()
+        kept = values.kthvalue(values.shape[1] - POSITIVE_WEIGHTS, 1).values.mean()
+        model.cls.predictions.bias -= kept.half()
+    folder, alone = _saved(model, scratch / "head"), _saved(model.bert, scratch / "alone")
+    modules = [("", "Transformer"), ("1_SpladePooling", "SpladePooling")]
+    listed = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.sparse_encoder.models.{kind}"}
+        for index, (path, kind) in enumerate(modules)
+    ]
+    listed[0]["type"] = "sentence_transformers.sparse_encoder.models.MLMTransformer"
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_SpladePooling").mkdir()
+    pooling = {"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": 30522}
+    (folder / "1_SpladePooling" / "config.json").write_text(json.dumps(pooling))
+    return Row("splade", folder, alone, batch, Task.SPARSE, rival, "≤ 1.35; ≤ 200 MB")
+
+
+def _m3(scratch: Path) -> Row:
+    torch.manual_seed(0)
+    config = transformers.XLMRobertaConfig(**XLMR_LARGE)
+    model: Any = transformers.XLMRobertaModel(config, add_pooling_layer=False)
+    model = model.half()
+    folder, alone = _saved(model, scratch / "head"), _saved(model, scratch / "alone")
+    random = np.random.default_rng(0)
+    for name, outputs in (("sparse_linear", 1), ("colbert_linear", 1024)):
+        weight = random.normal(0, 0.03, (outputs, 1024)).astype(np.float32)
+        save_file({"weight": weight, "bias": np.zeros(outputs, np.float32)}, folder / f"{name}.safetensors")
+    batch = random_batch(lengths_of("passage"))
+    return Row("m3", folder, alone, batch, Task.EMBED | Task.SPARSE | Task.MULTI, None, "≤ 1.10")
+
+
+def _saved(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    # A model folder must have a tokenizer; only its special tokens are read here.
+    special = {"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(special))
+    return folder
+
+
+ROWS: dict[str, Callable[[Path], Row]] = {"rerank": _rerank, "splade": _splade, "m3": _m3}
+
+if __name__ == "__main__":
+    main()
