@@ -17,7 +17,9 @@
 #include "elementwise/elementwise.h"
 #include "embedding/embedding.h"
 #include "gemm/linear.h"
+#include "heads/dense.h"
 #include "heads/pooling.h"
+#include "heads/token_heads.h"
 #include "norm/layernorm.h"
 
 namespace nb = nanobind;
@@ -305,14 +307,37 @@ NB_MODULE(_cuda_testing, m) {
           "pool",
           [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
              int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
-             float epsilon, bool gathered, int longest) {
+             float epsilon, bool gathered, int longest, Address chosen) {
             bench.check(pool(dtype(type), Pooling(pooling), {at(hidden_states), at<float2>(sums), parts}, gathered,
                              {at<float>(gamma), at<float>(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts),
-                             sequences, longest, hidden, at<float>(vectors), bench.stream()));
+                             at<int>(chosen), sequences, longest, hidden, at<float>(vectors), bench.stream()));
           },
           "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
           "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "gathered"_a = false,
-          "longest"_a = 0)
+          "longest"_a = 0, "chosen"_a = 0)
+      .def("dense",
+           [](Bench& bench, Address x, int rows, Address weight, Address bias, int in, int out, int activation,
+              Address y, int y_pitch) {
+             const DenseLayer layer{{in, out, HeadActivation(activation)}, at<float>(weight), at<float>(bias)};
+             bench.check(dense(at<float>(x), rows, layer, at<float>(y), y_pitch, bench.stream()));
+           })
+      .def("cut_rows",
+           [](Bench& bench, Address x, Address cuts, Address chosen, int rows, int width, Address y) {
+             bench.check(cut_rows(at<float>(x), at<uint32_t>(cuts), at<int>(chosen), rows, width, at<float>(y),
+                                  bench.stream()));
+           })
+      .def("token_rows",
+           [](Bench& bench, int type, Address x, Address chosen, int rows, int columns, bool unit_length, Address y) {
+             bench.check(token_rows(dtype(type), at(x), at<int>(chosen), rows, columns, unit_length, at<float>(y),
+                                    bench.stream()));
+           })
+      .def("token_weights",
+           [](Bench& bench, int type, Address x, Address sums, int parts, Address gamma, Address beta, float epsilon,
+              Address chosen, int rows, int hidden, Address weight, Address bias, Address y) {
+             bench.check(token_weights(dtype(type), {at(x), at<float2>(sums), parts},
+                                       {at<float>(gamma), at<float>(beta)}, epsilon, at<int>(chosen), rows, hidden,
+                                       at<float>(weight), at<float>(bias), at<float>(y), bench.stream()));
+           })
       .def("convert", [](Bench& bench, int from, Address x, int to, Address y, size_t count) {
         bench.check(convert(dtype(from), at(x), dtype(to), at(y), count, bench.stream()));
       });

@@ -69,11 +69,13 @@ Status Encoder::allocate_activations() {
   sequence_capacity_ = std::min(row_capacity_, 65535);
   tile_capacity_ = max_tiles(row_capacity_, sequence_capacity_);
   const size_t element = bytes_of(shape_.dtype), hidden = shape_.hidden, rows = row_capacity_;
+  const size_t wide = std::max({4 * shape_.hidden, shape_.inner, shape_.task_heads.multi});
+  const size_t of_heads = size_t(sequence_capacity_) * shape_.task_heads.widest(shape_.hidden) * sizeof(float);
   for (int pass = 0; pass < 2; ++pass) {
     Carver carver(arena_.as());
     at_.x = carver.take(rows * hidden * element);
     at_.sum = carver.take(rows * hidden * element);
-    at_.wide = carver.take(rows * std::max<size_t>(4 * hidden, shape_.inner) * element);
+    at_.wide = carver.take(std::max(rows * wide * element, 2 * of_heads));
     if (folds_) {
       at_.x_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, shape_.hidden)));
       at_.sum_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, shape_.hidden)));
@@ -94,14 +96,17 @@ Status Encoder::allocate_activations() {
 }
 
 Status Encoder::allocate_slots() {
-  const size_t hidden = shape_.hidden;
+  // Each part of an answer begins a cache line.
+  const size_t columns = std::max(shape_.width(), shape_.task_heads.labels());
+  const size_t both = shape_.width() + shape_.task_heads.labels() + 1;
   const InputLayout input(row_capacity_, sequence_capacity_);
   for (Slot& slot : slots_) {
     EMBERT_TRY(slot.input.allocate(input.bytes));
     if (shape_.padding) EMBERT_TRY(slot.positions.allocate(size_t(row_capacity_) * 4));
     EMBERT_TRY(slot.device_input.allocate(input.bytes));
-    EMBERT_TRY(slot.direct_output.allocate(kDirectSequences * hidden * 4));
-    EMBERT_TRY(reserve_output(slot, size_t(std::max(row_capacity_ / 16, kDirectSequences)) * hidden, true));
+    EMBERT_TRY(slot.direct_output.allocate(kDirectSequences * both * 4));
+    const size_t floats = size_t(std::max(row_capacity_ / 16, kDirectSequences)) * columns;
+    EMBERT_TRY(reserve(slot, floats, floats, 0));
     for (cudaEvent_t* event : {&slot.copied, &slot.computed, &slot.done}) {
       EMBERT_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     }
@@ -115,12 +120,13 @@ Encoder::~Encoder() {
     if (stream != nullptr) cudaStreamSynchronize(stream);
   }
   for (Slot& slot : slots_) {
-    for (const auto& [bucket, graph] : slot.graphs) cudaGraphExecDestroy(graph);
+    for (const auto& [key, graph] : slot.graphs) cudaGraphExecDestroy(graph);
     for (cudaEvent_t event : {slot.copied, slot.computed, slot.done}) {
       if (event != nullptr) cudaEventDestroy(event);
     }
   }
   products_.clear();
+  multi_.reset();
   for (cudaStream_t stream : {stream_.handle, uploads_, downloads_}) {
     if (stream != nullptr) cudaStreamDestroy(stream);
   }
@@ -140,7 +146,9 @@ MemoryUse Encoder::memory_use() const {
   size_t free_now = 0, total = 0;
   cudaMemGetInfo(&free_now, &total);
   size_t activations = arena_.bytes() + gemm_->workspace_bytes();
-  for (const Slot& slot : slots_) activations += slot.device_input.bytes() + slot.vectors.bytes();
+  for (const Slot& slot : slots_) {
+    activations += slot.device_input.bytes() + slot.device_lists.bytes() + slot.vectors.bytes();
+  }
   return {weights_.bytes(), activations, free_before_ > free_now ? free_before_ - free_now : 0};
 }
 
