@@ -53,7 +53,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
                                       const std::string& dtype, int device, int max_tokens, const std::string& gemm,
                                       const std::string& cublaslt_library, bool fold, int graphs,
                                       const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
-                                      int multi, bool token_weights) {
+                                      const std::vector<LinearLayer>& multi, bool token_weights) {
   ModelShape shape;
   shape.hidden = hidden;
   shape.layers = layers;
@@ -84,7 +84,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
     shape.pooling = Pooling::kLast;
   else
     throw Refused("the CUDA encoder does not know the pooling " + pooling);
-  shape.task_heads = {shapes_of(dense), shapes_of(classifier), multi, token_weights};
+  shape.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights};
   EncoderOptions options;
   options.device = device;
   options.max_tokens = max_tokens;
@@ -227,6 +227,6 @@ NB_MODULE(_cuda, m) {
         "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
         "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a,
         "multi"_a, "token_weights"_a,
-        "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier: linear "
-        "layers (columns in, columns out, activation). multi: columns of the multi-vector head, or 0.");
+        "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
+        "linear layers (columns in, columns out, activation).");
 }

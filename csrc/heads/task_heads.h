@@ -8,7 +8,7 @@
 
 namespace embert {
 
-// Of a head's linear layer; its rows are few and in FP32, so all are computed exactly.
+// Of a head's linear layer.
 enum class HeadActivation : int { kIdentity = 0, kTanh = 1, kRelu = 2, kSigmoid = 3, kGelu = 4, kGeluTanh = 5 };
 
 // y[out] = activation(W[out, in] · x + bias)
@@ -25,14 +25,22 @@ constexpr int dense_pitch(int columns) {
 struct TaskHeads {
   std::vector<DenseShape> dense;       // after pooling, before the cut
   std::vector<DenseShape> classifier;  // on the first token's row; empty: no CLASSIFY
-  int multi = 0;                       // columns of the multi-vector head; 0: no MULTI
+  std::vector<DenseShape> multi;       // on every token's row, by the encoder's matrix products; empty: no MULTI
   bool token_weights = false;          // SPARSE: relu(w · h + b), a number a token
 
   int width(int hidden) const { return dense.empty() ? hidden : dense.back().out; }  // of EMBED's rows
   int labels() const { return classifier.empty() ? 0 : classifier.back().out; }      // of CLASSIFY's rows
+  int multi_columns() const { return multi.empty() ? 0 : multi.back().out; }         // of MULTI's rows
   Tasks tasks() const {
     return Tasks(bit(Task::kEmbed) | bit(Task::kTokens) | (classifier.empty() ? 0 : bit(Task::kClassify)) |
-                 (token_weights ? bit(Task::kSparse) : 0) | (multi == 0 ? 0 : bit(Task::kMulti)));
+                 (token_weights ? bit(Task::kSparse) : 0) | (multi.empty() ? 0 : bit(Task::kMulti)));
+  }
+  // Columns that all rows of the multi-vector head take between its layers, and after the last one: two rows of the
+  // widest where there are several layers.
+  int multi_room() const {
+    int widest = 0;
+    for (const DenseShape& layer : multi) widest = std::max(widest, layer.out);
+    return multi.size() > 1 ? 2 * widest : widest;
   }
   // The widest row before or after a linear layer, as it lies in memory; 0 where there are none. What the last layer of
   // a classifier makes is the answer.

@@ -1,6 +1,7 @@
 #include "model/head_weights.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace embert {
 
@@ -18,9 +19,10 @@ void HeadWeights::carve(Carver& carver, const TaskHeads& heads, int hidden, DTyp
   };
   layers(heads.dense, dense_);
   layers(heads.classifier, classifier_);
-  if (heads.multi > 0) {
-    multi_weight_ = carver.take(size_t(heads.multi) * hidden * bytes_of(dtype));
-    multi_bias_ = vector(heads.multi);
+  multi_.clear();
+  for (const DenseShape& shape : heads.multi) {
+    uint8_t* const weight = carver.take(size_t(shape.out) * shape.in * bytes_of(dtype));
+    multi_.push_back({shape, weight, vector(shape.out)});
   }
   if (heads.token_weights) {
     token_weight_ = vector(hidden);
@@ -29,27 +31,31 @@ void HeadWeights::carve(Carver& carver, const TaskHeads& heads, int hidden, DTyp
 }
 
 bool HeadWeights::find(const std::string& name, int index, WeightPlace& place) const {
-  const auto in_layers = [&](const std::string& head, const std::vector<DenseLayer>& layers) {
+  const auto in_layers = [&](const std::string& head, const auto& layers) {
     if (index < 0 || index >= int(layers.size())) return false;
-    const DenseLayer& layer = layers[index];
+    const auto& layer = layers[index];
     const size_t in = layer.shape.in, out = layer.shape.out;
+    constexpr bool kIsPadded = std::is_same_v<decltype(layer), const DenseLayer&>;
     if (name == head + ".weight") {
-      place = {const_cast<float*>(layer.weight), {out, in}, DType::kFloat32, size_t(dense_pitch(layer.shape.in))};
-    } else if (name == head + ".bias") {
-      place = {const_cast<float*>(layer.bias), {out}, DType::kFloat32};
-    } else {
-      return false;
+      place = {
+          const_cast<void*>(static_cast<const void*>(layer.weight)), {out, in}, kIsPadded ? DType::kFloat32 : dtype_};
+      if (kIsPadded) place.pitch = dense_pitch(layer.shape.in);
+      return true;
     }
+    if (name != head + ".bias") return false;
+    place = {const_cast<float*>(layer.bias), {out}, DType::kFloat32};
     return true;
   };
-  if (in_layers("dense", dense_) || in_layers("classifier", classifier_)) return true;
-  if (index >= 0) return false;
-  const size_t hidden = hidden_, multi = heads_.multi;
-  if (name == "multi.weight") place = {multi_weight_, {multi, hidden}, dtype_};
-  if (name == "multi.bias") place = {multi_bias_, {multi}, DType::kFloat32};
-  if (name == "token_weights.weight") place = {token_weight_, {1, hidden}, DType::kFloat32};
-  if (name == "token_weights.bias") place = {token_bias_, {1}, DType::kFloat32};
-  return place.to != nullptr;
+  if (in_layers("dense", dense_) || in_layers("classifier", classifier_) || in_layers("multi", multi_)) return true;
+  if (index >= 0 || !heads_.token_weights) return false;
+  if (name == "token_weights.weight") {
+    place = {token_weight_, {1, size_t(hidden_)}, DType::kFloat32};
+  } else if (name == "token_weights.bias") {
+    place = {token_bias_, {1}, DType::kFloat32};
+  } else {
+    return false;
+  }
+  return true;
 }
 
 std::vector<std::pair<int, std::string>> HeadWeights::names() const {
@@ -60,15 +66,15 @@ std::vector<std::pair<int, std::string>> HeadWeights::names() const {
   };
   for (size_t i = 0; i < dense_.size(); ++i) add(int(i), "dense");
   for (size_t i = 0; i < classifier_.size(); ++i) add(int(i), "classifier");
-  if (heads_.multi > 0) add(-1, "multi");
+  for (size_t i = 0; i < multi_.size(); ++i) add(int(i), "multi");
   if (heads_.token_weights) add(-1, "token_weights");
   return all;
 }
 
 size_t HeadWeights::largest() const {
-  size_t largest = std::max(size_t(heads_.multi), size_t(heads_.token_weights)) * hidden_;
-  for (const auto* const layers : {&dense_, &classifier_}) {
-    for (const DenseLayer& layer : *layers) largest = std::max(largest, size_t(layer.shape.out) * layer.shape.in);
+  size_t largest = hidden_;
+  for (const auto* const shapes : {&heads_.dense, &heads_.classifier, &heads_.multi}) {
+    for (const DenseShape& shape : *shapes) largest = std::max(largest, size_t(shape.out) * shape.in);
   }
   return largest;
 }

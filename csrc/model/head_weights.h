@@ -22,9 +22,15 @@ struct WeightPlace {
   size_t pitch = 0;  // elements from row to row; 0: as many as a row has
 };
 
-// Names with an index, of a linear layer: dense and classifier, each .weight [out, in] and .bias [out]. Without one
-// (−1): multi.weight [columns, hidden], multi.bias [columns]; token_weights.weight [1, hidden], token_weights.bias [1].
-// A layer without a bias is loaded with zeros.
+// A layer of the multi-vector head, for the encoder's matrix products.
+struct ProductWeights {
+  DenseShape shape;
+  uint8_t* weight;  // [out, in] of the encoder's type
+  float* bias;      // [out]
+};
+
+// Names with an index, of a linear layer: dense, classifier and multi, each .weight [out, in] and .bias [out]. Without
+// one (−1): token_weights.weight [1, hidden], token_weights.bias [1]. A layer without a bias is loaded with zeros.
 class HeadWeights {
  public:
   // Takes the places of what `heads` needs. The same calls each time: without a base they only find the size.
@@ -35,8 +41,7 @@ class HeadWeights {
 
   const std::vector<DenseLayer>& dense() const { return dense_; }
   const std::vector<DenseLayer>& classifier() const { return classifier_; }
-  uint8_t* multi_weight() const { return multi_weight_; }  // [multi, hidden] of the encoder's type
-  const float* multi_bias() const { return multi_bias_; }
+  const std::vector<ProductWeights>& multi() const { return multi_; }
   const float* token_weight() const { return token_weight_; }  // [hidden]
   const float* token_bias() const { return token_bias_; }      // [1]
 
@@ -45,8 +50,8 @@ class HeadWeights {
   int hidden_ = 0;
   DType dtype_ = DType::kFloat16;
   std::vector<DenseLayer> dense_, classifier_;
-  uint8_t* multi_weight_ = nullptr;
-  float *multi_bias_ = nullptr, *token_weight_ = nullptr, *token_bias_ = nullptr;
+  std::vector<ProductWeights> multi_;
+  float *token_weight_ = nullptr, *token_bias_ = nullptr;
 };
 
 }  // namespace embert

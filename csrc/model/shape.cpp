@@ -46,10 +46,14 @@ Status ModelShape::check_heads() const {
   };
   EMBERT_TRY(chain("a Dense module", task_heads.dense));
   EMBERT_TRY(chain("a classification layer", task_heads.classifier));
-  const int multi = task_heads.multi;
-  if (multi < 0 || multi % 8 != 0 || multi > kMostMultiColumns)
-    return refuse("a multi-vector head of " + std::to_string(multi) +
-                  " columns: it must be a multiple of 8 of at most " + std::to_string(kMostMultiColumns));
+  EMBERT_TRY(chain("a multi-vector layer", task_heads.multi));
+  for (const DenseShape& layer : task_heads.multi) {
+    if (layer.out % 8 != 0 || layer.out > kMostMultiColumns)
+      return refuse("a multi-vector layer of " + std::to_string(layer.out) +
+                    " columns: it must be a multiple of 8 of at most " + std::to_string(kMostMultiColumns));
+    if (layer.activation == HeadActivation::kTanh || layer.activation == HeadActivation::kSigmoid)
+      return refuse("a multi-vector layer with tanh or sigmoid");
+  }
   return {};
 }
 

@@ -23,7 +23,7 @@ int columns_of(Task task, const ModelShape& shape) {
     case Task::kSparse:
       return 1;
     default:
-      return shape.task_heads.multi;
+      return shape.task_heads.multi_columns();
   }
 }
 

@@ -69,7 +69,7 @@ Status Encoder::allocate_activations() {
   sequence_capacity_ = std::min(row_capacity_, 65535);
   tile_capacity_ = max_tiles(row_capacity_, sequence_capacity_);
   const size_t element = bytes_of(shape_.dtype), hidden = shape_.hidden, rows = row_capacity_;
-  const size_t wide = std::max({4 * shape_.hidden, shape_.inner, shape_.task_heads.multi});
+  const size_t wide = std::max({4 * shape_.hidden, shape_.inner, shape_.task_heads.multi_room()});
   const size_t of_heads = size_t(sequence_capacity_) * shape_.task_heads.widest(shape_.hidden) * sizeof(float);
   for (int pass = 0; pass < 2; ++pass) {
     Carver carver(arena_.as());
@@ -126,7 +126,7 @@ Encoder::~Encoder() {
     }
   }
   products_.clear();
-  multi_.reset();
+  multi_.clear();
   for (cudaStream_t stream : {stream_.handle, uploads_, downloads_}) {
     if (stream != nullptr) cudaStreamDestroy(stream);
   }

@@ -107,6 +107,7 @@ class Encoder {
   // The steps of `start`.
   Status prepare_products();
   Status prepare_layer(int i);
+  Status prepare_multi_vectors();
   struct FullBatch;
   Status warm_up(std::string& fold_refusal);
   Status warm_up_heads();
@@ -126,6 +127,7 @@ class Encoder {
   Status run_heads(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
   Status embed_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
   Status classification_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
+  Status multi_vector_head(const Plan& plan, const Stream& stream);
   float* between_layers(int half) const;
   // What is still to be applied to the last layer's rows.
   Norm last_norm() const { return folds_ ? weights_.layer(shape_.layers - 1).out_norm : Norm{}; }
@@ -156,7 +158,7 @@ class Encoder {
     std::unique_ptr<FeedForward> feed_forward;
   };
   std::vector<LayerProducts> products_;
-  std::unique_ptr<Linear> multi_;  // of the multi-vector head
+  std::vector<std::unique_ptr<Linear>> multi_;  // of the multi-vector head
   DeviceBuffer arena_;
   struct {
     uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, max(4·hidden, inner)] or what heads need

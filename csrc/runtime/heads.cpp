@@ -33,12 +33,7 @@ Status Encoder::run_heads(const Plan& plan, const Rows& x, bool gathered, const 
     EMBERT_TRY(layernorm(shape_.dtype, at_.x, weights_.layer(shape_.layers - 1).out_norm, plan.rows, shape_.hidden,
                          shape_.epsilon, at_.x, stream));
   }
-  if (parts.wants(bit(Task::kMulti))) {
-    const Part& part = parts.of(Task::kMulti);
-    int none = 0;
-    EMBERT_TRY(multi_->run({at_.x}, {}, plan.rows, at_.wide, nullptr, none, stream));
-    EMBERT_TRY(token_rows(shape_.dtype, at_.wide, part.chosen, part.rows, part.columns, true, part.out, stream));
-  }
+  if (parts.wants(bit(Task::kMulti))) EMBERT_TRY(multi_vector_head(plan, stream));
   if (!parts.wants(bit(Task::kTokens))) return {};
   const Part& part = parts.of(Task::kTokens);
   return token_rows(shape_.dtype, at_.x, part.chosen, part.rows, part.columns, false, part.out, stream);
@@ -61,6 +56,20 @@ Status Encoder::embed_head(const Plan& plan, const Rows& x, bool gathered, const
     std::swap(from, to);
   }
   return cut_rows(from, offsets.cuts, part.chosen, part.rows, part.columns, part.out, stream);
+}
+
+// Its products run on all rows, in memory that is free then; the wanted rows are brought together at the end.
+Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
+  const Part& part = plan.parts.of(Task::kMulti);
+  const size_t half = size_t(row_capacity_) * shape_.task_heads.multi_room() / 2 * bytes_of(shape_.dtype);
+  const uint8_t* x = at_.x;
+  for (size_t i = 0; i < multi_.size(); ++i) {
+    uint8_t* const y = at_.wide + i % 2 * half;
+    int none = 0;
+    EMBERT_TRY(multi_[i]->run({x}, {}, plan.rows, y, nullptr, none, stream));
+    x = y;
+  }
+  return token_rows(shape_.dtype, x, part.chosen, part.rows, part.columns, true, part.out, stream);
 }
 
 Status Encoder::classification_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream) {

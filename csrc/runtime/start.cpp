@@ -34,14 +34,7 @@ Status Encoder::prepare_products() {
   gamma_in_rows_ = folds_ && weights_.has_what_is_stored();
   products_.resize(shape_.layers);
   for (int i = 0; i < shape_.layers; ++i) EMBERT_TRY(prepare_layer(i));
-  if (shape_.task_heads.multi > 0) {
-    LinearWeights multi;
-    multi.weight = weights_.heads().multi_weight();
-    multi.bias = weights_.heads().multi_bias();
-    multi.out = shape_.task_heads.multi;
-    multi.in = shape_.hidden;
-    EMBERT_TRY(gemm_->prepare(multi, stream_, multi_));
-  }
+  EMBERT_TRY(prepare_multi_vectors());
   EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
   weights_.forget_exact();
   return {};
@@ -85,6 +78,23 @@ Status Encoder::prepare_layer(int i) {
   EMBERT_TRY(gemm_->prepare(wide, stream_, first));
   EMBERT_TRY(gemm_->prepare(out, stream_, second));
   return gemm_->join(std::move(first), std::move(second), p.feed_forward);
+}
+
+Status Encoder::prepare_multi_vectors() {
+  for (const ProductWeights& layer : weights_.heads().multi()) {
+    LinearWeights product;
+    product.weight = layer.weight;
+    product.bias = layer.bias;
+    product.out = layer.shape.out;
+    product.in = layer.shape.in;
+    product.activation = layer.shape.activation == HeadActivation::kRelu       ? Activation::kRelu
+                         : layer.shape.activation == HeadActivation::kGelu     ? Activation::kGeluErf
+                         : layer.shape.activation == HeadActivation::kGeluTanh ? Activation::kGeluTanh
+                                                                               : Activation::kNone;
+    multi_.emplace_back();
+    EMBERT_TRY(gemm_->prepare(product, stream_, multi_.back()));
+  }
+  return {};
 }
 
 // A batch of as many texts of full length as fit, of tokens from all over the vocabulary.

@@ -23,7 +23,7 @@ TaskHeads heads(Tasks tasks) {
   if (has(Task::kClassify))
     made.classifier = {{kHidden, kHidden, HeadActivation::kTanh}, {kHidden, 3, HeadActivation::kIdentity}};
   made.token_weights = has(Task::kSparse);
-  made.multi = has(Task::kMulti) ? 128 : 0;
+  if (has(Task::kMulti)) made.multi = {{kHidden, 128}};
   return made;
 }
 

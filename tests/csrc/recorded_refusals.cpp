@@ -216,7 +216,9 @@ int main(int count, char** arguments) {
       shape.task_heads.dense = {{kHidden - 8, 8}};
       create(shape, options);
       shape.task_heads = {};
-      shape.task_heads.multi = 100;
+      shape.task_heads.multi = {{kHidden, 100}};
+      create(shape, options);
+      shape.task_heads.multi = {{kHidden, 128, HeadActivation::kTanh}};
       create(shape, options);
     } else if (is("positions")) {
       shape.padding = true;

@@ -391,10 +391,7 @@ void load_heads(Encoder& encoder) {
   };
   layers("dense", heads.dense);
   layers("classifier", heads.classifier);
-  if (heads.multi > 0) {
-    put("multi.weight", -1, {size_t(heads.multi), kHidden});
-    put("multi.bias", -1, {size_t(heads.multi)});
-  }
+  layers("multi", heads.multi);
   if (heads.token_weights) {
     put("token_weights.weight", -1, {1, kHidden});
     put("token_weights.bias", -1, {1});

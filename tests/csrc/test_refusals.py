@@ -155,7 +155,8 @@ def test_heads_that_do_not_fit_are_refused(program: Path) -> None:
     assert told(program, "heads") == [
         f"{no} classification layer of 9 columns to 2 after 8 columns; at most 65536 are taken",
         f"{no} Dense module of 248 columns to 8 after 256 columns; at most 65536 are taken",
-        f"{no} multi-vector head of 100 columns: it must be a multiple of 8 of at most 8192",
+        f"{no} multi-vector layer of 100 columns: it must be a multiple of 8 of at most 8192",
+        f"{no} multi-vector layer with tanh or sigmoid",
     ]
 
 
