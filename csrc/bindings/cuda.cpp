@@ -28,12 +28,21 @@ template <typename T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 // Columns in, columns out, activation.
 using LinearLayer = std::tuple<int, int, std::string>;
+// Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table.
+using SpladeHeadOf = std::tuple<std::string, float, int, bool>;
 
 DType dtype_of(const std::string& name) {
   if (name == "float32") return DType::kFloat32;
   if (name == "float16") return DType::kFloat16;
   if (name == "bfloat16") return DType::kBFloat16;
   throw nb::value_error(("dtype must be float32, float16 or bfloat16, found " + name).c_str());
+}
+
+Activation activation_of(const std::string& name) {
+  if (name == "gelu") return Activation::kGeluErf;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  throw Refused("the CUDA encoder does not know the activation " + name);
 }
 
 std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
@@ -53,7 +62,8 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
                                       const std::string& dtype, int device, int max_tokens, const std::string& gemm,
                                       const std::string& cublaslt_library, bool fold, int graphs,
                                       const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
-                                      const std::vector<LinearLayer>& multi, bool token_weights) {
+                                      const std::vector<LinearLayer>& multi, bool token_weights,
+                                      const std::optional<SpladeHeadOf>& splade) {
   ModelShape shape;
   shape.hidden = hidden;
   shape.layers = layers;
@@ -66,14 +76,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   shape.relative = relative;
   shape.epsilon = epsilon;
   shape.dtype = dtype_of(dtype);
-  if (activation == "gelu")
-    shape.activation = Activation::kGeluErf;
-  else if (activation == "gelu_tanh")
-    shape.activation = Activation::kGeluTanh;
-  else if (activation == "relu")
-    shape.activation = Activation::kRelu;
-  else
-    throw Refused("the CUDA encoder does not know the activation " + activation);
+  shape.activation = activation_of(activation);
   if (pooling == "cls")
     shape.pooling = Pooling::kCls;
   else if (pooling == "mean")
@@ -84,7 +87,11 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
     shape.pooling = Pooling::kLast;
   else
     throw Refused("the CUDA encoder does not know the pooling " + pooling);
-  shape.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights};
+  shape.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights, std::nullopt};
+  if (splade) {
+    const auto& [of_transform, of_norm, logs, tied] = *splade;
+    shape.task_heads.splade = SpladeKind{activation_of(of_transform), of_norm, logs, tied};
+  }
   EncoderOptions options;
   options.device = device;
   options.max_tokens = max_tokens;
@@ -223,10 +230,12 @@ NB_MODULE(_cuda, m) {
             return nb::make_tuple(use.weights, use.activations, use.total);
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
-  m.def("make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
-        "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
-        "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a,
-        "multi"_a, "token_weights"_a,
-        "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
-        "linear layers (columns in, columns out, activation).");
+  m.def(
+      "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
+      "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
+      "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a,
+      "multi"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
+      "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
+      "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "
+      "log1p is taken, whether the decoder is the word table.");
 }

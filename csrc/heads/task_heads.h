@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
+#include "heads/splade/shape.h"
 #include "heads/tasks.h"
 
 namespace embert {
@@ -27,14 +29,17 @@ struct TaskHeads {
   std::vector<DenseShape> classifier;  // on the first token's row; empty: no CLASSIFY
   std::vector<DenseShape> multi;       // on every token's row, by the encoder's matrix products; empty: no MULTI
   bool token_weights = false;          // SPARSE: relu(w · h + b), a number a token
+  std::optional<SpladeKind> splade;    // SPARSE: pairs of the vocabulary; never both
 
   int width(int hidden) const { return dense.empty() ? hidden : dense.back().out; }  // of EMBED's rows
   int labels() const { return classifier.empty() ? 0 : classifier.back().out; }      // of CLASSIFY's rows
   int multi_columns() const { return multi.empty() ? 0 : multi.back().out; }         // of MULTI's rows
   Tasks tasks() const {
     return Tasks(bit(Task::kEmbed) | bit(Task::kTokens) | (classifier.empty() ? 0 : bit(Task::kClassify)) |
-                 (token_weights ? bit(Task::kSparse) : 0) | (multi.empty() ? 0 : bit(Task::kMulti)));
+                 (token_weights || splade ? bit(Task::kSparse) : 0) | (multi.empty() ? 0 : bit(Task::kMulti)));
   }
+  // Tasks whose heads are given sequences, not tokens.
+  Tasks by_sequence() const { return kRowTasks | (splade ? bit(Task::kSparse) : 0); }
   // Columns that all rows of the multi-vector head take between its layers, and after the last one: two rows of the
   // widest where there are several layers.
   int multi_room() const {

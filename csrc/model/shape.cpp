@@ -44,6 +44,7 @@ Status ModelShape::check_heads() const {
     }
     return {};
   };
+  if (task_heads.token_weights && task_heads.splade) return refuse("token weights beside a SPLADE head");
   EMBERT_TRY(chain("a Dense module", task_heads.dense));
   EMBERT_TRY(chain("a classification layer", task_heads.classifier));
   EMBERT_TRY(chain("a multi-vector layer", task_heads.multi));

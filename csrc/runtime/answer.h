@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "heads/splade/splade.h"
 #include "heads/tasks.h"
 #include "model/shape.h"
 #include "runtime/batch.h"
@@ -23,14 +24,19 @@ struct Answer {
   std::unique_ptr<int32_t[]> indices;  // [rows]
 };
 
+// Adds the pairs of so many sequences, those from `first` on, to an answer of pairs. Refused where there are more pairs
+// than offsets can count.
+Status append_pairs(const SpladeAnswer& from, int sequences, int first, Answer& answer);
+
 // A task's part of a batch.
 struct Part {
-  int sequences = 0;            // that want it
-  int rows = 0, columns = 0;    // of the answer
-  size_t first = 0;             // its place in the answers' memory, in floats
-  bool is_all = false;          // every sequence wants it
-  float* out = nullptr;         // device or mapped host memory
-  const int* chosen = nullptr;  // device memory: the sequences, or their tokens, that are wanted; null: all
+  int sequences = 0;                    // that want it
+  int rows = 0, columns = 0;            // of the answer
+  size_t first = 0;                     // its place in the answers' memory, in floats; pairs have none there: 0 columns
+  bool is_all = false;                  // every sequence wants it
+  float* out = nullptr;                 // device or mapped host memory
+  const int* chosen = nullptr;          // device memory: the sequences, or their tokens, that are wanted; null: all
+  const int* chosen_on_host = nullptr;  // the same
 };
 
 // All parts of a batch. Their places: first those that the heads write straight to a batch's own memory, then TOKENS,
@@ -59,6 +65,7 @@ class Parts {
   void place(Task task, int columns);
 
   Tasks wanted_ = 0;
+  Tasks by_sequence_ = kRowTasks;  // whose lists are of sequences
   std::array<Part, kTaskCount> parts_{};
   size_t own_floats_ = 0, floats_ = 0;
 };

@@ -35,6 +35,11 @@ Status Encoder::init() {
   Build build;
   EMBERT_TRY(check_build(properties.major, properties.minor, read_build(build, stream_), build));
   EMBERT_TRY(weights_.allocate());
+  if (shape_.task_heads.splade) {
+    splade_ = std::make_unique<SpladeHead>(
+        SpladeShape{*shape_.task_heads.splade, shape_.hidden, shape_.vocabulary, shape_.dtype});
+    EMBERT_TRY(splade_->allocate());
+  }
   EMBERT_TRY(choose_kernels(properties.major == 9 && properties.minor == 0, build));
   EMBERT_TRY(allocate_activations());
   return allocate_slots();
@@ -107,6 +112,7 @@ Status Encoder::allocate_slots() {
     EMBERT_TRY(slot.direct_output.allocate(kDirectSequences * both * 4));
     const size_t floats = size_t(std::max(row_capacity_ / 16, kDirectSequences)) * columns;
     EMBERT_TRY(reserve(slot, floats, floats, 0));
+    if (splade_ != nullptr) EMBERT_TRY(slot.pairs.allocate(shape_.vocabulary, sequence_capacity_));
     for (cudaEvent_t* event : {&slot.copied, &slot.computed, &slot.done}) {
       EMBERT_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     }
@@ -127,6 +133,7 @@ Encoder::~Encoder() {
   }
   products_.clear();
   multi_.clear();
+  splade_.reset();
   for (cudaStream_t stream : {stream_.handle, uploads_, downloads_}) {
     if (stream != nullptr) cudaStreamDestroy(stream);
   }
@@ -139,6 +146,9 @@ Status Encoder::remember(Status status) {
 
 Status Encoder::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored) {
   EMBERT_CUDA(cudaSetDevice(options_.device));
+  const std::string prefix = "splade.";
+  if (splade_ != nullptr && layer < 0 && name.compare(0, prefix.size(), prefix) == 0)
+    return remember(splade_->load(name.substr(prefix.size()), host, shape, stored, stream_));
   return remember(weights_.load(name, layer, host, shape, stored, stream_));
 }
 
@@ -149,7 +159,9 @@ MemoryUse Encoder::memory_use() const {
   for (const Slot& slot : slots_) {
     activations += slot.device_input.bytes() + slot.device_lists.bytes() + slot.vectors.bytes();
   }
-  return {weights_.bytes(), activations, free_before_ > free_now ? free_before_ - free_now : 0};
+  if (splade_ != nullptr) activations += splade_->workspace_bytes();
+  const size_t weights = weights_.bytes() + (splade_ == nullptr ? 0 : splade_->weight_bytes());
+  return {weights, activations, free_before_ > free_now ? free_before_ - free_now : 0};
 }
 
 }  // namespace embert

@@ -16,6 +16,7 @@
 #include "device/tensor_maps.h"
 #include "embedding/embedding.h"
 #include "gemm/linear.h"
+#include "heads/splade/splade.h"
 #include "model/shape.h"
 #include "model/weights.h"
 #include "runtime/answer.h"
@@ -44,7 +45,8 @@ class Encoder {
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
 
-  // Uploads one tensor; names and shapes as in model/weights.h. First all tensors, then `start`, then batches.
+  // Uploads one tensor; names and shapes as in model/weights.h, and after "splade." as in heads/splade/splade.h. First
+  // all tensors, then `start`, then batches.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored);
   // Prepares the products, warms up, captures graphs. Where LayerNorms cannot be folded into these weights,
   // `fold_refusal` says why, and the encoder is not started: make another one that does not fold.
@@ -74,11 +76,13 @@ class Encoder {
     int rows;       // tokens, or the bucket they were rounded up to
     int sequences;  // likewise
     int tiles, shorts;
-    int longest;                     // at least the tokens of the longest sequence
-    const uint8_t* input;            // in InputLayout(rows, sequences)
-    Parts parts;                     // what is wanted, and where it goes
-    bool on_host = false;            // `input` is host memory
-    const int* positions = nullptr;  // [rows] in host memory, in place of those of offsets.cu
+    int longest;                          // at least the tokens of the longest sequence
+    const uint8_t* input;                 // in InputLayout(rows, sequences)
+    Parts parts;                          // what is wanted, and where it goes
+    bool on_host = false;                 // `input` is host memory
+    const int* positions = nullptr;       // [rows] in host memory, in place of those of offsets.cu
+    const int* cu_seqlens = nullptr;      // in host memory, where they are known
+    const SpladeAnswer* pairs = nullptr;  // where pairs go
   };
   struct Slot {
     HostBuffer input, positions;
@@ -86,12 +90,14 @@ class Encoder {
     HostBuffer output;         // answers are copied into it
     HostBuffer lists;          // what the parts choose
     DeviceBuffer device_input, device_lists;
-    DeviceBuffer vectors;  // answers but TOKENS
+    DeviceBuffer vectors;  // answers but TOKENS and pairs
+    SpladeAnswer pairs;
     cudaEvent_t copied = nullptr, computed = nullptr, done = nullptr;
     std::map<GraphKey, cudaGraphExec_t> graphs;
     bool in_flight = false, direct = false;
     int64_t ticket = 0;
-    int tokens = 0;
+    int tokens = 0, sequences = 0;
+    bool has_positions = false;
     Parts parts;
   };
 
@@ -128,7 +134,11 @@ class Encoder {
   Status embed_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
   Status classification_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
   Status multi_vector_head(const Plan& plan, const Stream& stream);
+  Status splade_head(const Plan& plan, const Stream& stream);
   float* between_layers(int half) const;
+  // The pairs of a batch that is done. Sequences whose pairs did not fit run again, as many at a time as fit.
+  Status collect_pairs(Slot& slot, Answer& answer);
+  Status run_again(Slot& slot, const BatchView& batch);
   // What is still to be applied to the last layer's rows.
   Norm last_norm() const { return folds_ ? weights_.layer(shape_.layers - 1).out_norm : Norm{}; }
   // While the first batch is inspected, keeps the largest |μ|/σ of its rows before a LayerNorm.
@@ -159,6 +169,7 @@ class Encoder {
   };
   std::vector<LayerProducts> products_;
   std::vector<std::unique_ptr<Linear>> multi_;  // of the multi-vector head
+  std::unique_ptr<SpladeHead> splade_;          // null: the model has none
   DeviceBuffer arena_;
   struct {
     uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, max(4·hidden, inner)] or what heads need

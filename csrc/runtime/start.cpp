@@ -35,6 +35,8 @@ Status Encoder::prepare_products() {
   products_.resize(shape_.layers);
   for (int i = 0; i < shape_.layers; ++i) EMBERT_TRY(prepare_layer(i));
   EMBERT_TRY(prepare_multi_vectors());
+  if (splade_ != nullptr)
+    EMBERT_TRY(splade_->prepare(*gemm_, weights_.tables().word, row_capacity_, sequence_capacity_, stream_));
   EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
   weights_.forget_exact();
   return {};

@@ -56,6 +56,8 @@ Status Encoder::submit(const BatchView& batch, int64_t& ticket) {
   }
   if (slot == nullptr) return Status::refused("two batches are in flight already");
   slot->tokens = batch.tokens;
+  slot->sequences = batch.sequences;
+  slot->has_positions = batch.positions != nullptr;
   slot->parts = Parts(batch, shape_);
   if (batch.tokens > 0) {
     GraphKey key;
@@ -92,7 +94,7 @@ Status Encoder::plan_large(Slot& slot, const BatchView& batch, Plan& plan) {
   EMBERT_TRY(check_attention_work(plan.tiles, plan.shorts));
   Parts& parts = slot.parts;
   const size_t listed = parts.listed();
-  slot.direct = !parts.wants(Tasks(~kRowTasks)) && batch.sequences <= kDirectSequences;
+  slot.direct = !parts.wants(Tasks(~shape_.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
   const Status reserved =
       slot.direct ? reserve(slot, 0, 0, listed) : reserve(slot, parts.own_floats(), parts.floats(), listed);
   if (!reserved.ok()) return come_to_rest(reserved);
@@ -102,6 +104,8 @@ Status Encoder::plan_large(Slot& slot, const BatchView& batch, Plan& plan) {
   parts.of(Task::kTokens).out = reinterpret_cast<float*>(at_.wide);
   parts.write_lists(batch, slot.lists.as<int>(), slot.device_lists.as<int>());
   plan.parts = parts;
+  plan.cu_seqlens = batch.cu_seqlens;
+  plan.pairs = &slot.pairs;
   if (batch.positions != nullptr) {
     std::memcpy(slot.positions.as(), batch.positions, 4 * size_t(batch.tokens));
     plan.positions = slot.positions.as<int>();
@@ -131,7 +135,7 @@ Status Encoder::download(Slot& slot) {
     EMBERT_CUDA(cudaMemcpyAsync(host + part.first, part.out, size_t(part.rows) * part.columns * sizeof(float),
                                 cudaMemcpyDeviceToHost, last));
   }
-  if (parts.wants(Tasks(~bit(Task::kTokens)))) {
+  if (parts.own_floats() > 0) {
     EMBERT_CUDA(cudaEventRecord(slot.computed, stream_.handle));
     EMBERT_CUDA(cudaStreamWaitEvent(downloads_, slot.computed));
     last = downloads_;
@@ -157,7 +161,7 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
   }
   const float* const host = (slot.direct ? slot.direct_output : slot.output).as<float>();
   for (int i = 0; i < kTaskCount; ++i) {
-    if (!slot.parts.wants(bit(Task(i)))) continue;
+    if (!slot.parts.wants(bit(Task(i))) || (Task(i) == Task::kSparse && splade_ != nullptr)) continue;
     const Part& part = slot.parts.of(Task(i));
     const size_t count = size_t(part.rows) * part.columns;
     Answer answer{Task(i), part.sequences, part.rows, part.columns, nullptr, nullptr, nullptr};
@@ -165,7 +169,23 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
     if (count > 0) std::memcpy(answer.values.get(), host + part.first, count * sizeof(float));
     answers.push_back(std::move(answer));
   }
+  if (splade_ == nullptr || !slot.parts.wants(bit(Task::kSparse))) return {};
+  Answer pairs{Task::kSparse, slot.parts.of(Task::kSparse).sequences, 0, 1, nullptr, nullptr, nullptr};
+  EMBERT_TRY(collect_pairs(slot, pairs));  // last: it may use the slot's memory again
+  answers.push_back(std::move(pairs));
   return {};
+}
+
+Status Encoder::run_again(Slot& slot, const BatchView& batch) {
+  slot.tokens = batch.tokens;
+  slot.sequences = batch.sequences;
+  slot.parts = Parts(batch, shape_);
+  Plan plan{};
+  EMBERT_TRY(plan_large(slot, batch, plan));
+  const Status queued = submit_large(slot, batch, plan);
+  if (!queued.ok()) return come_to_rest(queued);
+  return remember(
+      Status::cuda(cudaEventSynchronize(slot.done), ("forward of " + std::to_string(slot.tokens) + " tokens").c_str()));
 }
 
 }  // namespace embert

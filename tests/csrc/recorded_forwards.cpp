@@ -1,7 +1,8 @@
 // The encoder's host side before a device that only writes down what it is asked to do. Arguments: pooling (0 cls, 1
-// mean, 2 max, 3 last), gemm, graphs (bits of tasks), relative positions (0, 1), weights stored in FP32 (0, 1), heads of
-// the model (bits of tasks; EMBED: Dense modules), then the lengths of a batch, or of several with a "/" between them,
-// which are then in flight two at a time. A length may be followed by ":" and bits of tasks; without, it wants EMBED.
+// mean, 2 max, 3 last), gemm, graphs (bits of tasks), relative positions (0, 1), weights stored in FP32 (0, 1), heads
+// of the model (bits of tasks; EMBED: Dense modules; 32: SPLADE; 64: SPLADE with more pairs than there is room for
+// beyond two texts'), then the lengths of a batch, or of several with a "/" between them, which are then in flight two
+// at a time. A length may be followed by ":" and bits of tasks; without, it wants EMBED.
 
 #include <cstring>
 
@@ -16,7 +17,7 @@ struct Batch {
   std::vector<Tasks> tasks;
 };
 
-TaskHeads heads(Tasks tasks) {
+TaskHeads heads(int tasks) {
   const auto has = [&](Task task) { return (tasks & bit(task)) != 0; };
   TaskHeads made;
   if (has(Task::kEmbed)) made.dense = {{kHidden, 99, HeadActivation::kRelu}, {99, 64, HeadActivation::kIdentity}};
@@ -24,6 +25,8 @@ TaskHeads heads(Tasks tasks) {
     made.classifier = {{kHidden, kHidden, HeadActivation::kTanh}, {kHidden, 3, HeadActivation::kIdentity}};
   made.token_weights = has(Task::kSparse);
   if (has(Task::kMulti)) made.multi = {{kHidden, 128}};
+  if ((tasks & 96) != 0) made.splade = SpladeKind{};
+  if ((tasks & 64) != 0) pairs_of_text = int(kPairs / 3) + 1;
   return made;
 }
 
@@ -39,7 +42,7 @@ int main(int count, char** arguments) {
   options.max_tokens = 4096;
   options.gemm = arguments[2];
   options.graphs = Tasks(std::atoi(arguments[3]));
-  shape.task_heads = heads(Tasks(std::atoi(arguments[6])));
+  shape.task_heads = heads(std::atoi(arguments[6]));
   std::vector<Batch> batches(1);
   for (int i = 7; i < count; ++i) {
     if (std::strcmp(arguments[i], "/") == 0) {

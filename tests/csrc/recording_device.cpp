@@ -11,12 +11,15 @@
 #include "elementwise/elementwise.h"
 #include "embedding/embedding.h"
 #include "gemm/linear.h"
+#include "gemm/text_maxima.h"
 #include "heads/dense.h"
 #include "heads/pooling.h"
+#include "heads/splade/splade.h"
 #include "heads/token_heads.h"
 #include "norm/layernorm.h"
 
 bool telling = false;
+int pairs_of_text = 2;
 Faults faults;
 Living living;
 
@@ -310,6 +313,47 @@ class RecordingGemm final : public GemmProvider {
 
 }  // namespace
 
+namespace {
+
+class RecordingMaxima final : public TextMaxima {
+ public:
+  Status run(const TextRows& of, float* maxima, const Stream&) override {
+    tell("maxima x=%ld all_rows=%d row=%d rows=%d text=%d text_of=%ld y=%ld\n", at(of.x), of.all_rows, of.first_row,
+         of.rows, of.first_text, at(of.text_of), at(maxima));
+    return {};
+  }
+};
+
+}  // namespace
+
+Status make_portable_maxima(GemmProvider&, DType, const LinearWeights& weights, const Stream&,
+                            std::unique_ptr<TextMaxima>& made) {
+  tell("prepare_maxima in=%d out=%d weight=%ld\n", weights.in, weights.out, at(weights.weight));
+  made = std::make_unique<RecordingMaxima>();
+  return {};
+}
+Status begin_maxima(const TextSpan& span, int pitch, int* text_of, float* maxima, int*, const Stream&) {
+  tell("begin_maxima chosen=%ld text=%d texts=%d end=%d pitch=%d text_of=%ld y=%ld\n", at(span.chosen), span.first,
+       span.count, span.end_row, pitch, at(text_of), at(maxima));
+  return {};
+}
+Status count_pairs(const float* maxima, int, int, int count, int*, int*, const Stream&) {
+  tell("count_pairs x=%ld texts=%d\n", at(maxima), count);
+  return {};
+}
+// Text i has `pairs_of_text` pairs: (i, 1), (i + 1, 1), … What does not fit is left out.
+Status write_pairs(const float* maxima, int, int, int first, int count, const int*, const int*, const int64_t* before,
+                   int64_t*, const PairPlaces& to, const Stream&) {
+  tell("write_pairs x=%ld text=%d texts=%d goes_on=%d logs=%d\n", at(maxima), first, count, before != nullptr, to.logs);
+  for (int text = first; text < first + count; ++text) {
+    to.counts[text] = pairs_of_text;
+    for (int64_t i = 0; int64_t(text + 1) * pairs_of_text <= to.capacity && i < pairs_of_text; ++i) {
+      to.indices[int64_t(text) * pairs_of_text + i] = int(text + i);
+      to.values[int64_t(text) * pairs_of_text + i] = 1.0f;
+    }
+  }
+  return {};
+}
 Status make_hopper(DType, std::unique_ptr<GemmProvider>& provider) {
   provider = std::make_unique<RecordingGemm>(true);
   return {};
@@ -396,6 +440,11 @@ void load_heads(Encoder& encoder) {
     put("token_weights.weight", -1, {1, kHidden});
     put("token_weights.bias", -1, {1});
   }
+  if (!heads.splade) return;
+  put("splade.transform.weight", -1, {kHidden, kHidden});
+  for (const std::string name : {"transform.bias", "transform.gamma", "transform.beta"})
+    put("splade." + name, -1, {kHidden});
+  put("splade.decoder.bias", -1, {kVocabulary});
 }
 
 void load_relative(Encoder& encoder) {

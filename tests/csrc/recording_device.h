@@ -13,7 +13,8 @@
 
 #include "runtime/encoder.h"
 
-extern bool telling;  // whether anything is written
+extern bool telling;       // whether anything is written
+extern int pairs_of_text;  // that SPLADE's head is said to find
 
 // What the device is, and which calls fail; a count: so many still succeed, -1: all.
 struct Faults {

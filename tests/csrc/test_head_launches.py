@@ -33,6 +33,7 @@ from tests.csrc.recorded import (
 ALL = EMBED | TOKENS | CLASSIFY | SPARSE | MULTI
 DENSE, LABELS, COLUMNS = 64, 3, 128  # columns of EMBED, CLASSIFY and MULTI: recorded_forwards.cpp
 IDENTITY, TANH, RELU = range(3)
+SPLADE, OVERFLOWING = 32, 64  # heads: recorded_forwards.cpp
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
@@ -181,3 +182,76 @@ def test_at_load_every_head_has_run_and_has_its_memory(program: Path) -> None:
     products = only(found, "prepare")
     assert [(each["in"], each["out"]) for each in products[4 * LAYERS :]] == [(HIDDEN, COLUMNS)]
     assert (products[-1]["normed"], products[-1]["exact"]) == (-1, -1)
+
+
+SPLADE_LAUNCHES = ["layernorm", "linear", "layernorm", "begin_maxima", "maxima", "count_pairs", "write_pairs"]
+
+
+@pytest.mark.parametrize("count", [5, 100])
+def test_splade_follows_the_last_layernorm(program: Path, count: int) -> None:
+    found = launches(program, CLS, HOPPER, all_of([33] * count, SPARSE), heads=SPLADE)
+    end = after_layers(found)
+    assert names(end) == SPLADE_LAUNCHES
+    last, transform, norm, begin, maxima, _, write = (values for _, values in end)
+    assert (transform["in"], transform["out"], transform["rows"]) == (HIDDEN, HIDDEN, 33 * count)
+    assert transform["x"] == last["y"]
+    assert (norm["x"], norm["y"], maxima["x"]) == (transform["y"], transform["y"], transform["y"])
+    assert transform["y"] != last["y"]
+    assert (begin["chosen"], begin["texts"], begin["end"], begin["pitch"]) == (-1, count, 33 * count, 1024)
+    assert (maxima["row"], maxima["rows"], maxima["text_of"]) == (0, 33 * count, begin["text_of"])
+    assert (write["goes_on"], write["logs"]) == (0, 1)
+    assert found[-1][1] == {"rows8": 2 * count, "columns8": 1}
+    assert not only(found, "gather")
+
+
+def test_splade_runs_for_those_who_want_it(program: Path) -> None:
+    wants: Batch = [(300, EMBED), (500, SPARSE), (20, EMBED), (33, SPARSE | EMBED), (17, MULTI)]
+    found = launches(program, CLS, HOPPER, wants, heads=SPLADE | MULTI)
+    (begin,), (maxima,) = only(found, "begin_maxima"), only(found, "maxima")
+    assert begin["chosen"] >= 0
+    assert (begin["texts"], begin["end"]) == (2, 853)
+    assert (maxima["all_rows"], maxima["row"], maxima["rows"]) == (870, 300, 553)
+    assert found[-1][1] == {
+        "rows1": 3,
+        "columns1": HIDDEN,
+        "rows16": 17,
+        "columns16": COLUMNS,
+        "rows8": 4,
+        "columns8": 1,
+    }
+
+
+def test_splade_takes_many_texts_in_groups(program: Path) -> None:
+    found = launches(program, CLS, HOPPER, all_of([1] * 1500 + [2] * 700, SPARSE), heads=SPLADE)
+    groups = [(each["text"], each["texts"], each["end"]) for each in only(found, "begin_maxima")]
+    assert groups == [(0, 1024, 1024), (1024, 1024, 2596), (2048, 152, 2900)]
+    assert [(each["row"], each["rows"], each["text"]) for each in only(found, "maxima")] == [
+        (0, 1024, 0), (1024, 1572, 1024), (2596, 304, 2048),
+    ]  # fmt: skip
+    assert [each["goes_on"] for each in only(found, "write_pairs")] == [0, 1, 1]
+    assert found[-1][1] == {"rows8": 4400, "columns8": 1}
+
+
+@pytest.mark.parametrize("others", [0, EMBED])
+def test_texts_whose_pairs_do_not_fit_run_again(program: Path, others: int) -> None:
+    """There is room for two texts' pairs."""
+    batch: Batch = [
+        (length, SPARSE | others if i != 3 else EMBED) for i, length in enumerate([20, 33, 15, 500, 70, 40])
+    ]
+    found = launches(program, CLS, HOPPER, batch, heads=OVERFLOWING)
+    runs = [(each["texts"], each["chosen"] >= 0, each["end"]) for each in only(found, "begin_maxima")]
+    assert runs == [(5, True, 678), (2, False, 85), (1, False, 40)]
+    assert [each["tokens"] for each in only(found, "offsets")] == [678, 85, 40]
+    pairs = 5 * ((8 << 20) // 3 + 1)
+    assert found[-1][1]["rows8"] == pairs
+    assert found[-1][1]["rows1"] == (6 if others else 1)
+    assert names(found).count("answered") == 1
+
+
+def test_splade_has_its_memory_and_has_run_at_load(program: Path) -> None:
+    found = everything(program, CLS, HOPPER, all_of([512] * 8, SPARSE), heads=SPLADE)
+    start = names(found)[: names(found).index("started")]
+    assert set(SPLADE_LAUNCHES) <= set(start)
+    assert "allocate" not in names(found)[len(start) :]
+    (prepared,) = only(found, "prepare_maxima")
+    assert (prepared["in"], prepared["out"]) == (HIDDEN, 1000)

@@ -12,25 +12,15 @@
 #include <string>
 #include <vector>
 
-#include "device/dtype.h"
 #include "device/launch.h"
 #include "device/memory.h"
-#include "elementwise/activation.h"
 #include "gemm/linear.h"
 #include "gemm/text_maxima.h"
 #include "heads/splade/pairs.h"
+#include "heads/splade/shape.h"
 #include "norm/norm.h"
 
 namespace embert {
-
-struct SpladeShape {
-  int hidden = 0, vocabulary = 0;
-  Activation activation = Activation::kGeluErf;  // of the transform
-  float epsilon = 1e-12f;                        // of its LayerNorm
-  int logs = 1;      // 2: log1p(log1p(relu(x))), which sentence-transformers calls log1p_relu
-  bool tied = true;  // the decoder is the word table
-  DType dtype = DType::kFloat16;
-};
 
 constexpr size_t kMaximaBytes = size_t(64) << 20;  // of maxima at a time
 constexpr int64_t kPairs = int64_t(8) << 20;       // of a batch, 8 bytes each
@@ -46,6 +36,7 @@ class SpladeAnswer {
   const int* counts() const { return counts_.as<int>(); }    // [texts]
   const int* indices() const { return indices_.as<int>(); }  // end to end
   const float* values() const { return values_.as<float>(); }
+  int64_t capacity() const { return capacity_; }
   size_t bytes() const { return counts_.bytes() + indices_.bytes() + values_.bytes(); }
   PairPlaces places(int logs) const {
     return {counts_.as<int>(), indices_.as<int>(), values_.as<float>(), capacity_, logs};
