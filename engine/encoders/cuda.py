@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
-from embert.engine.encoders.cuda_heads import Layout, captured_tasks, device_tasks, head_shapes, head_tensors
+from embert.engine.encoders.cuda_heads import Layout, captured_tasks, head_shapes, head_tensors
 from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
@@ -139,7 +139,7 @@ class CudaEncoder(Encoder):
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
         self.hidden_size = architecture.hidden_size
         self._model = model
-        self._has = device_tasks(model)
+        self._has = model.tasks
         self.width = model.width
         self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
         checkpoint = Checkpoint.open(model)

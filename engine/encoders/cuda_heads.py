@@ -10,26 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.dense_layer import DenseLayer, load_dense, load_layers
-from embert.engine.heads.description import TokenWeights
+from embert.engine.heads.dense_layer import DenseLayer, load_dense, load_layers, load_tensors
+from embert.engine.heads.description import Splade, TokenWeights
 from embert.engine.heads.token_pairs import token_pairs
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import NO_TASK, Task
 
-__all__ = ["Layout", "captured_tasks", "device_tasks", "head_shapes", "head_tensors"]
+__all__ = ["Layout", "captured_tasks", "head_shapes", "head_tensors"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 TOKEN_TASKS = (Task.TOKENS, Task.SPARSE, Task.MULTI)  # the extension answers with a row a token
 LARGEST_FLOAT16 = 65504.0
-
-
-def device_tasks(model: Model) -> Task:
-    """What the extension can do of a model's tasks."""
-    return model.tasks if isinstance(model.heads.sparse, TokenWeights | None) else model.tasks & ~Task.SPARSE
 
 
 def captured_tasks(model: Model) -> Task:
@@ -47,7 +42,13 @@ def head_shapes(model: Model) -> dict[str, Any]:
         "classifier": [(each.inputs, each.outputs, each.activation) for each in classifier],
         "multi": [(each.inputs, each.outputs, each.activation) for each in multi],
         "token_weights": isinstance(heads.sparse, TokenWeights),
+        "splade": _splade_shape(heads.sparse) if isinstance(heads.sparse, Splade) else None,
     }
+
+
+def _splade_shape(head: Splade) -> tuple[str, float, int, bool]:
+    """Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table."""
+    return head.transform.activation, head.norm_eps, 2 if head.twice else 1, not head.decoder
 
 
 def head_tensors(model: Model, dtype: str) -> Iterator[tuple[str, int, Floats]]:
@@ -62,17 +63,48 @@ def head_tensors(model: Model, dtype: str) -> Iterator[tuple[str, int, Floats]]:
         yield from _named("classifier", load_layers(model.folder, model.transformer, heads.classifier.layers))
     if heads.multi_vector is not None:
         layers = load_layers(model.folder, model.transformer, heads.multi_vector.layers)
-        for layer in layers:  # the only matrices of heads that are not kept in float32
-            largest = float(np.abs(layer.weight).max())
-            if dtype == "float16" and largest > LARGEST_FLOAT16:
-                raise UnsupportedModel(
-                    f"{model.model_id} cannot be run in float16: its multi-vector head has an element of "
-                    f"{largest:.4g}, and float16 ends at {LARGEST_FLOAT16:.0f}; choose bfloat16 or float32"
-                )
+        for layer in layers:
+            _check_float16(model, dtype, "multi-vector", layer.weight)
         yield from _named("multi", layers)
     if isinstance(heads.sparse, TokenWeights):
         layers = load_layers(model.folder, model.transformer, (heads.sparse.layer,))
         yield from ((name, -1, values) for name, _, values in _named("token_weights", layers))
+    if isinstance(heads.sparse, Splade):
+        for name, values in _splade_tensors(model, heads.sparse).items():
+            if name.endswith(".weight"):
+                _check_float16(model, dtype, "sparse", values)
+            yield f"splade.{name}", -1, values
+
+
+def _splade_tensors(model: Model, head: Splade) -> dict[str, Floats]:
+    (transform,) = load_layers(model.folder, model.transformer, (head.transform,))
+    hidden, vocabulary = head.transform.outputs, model.architecture.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{head.norm}.weight": (hidden,),
+        f"{head.norm}.bias": (hidden,),
+        head.bias: (vocabulary,),
+    }
+    if head.decoder:
+        shapes[head.decoder] = (vocabulary, hidden)
+    found = load_tensors(model.folder, model.transformer, shapes)
+    tensors = {
+        "transform.weight": transform.weight,
+        "transform.bias": np.zeros(hidden, np.float32) if transform.bias is None else transform.bias,
+        "transform.gamma": found[f"{head.norm}.weight"],
+        "transform.beta": found[f"{head.norm}.bias"],
+        "decoder.bias": found[head.bias],
+    }
+    return tensors | ({"decoder.weight": found[head.decoder]} if head.decoder else {})
+
+
+def _check_float16(model: Model, dtype: str, head: str, weight: Floats) -> None:
+    """Matrices of these heads are kept in the encoder's type; those of the others are not."""
+    largest = float(np.abs(weight).max())
+    if dtype == "float16" and largest > LARGEST_FLOAT16:
+        raise UnsupportedModel(
+            f"{model.model_id} cannot be run in float16: its {head} head has an element of {largest:.4g}, and float16 "
+            f"ends at {LARGEST_FLOAT16:.0f}; choose bfloat16 or float32"
+        )
 
 
 def _named(head: str, layers: Sequence[DenseLayer]) -> Iterator[tuple[str, int, Floats]]:

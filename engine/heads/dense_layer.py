@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from embert.engine.files.safetensors_file import SafetensorsFile
 from embert.engine.heads.dense import Dense
 from embert.engine.heads.description import Layer
 
-__all__ = ["DenseLayer", "load_dense", "load_layers"]
+__all__ = ["DenseLayer", "load_dense", "load_layers", "load_tensors"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -59,6 +59,12 @@ def load_layers(folder: Path, transformer: str, layers: Sequence[Layer]) -> tupl
         bias = _tensor(file, f"{layer.name}.bias", (layer.outputs,)) if layer.bias else None
         loaded.append(DenseLayer(weight, bias, layer.activation))
     return tuple(loaded)
+
+
+def load_tensors(folder: Path, transformer: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:
+    """Load tensors of these shapes from the file of the encoder's own weights. Raises BrokenModel."""
+    file = SafetensorsFile(folder / transformer / "model.safetensors")
+    return {name: _tensor(file, name, shape) for name, shape in shapes.items()}
 
 
 def load_dense(folder: Path, modules: tuple[Dense, ...]) -> tuple[DenseLayer, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.heads.dense_layer import DenseLayer
@@ -21,7 +22,7 @@ __all__ = ["StandInEncoder", "StandInGpu"]
 
 
 # A task's bit, values, offsets, indices.
-Answer = tuple[int, Floats, None, None]
+Answer = tuple[int, Floats, npt.NDArray[np.int32] | None, npt.NDArray[np.int32] | None]
 
 
 class Refused(RuntimeError):
@@ -98,6 +99,9 @@ class StandInEncoder:
         wanted = [Task.EMBED] * len(texts) if tasks is None else [Task(int(each)) for each in tasks]
         answers: list[Answer] = []
         for task in (task for task in Task if any(task in each for each in wanted)):
+            if task == Task.SPARSE and self.shape["splade"] is not None:
+                answers.append(self._pairs([text for text, each in zip(texts, wanted, strict=True) if task in each]))
+                continue
             rows = [self._rows(task, text) for text, each in zip(texts, wanted, strict=True) if task in each]
             values = np.concatenate(rows)
             if task == Task.EMBED and self.gpu.spoil is not None:
@@ -129,10 +133,32 @@ class StandInEncoder:
             return self._linear("classifier", states[:1])
         if task == Task.SPARSE:
             weight, bias = (self.loaded[f"token_weights.{part}", -1] for part in ("weight", "bias"))
-            return np.maximum(states @ weight.T + bias, np.float32(0))
+            weights: Floats = np.maximum(states @ weight.T + bias, np.float32(0))
+            return weights
         vectors = self._linear("multi", states)
         unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return unit
+
+    def _pairs(self, texts: list[Floats]) -> Answer:
+        _, epsilon, logs, tied = self.shape["splade"]  # the activation: gelu
+        weights = {name.removeprefix("splade."): array for (name, _), array in self.loaded.items()}
+        decoder = weights["word"] if tied else weights["decoder.weight"]
+        transform = DenseLayer(weights["transform.weight"], weights["transform.bias"], "identity")
+        values, indices, offsets = [], [], [0]
+        for states in texts:
+            rows = torch.nn.functional.gelu(torch.from_numpy(transform(states))).numpy()
+            rows = rows - rows.mean(1, keepdims=True)
+            rows = rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon) * weights["transform.gamma"]
+            logits = (rows + weights["transform.beta"]) @ decoder.T + weights["decoder.bias"]
+            largest = np.maximum(logits.max(0), 0)
+            for _ in range(logs):
+                largest = np.log1p(largest)
+            (found,) = np.nonzero(largest)
+            values.append(largest[found])
+            indices.append(found)
+            offsets.append(offsets[-1] + len(found))
+        pairs = np.concatenate(values)[:, None].astype(np.float32)
+        return int(Task.SPARSE), pairs, np.array(offsets, np.int32), np.concatenate(indices).astype(np.int32)
 
     def _linear(self, head: str, x: Floats) -> Floats:
         for index, (_, _, activation) in enumerate(self.shape[head]):

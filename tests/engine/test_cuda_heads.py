@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from embert import engine
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
-from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, TokenWeights
+from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Splade, TokenWeights
 from embert.engine.heads.token_pairs import token_pairs
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
@@ -125,7 +126,7 @@ def test_each_task_is_answered_for_those_who_want_it(model: Model, make: Make) -
 def test_an_empty_batch(model: Model, make: Make) -> None:
     encoder, gpu = make(model)
     gpu.submit = lambda *_: 7  # type: ignore[method-assign]
-    gpu.wait = lambda _: [(1, np.empty((0, 20), np.float32), None, None)]  # type: ignore[method-assign]
+    gpu.wait = lambda ticket: [(1, np.empty((0, 20), np.float32), None, None)]  # type: ignore[method-assign]
     answer = encoder.wait(encoder.submit(PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))))
     assert answer[Task.EMBED].values.shape == (0, 20)
 
@@ -149,6 +150,58 @@ def test_weights_of_heads_are_checked(model: Model, make: Make) -> None:
     save_file(stored, path, {"format": "pt"})
     with pytest.raises(BrokenModel, match=r"model\.safetensors has no tensor classifier\.dense\.bias"):
         make(model)
+
+
+TRANSFORM = Layer("cls.predictions.transform.dense", "", HIDDEN, HIDDEN, True, "gelu")
+NORM = "cls.predictions.transform.LayerNorm"
+SPLADE = Splade(TRANSFORM, NORM, 1e-12, "", "cls.predictions.bias")
+
+
+def with_splade(model: Model, head: Splade) -> Model:
+    """The model with a SPLADE head, and its weights drawn."""
+    path, vocabulary = model.folder / "model.safetensors", model.architecture.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{TRANSFORM.name}.weight": (HIDDEN, HIDDEN), f"{TRANSFORM.name}.bias": (HIDDEN,),
+        f"{NORM}.weight": (HIDDEN,), f"{NORM}.bias": (HIDDEN,), head.bias: (vocabulary,),
+    }  # fmt: skip
+    if head.decoder:
+        shapes[head.decoder] = (vocabulary, HIDDEN)
+    generator = torch.Generator().manual_seed(1)
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file({**load_file(path), **drawn}, path, {"format": "pt"})
+    return dataclasses.replace(model, heads=Heads(sparse=head))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_splades_pairs_come_from_the_device(model: Model, make: Make, tied: bool) -> None:
+    head = dataclasses.replace(SPLADE, decoder="" if tied else "cls.predictions.decoder.weight", twice=not tied)
+    encoder, gpu = make(with_splade(model, head))
+    assert gpu.shape["token_weights"] is False
+    assert gpu.shape["splade"] == ("gelu", 1e-12, 1 if tied else 2, tied)
+    vocabulary = model.architecture.vocab_size
+    assert {name: array.shape for (name, _), array in gpu.loaded.items() if name.startswith("splade.")} == {
+        "splade.transform.weight": (HIDDEN, HIDDEN), "splade.transform.bias": (HIDDEN,),
+        "splade.transform.gamma": (HIDDEN,), "splade.transform.beta": (HIDDEN,), "splade.decoder.bias": (vocabulary,),
+        **({} if tied else {"splade.decoder.weight": (vocabulary, HIDDEN)}),
+    }  # fmt: skip
+    rows = encoder.wait(encoder.submit(batch([Task.SPARSE, Task.EMBED, Task.SPARSE, Task.SPARSE])))[Task.SPARSE]
+    assert rows.sequences == 3
+    assert rows.indices is not None
+    assert rows.values.shape == (len(rows.indices), 1)
+    assert all((np.diff(rows.indices[a:b]) > 0).all() for a, b in itertools.pairwise(rows.offsets))
+
+
+def test_weights_of_splade_are_checked(model: Model, make: Make) -> None:
+    splade = with_splade(model, SPLADE)
+    path = model.folder / "model.safetensors"
+    stored = load_file(path)
+    save_file({**stored, f"{TRANSFORM.name}.weight": torch.full((HIDDEN, HIDDEN), 1e5)}, path, {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"sparse head has an element of 1e\+05, and float16 ends at 65504"):
+        make(splade, dtype="float16")
+    stored.pop("cls.predictions.bias")
+    save_file(stored, path, {"format": "pt"})
+    with pytest.raises(BrokenModel, match=r"model\.safetensors has no tensor cls\.predictions\.bias"):
+        make(splade)
 
 
 def floats(*values: float) -> npt.NDArray[np.float32]:
