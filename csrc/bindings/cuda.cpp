@@ -4,12 +4,15 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings/status.h"
@@ -23,7 +26,10 @@ namespace {
 
 template <typename T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Vectors = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+// Columns in, columns out, activation.
+using LinearLayer = std::tuple<int, int, std::string>;
+// Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table.
+using SpladeHeadOf = std::tuple<std::string, float, int, bool>;
 
 DType dtype_of(const std::string& name) {
   if (name == "float32") return DType::kFloat32;
@@ -32,11 +38,32 @@ DType dtype_of(const std::string& name) {
   throw nb::value_error(("dtype must be float32, float16 or bfloat16, found " + name).c_str());
 }
 
+Activation activation_of(const std::string& name) {
+  if (name == "gelu") return Activation::kGeluErf;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  throw Refused("the CUDA encoder does not know the activation " + name);
+}
+
+std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
+  const char* const names[] = {"identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh"};  // HeadActivation's order
+  std::vector<DenseShape> shapes;
+  for (const auto& [in, out, activation] : layers) {
+    const auto* const found = std::find(std::begin(names), std::end(names), activation);
+    if (found == std::end(names)) throw Refused("the CUDA encoder does not know the activation " + activation);
+    shapes.push_back({in, out, HeadActivation(found - names)});
+  }
+  return shapes;
+}
+
 std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions,
                                       int types, bool padding, bool relative, float epsilon,
                                       const std::string& activation, const std::string& pooling,
                                       const std::string& dtype, int device, int max_tokens, const std::string& gemm,
-                                      const std::string& cublaslt_library, bool fold, bool graphs) {
+                                      const std::string& cublaslt_library, bool fold, int graphs,
+                                      const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
+                                      const std::vector<LinearLayer>& multi, bool token_weights,
+                                      const std::optional<SpladeHeadOf>& splade) {
   ModelShape shape;
   shape.hidden = hidden;
   shape.layers = layers;
@@ -49,14 +76,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   shape.relative = relative;
   shape.epsilon = epsilon;
   shape.dtype = dtype_of(dtype);
-  if (activation == "gelu")
-    shape.activation = Activation::kGeluErf;
-  else if (activation == "gelu_tanh")
-    shape.activation = Activation::kGeluTanh;
-  else if (activation == "relu")
-    shape.activation = Activation::kRelu;
-  else
-    throw Refused("the CUDA encoder does not know the activation " + activation);
+  shape.activation = activation_of(activation);
   if (pooling == "cls")
     shape.pooling = Pooling::kCls;
   else if (pooling == "mean")
@@ -67,13 +87,18 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
     shape.pooling = Pooling::kLast;
   else
     throw Refused("the CUDA encoder does not know the pooling " + pooling);
+  shape.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights, std::nullopt};
+  if (splade) {
+    const auto& [of_transform, of_norm, logs, tied] = *splade;
+    shape.task_heads.splade = SpladeKind{activation_of(of_transform), of_norm, logs, tied};
+  }
   EncoderOptions options;
   options.device = device;
   options.max_tokens = max_tokens;
   options.gemm = gemm;
   options.cublaslt_library = cublaslt_library;
   options.fold = fold;
-  options.graphs = graphs;
+  options.graphs = Tasks(graphs);
   std::unique_ptr<Encoder> made;
   nb::gil_scoped_release release;
   raise(Encoder::create(shape, options, made));
@@ -82,7 +107,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
 
 int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, std::optional<Vector<int32_t>> types,
                std::optional<Vector<int32_t>> positions, std::optional<Vector<int32_t>> dimensions,
-               std::optional<Vector<bool>> normalize, bool tokens) {
+               std::optional<Vector<bool>> normalize, std::optional<Vector<uint8_t>> tasks) {
   if (cu_seqlens.shape(0) < 1) throw Refused("cu_seqlens is empty");
   if (std::max(ids.shape(0), cu_seqlens.shape(0)) > size_t(INT32_MAX))
     throw Refused("a batch of over 2147483647 tokens");
@@ -95,29 +120,43 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
     throw Refused("dimensions must have one element a sequence");
   if (normalize && int(normalize->shape(0)) != batch.sequences)
     throw Refused("normalize must have one element a sequence");
+  if (tasks && int(tasks->shape(0)) != batch.sequences) throw Refused("tasks must have one element a sequence");
   batch.ids = ids.data();
   batch.cu_seqlens = cu_seqlens.data();
   batch.types = types ? types->data() : nullptr;
   batch.positions = positions ? positions->data() : nullptr;
   batch.dimensions = dimensions ? dimensions->data() : nullptr;
   batch.normalize = normalize ? reinterpret_cast<const uint8_t*>(normalize->data()) : nullptr;
+  batch.tasks = tasks ? tasks->data() : nullptr;
   int64_t ticket = 0;
   nb::gil_scoped_release release;
-  raise(encoder.submit(batch, tokens ? Task::kTokens : Task::kEmbed, ticket));
+  raise(encoder.submit(batch, ticket));
   return ticket;
 }
 
-Vectors wait(Encoder& encoder, int64_t ticket) {
-  if (!encoder.is_in_flight(ticket)) raise(encoder.wait(ticket, nullptr));  // which says why
-  const size_t rows = encoder.rows_of(ticket), columns = encoder.shape().hidden;
-  std::unique_ptr<float[]> out(new float[std::max<size_t>(rows * columns, 1)]);
+// numpy's, which frees it; None where there is none.
+template <typename T>
+nb::object owned(std::unique_ptr<T[]> data, std::initializer_list<size_t> shape) {
+  if (data == nullptr) return nb::none();
+  T* const address = data.release();
+  const nb::capsule owner(address, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(address, shape, owner));
+}
+
+nb::list wait(Encoder& encoder, int64_t ticket) {
+  std::vector<Answer> answers;
   {
     nb::gil_scoped_release release;
-    raise(encoder.wait(ticket, out.get()));
+    raise(encoder.wait(ticket, answers));
   }
-  float* const data = out.release();
-  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-  return Vectors(data, {rows, columns}, owner);
+  nb::list all;
+  for (Answer& answer : answers) {
+    const size_t rows = answer.rows, columns = answer.columns;
+    all.append(nb::make_tuple(int(bit(answer.task)), owned(std::move(answer.values), {rows, columns}),
+                              owned(std::move(answer.offsets), {answer.sequences + size_t(1)}),
+                              owned(std::move(answer.indices), {rows})));
+  }
+  return all;
 }
 
 }  // namespace
@@ -176,8 +215,11 @@ NB_MODULE(_cuda, m) {
           "All weights are there: warm up and capture graphs. Answers empty, or why LayerNorms cannot be folded into "
           "these weights: the encoder is then not started.")
       .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "positions"_a.none(),
-           "dimensions"_a.none(), "normalize"_a.none(), "tokens"_a)
-      .def("wait", &wait, "ticket"_a)
+           "dimensions"_a.none(), "normalize"_a.none(), "tasks"_a.none() = nb::none(),
+           "Start a forward. `tasks`: bits of engine/tasks.py a sequence; None: all EMBED. Answers a ticket.")
+      .def("wait", &wait, "ticket"_a,
+           "A tuple for each task that some sequence wanted: its bit, values [rows, columns], offsets [sequences + 1] "
+           "or None, indices [rows] or None. Without offsets the sequences' lengths say which rows are whose.")
       .def_prop_ro("gemm", &Encoder::gemm_name)
       .def_prop_ro("folds", &Encoder::folds)
       .def_prop_ro("graphs", &Encoder::graph_count)
@@ -188,7 +230,12 @@ NB_MODULE(_cuda, m) {
             return nb::make_tuple(use.weights, use.activations, use.total);
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
-  m.def("make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
-        "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
-        "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a);
+  m.def(
+      "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
+      "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
+      "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a,
+      "multi"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
+      "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
+      "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "
+      "log1p is taken, whether the decoder is the word table.");
 }

@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "bindings/status.h"
-#include "device/tensor_maps.h"
+#include "bindings/bench.h"
+#include "bindings/testing_splade.h"
 #include "elementwise/elementwise.h"
 #include "embedding/embedding.h"
 #include "gemm/linear.h"
+#include "heads/dense.h"
 #include "heads/pooling.h"
+#include "heads/token_heads.h"
 #include "norm/layernorm.h"
 
 namespace nb = nanobind;
@@ -25,101 +27,6 @@ using namespace nb::literals;
 
 namespace embert {
 namespace {
-
-using Address = uintptr_t;
-
-template <typename T = void>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-DType dtype(int tag) {
-  return DType(tag);
-}
-
-// A stream on the current device, and launches on it. A recorded graph of them can be replayed and timed.
-class Bench {
- public:
-  Bench() {
-    raise(Status::cuda(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking), "cudaStreamCreate"));
-  }
-  ~Bench() {
-    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
-    cudaStreamDestroy(stream_.handle);
-  }
-  void check(const Status& status) const { raise(status); }
-  void check(cudaError_t code, const char* where) const { raise(Status::cuda(code, where)); }
-  const Stream& stream() const { return stream_; }
-  void dependent_launch(bool on) { stream_.dependent_launch = on; }
-  TensorMaps* maps(DType type) {
-    maps_ = std::make_unique<TensorMaps>(type);
-    check(maps_->open());
-    return maps_.get();
-  }
-
-  Address allocate(size_t bytes) {
-    void* made = nullptr;
-    check(cudaMalloc(&made, bytes), "cudaMalloc");
-    return Address(made);
-  }
-  void free(Address address) { check(cudaFree(at(address)), "cudaFree"); }
-  void upload(Address to, nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> from) {
-    check(cudaMemcpyAsync(at(to), from.data(), from.shape(0), cudaMemcpyHostToDevice, stream_.handle), "upload");
-    synchronize();
-  }
-  void download(nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> to, Address from) {
-    check(cudaMemcpyAsync(to.data(), at(from), to.shape(0), cudaMemcpyDeviceToHost, stream_.handle), "download");
-    synchronize();
-  }
-  void fill(Address to, int byte, size_t bytes) { check(cudaMemsetAsync(at(to), byte, bytes, stream_.handle), "fill"); }
-  void copy(Address to, Address from, size_t bytes) {
-    check(cudaMemcpyAsync(at(to), at(from), bytes, cudaMemcpyDeviceToDevice, stream_.handle), "copy");
-  }
-  void synchronize() {
-    nb::gil_scoped_release release;
-    const cudaError_t code = cudaStreamSynchronize(stream_.handle);
-    nb::gil_scoped_acquire acquire;
-    check(code, "synchronize");
-  }
-
-  void begin_recording() {
-    check(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal), "begin_recording");
-  }
-  void end_recording() {
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream_.handle, &graph), "end_recording");
-    const std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> owner(graph, cudaGraphDestroy);
-    check(cudaGraphGetNodes(graph, nullptr, &recorded_), "cudaGraphGetNodes");
-    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
-    graph_ = nullptr;
-    check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
-  }
-  size_t recorded() const { return recorded_; }
-  // Milliseconds of each of `times` replays, after two that are not counted.
-  std::vector<float> replay(int times) {
-    cudaEvent_t from = nullptr, to = nullptr;
-    using Event = std::unique_ptr<CUevent_st, decltype(&cudaEventDestroy)>;
-    check(cudaEventCreate(&from), "cudaEventCreate");
-    const Event owner_of_from(from, cudaEventDestroy);
-    check(cudaEventCreate(&to), "cudaEventCreate");
-    const Event owner_of_to(to, cudaEventDestroy);
-    std::vector<float> all(times);
-    for (int i = -2; i < times; ++i) {
-      check(cudaEventRecord(from, stream_.handle), "cudaEventRecord");
-      check(cudaGraphLaunch(graph_, stream_.handle), "cudaGraphLaunch");
-      check(cudaEventRecord(to, stream_.handle), "cudaEventRecord");
-      check(cudaEventSynchronize(to), "replay");
-      if (i >= 0) check(cudaEventElapsedTime(&all[i], from, to), "cudaEventElapsedTime");
-    }
-    return all;
-  }
-
- private:
-  Stream stream_;
-  cudaGraphExec_t graph_ = nullptr;
-  size_t recorded_ = 0;
-  std::unique_ptr<TensorMaps> maps_;
-};
 
 // A matrix product with its provider.
 struct Product {
@@ -171,8 +78,8 @@ NB_MODULE(_cuda_testing, m) {
           "backwards"_a = false)
       .def_ro("parts", &BothProducts::parts);
 
-  nb::class_<Bench>(m, "Bench")
-      .def(nb::init<>())
+  nb::class_<Bench> bench(m, "Bench");
+  bench.def(nb::init<>())
       .def("dependent_launch", &Bench::dependent_launch)
       .def("allocate", &Bench::allocate)
       .def("free", &Bench::free)
@@ -305,15 +212,39 @@ NB_MODULE(_cuda_testing, m) {
           "pool",
           [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
              int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
-             float epsilon, bool gathered, int longest) {
+             float epsilon, bool gathered, int longest, Address chosen) {
             bench.check(pool(dtype(type), Pooling(pooling), {at(hidden_states), at<float2>(sums), parts}, gathered,
                              {at<float>(gamma), at<float>(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts),
-                             sequences, longest, hidden, at<float>(vectors), bench.stream()));
+                             at<int>(chosen), sequences, longest, hidden, at<float>(vectors), bench.stream()));
           },
           "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
           "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "gathered"_a = false,
-          "longest"_a = 0)
+          "longest"_a = 0, "chosen"_a = 0)
+      .def("dense",
+           [](Bench& bench, Address x, int rows, Address weight, Address bias, int in, int out, int activation,
+              Address y, int y_pitch) {
+             const DenseLayer layer{{in, out, HeadActivation(activation)}, at<float>(weight), at<float>(bias)};
+             bench.check(dense(at<float>(x), rows, layer, at<float>(y), y_pitch, bench.stream()));
+           })
+      .def("cut_rows",
+           [](Bench& bench, Address x, Address cuts, Address chosen, int rows, int width, Address y) {
+             bench.check(cut_rows(at<float>(x), at<uint32_t>(cuts), at<int>(chosen), rows, width, at<float>(y),
+                                  bench.stream()));
+           })
+      .def("token_rows",
+           [](Bench& bench, int type, Address x, Address chosen, int rows, int columns, bool unit_length, Address y) {
+             bench.check(token_rows(dtype(type), at(x), at<int>(chosen), rows, columns, unit_length, at<float>(y),
+                                    bench.stream()));
+           })
+      .def("token_weights",
+           [](Bench& bench, int type, Address x, Address sums, int parts, Address gamma, Address beta, float epsilon,
+              Address chosen, int rows, int hidden, Address weight, Address bias, Address y) {
+             bench.check(token_weights(dtype(type), {at(x), at<float2>(sums), parts},
+                                       {at<float>(gamma), at<float>(beta)}, epsilon, at<int>(chosen), rows, hidden,
+                                       at<float>(weight), at<float>(bias), at<float>(y), bench.stream()));
+           })
       .def("convert", [](Bench& bench, int from, Address x, int to, Address y, size_t count) {
         bench.check(convert(dtype(from), at(x), dtype(to), at(y), count, bench.stream()));
       });
+  bind_splade(m, bench);
 }

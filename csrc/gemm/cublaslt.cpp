@@ -148,7 +148,7 @@ class CublasLtLinear final : public Linear {
     EMBERT_TRY(convert(DType::kFloat32, weights_.bias, owner_.dtype_, bias_.as(), weights_.out, stream));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_.as()));
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(owner_.dtype_)));
-    return make_layout(weights_.in, weights_.out, weight_layout_);
+    return make_layout(weights_.in, weights_.out, weights_.in, weight_layout_);
   }
 
   Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int&,
@@ -179,13 +179,13 @@ class CublasLtLinear final : public Linear {
     cublasLtMatmulAlgo_t algo{};
   };
 
-  Status make_layout(int width, int rows, Layout& layout) const {
-    return CublasLt::check(owner_.library_.layout_create(layout.place(), data_type(owner_.dtype_), width, rows, width),
+  Status make_layout(int width, int rows, int pitch, Layout& layout) const {
+    return CublasLt::check(owner_.library_.layout_create(layout.place(), data_type(owner_.dtype_), width, rows, pitch),
                            "cublasLtMatrixLayoutCreate");
   }
   Status make_layouts(int rows, Plan& plan) const {
-    EMBERT_TRY(make_layout(weights_.in, rows, plan.x));
-    return make_layout(weights_.out, rows, plan.y);
+    EMBERT_TRY(make_layout(weights_.in, rows, weights_.in, plan.x));
+    return make_layout(weights_.out, rows, weights_.pitch == 0 ? weights_.out : weights_.pitch, plan.y);
   }
 
   template <typename Value>

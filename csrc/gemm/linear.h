@@ -14,6 +14,7 @@
 #include "device/dtype.h"
 #include "device/launch.h"
 #include "elementwise/activation.h"
+#include "gemm/text_maxima.h"
 #include "norm/norm.h"
 
 namespace embert {
@@ -33,6 +34,7 @@ struct LinearWeights {
   // The weights of a later product, which a provider may bring to the L2 cache while this product runs.
   const void* ahead = nullptr;
   size_t ahead_bytes = 0;
+  int pitch = 0;  // elements from a row of y to the next; 0: out. cuBLASLt alone takes another.
 };
 
 // A tile writes its part of y and of y's sums while other tiles still read x, the residual and their sums.
@@ -67,6 +69,12 @@ class GemmProvider {
   virtual ~GemmProvider() = default;
   virtual const char* name() const = 0;
   virtual Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) = 0;
+  // Maxima over texts of activation-free products. Leaves `made` empty where the provider has none of its own:
+  // make_portable_maxima then makes it of `prepare`.
+  virtual Status prepare_maxima(const LinearWeights& /* weights */, const Stream& /* stream */,
+                                std::unique_ptr<TextMaxima>& /* made */) {
+    return {};
+  }
   // Joins two products made by `prepare`: the first has the activation, the second a residual.
   virtual Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined);
   virtual size_t workspace_bytes() const = 0;

@@ -3,6 +3,8 @@
 // H100, 132 multiprocessors.
 #pragma once
 
+#include <cstddef>
+
 #include "gemm/cluster.h"
 
 namespace embert::hopper {
@@ -53,5 +55,13 @@ constexpr int kAheadRows = 64;
 // From so many rows on, the feed-forward layer with hidden size 384 is one kernel, whose blocks have 128 rows each. A
 // forward of MiniLM-L6 takes 742 µs with it and 706 with two kernels at 11 264 tokens, 912 and 980 at 16 384.
 constexpr int kJoinedRows = 12800;
+
+// Maxima over texts (loops/maxima.cuh): tiles of columns in a band, for rows of `in` elements. 16 MB of W stay in the L2
+// cache (50 MB on an H100, in two halves that keep copies of each other's lines) beside the rows at work.
+constexpr size_t kBandBytes = size_t(16) << 20;
+inline int maxima_band(int in) {
+  const size_t tile = size_t(128) * in * 2;
+  return kBandBytes > tile ? int(kBandBytes / tile) : 1;
+}
 
 }  // namespace embert::hopper

@@ -10,6 +10,7 @@
 // loaded before the wait, and the first rows together with their sums.
 
 #include <algorithm>
+#include <type_traits>
 
 #include "device/dependent_launch.cuh"
 #include "device/numeric.cuh"
@@ -53,11 +54,12 @@ __device__ __forceinline__ void leave_scales(const Rows& rows, int count, RowOf 
   }
 }
 
-// kShared: a cluster of two blocks has the sequence.
-template <typename T, Pooling kPooling, bool kShared>
+// kShared: a cluster of two blocks has the sequence. kChosen: not all sequences are pooled. As an argument it would
+// cost the others eight registers' worth of spills.
+template <typename T, Pooling kPooling, bool kShared, bool kChosen>
 __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
     pool_kernel(const Rows rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
-                const uint32_t* cuts, int hidden, float* vectors) {
+                const uint32_t* cuts, const int* chosen, int hidden, float* vectors) {
   constexpr int kWidth = Pack<T>::kSize;
   constexpr bool kWalks = kPooling == Pooling::kMean || kPooling == Pooling::kMax;
   constexpr bool kNormsLast = kPooling != Pooling::kMax;  // the LayerNorm's gamma and beta, after the sum
@@ -68,9 +70,11 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
   __shared__ float2 scales[kWalks ? kScaledRows : 1];
   __shared__ float2 last_norm[kNormsLast ? kMaxSumColumns : 1];  // gamma and beta; a thread reads what it wrote
   // Written by offsets.cu or embedding_small.cu, early enough for a read here (early_tile in attention/work_list.cuh).
-  const int rank = kShared ? cluster_rank() : 0, sequence = blockIdx.y;
+  // `chosen` was there before the batch's first kernel.
+  const int rank = kShared ? cluster_rank() : 0;
+  const int sequence = kChosen ? __ldcg(chosen + blockIdx.y) : blockIdx.y;
   const int first = __ldcg(cu_seqlens + sequence), end = __ldcg(cu_seqlens + sequence + 1);
-  const uint32_t cut = __ldcg(cuts + sequence);
+  const uint32_t cut = cuts == nullptr ? kCutKeepsLength : __ldcg(cuts + sequence);
   if (kNormsLast && norm.gamma != nullptr && rank == 0) {
 #pragma unroll 1
     for (int column = threadIdx.x; column < hidden; column += kThreads)
@@ -193,42 +197,48 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
   }
 #pragma unroll 1
   for (int column = threadIdx.x; column < hidden; column += kThreads) {
-    vectors[size_t(sequence) * hidden + column] = shared[column] * scale;
+    vectors[size_t(blockIdx.y) * hidden + column] = shared[column] * scale;
   }
 }
 
 template <typename T>
 Status launch_pool(Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
-                   const int* cu_seqlens, const uint32_t* cuts, int sequences, int longest, int hidden, float* vectors,
-                   const Stream& stream) {
+                   const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest,
+                   int hidden, float* vectors, const Stream& stream) {
   const int packs = hidden / Pack<T>::kSize;
   if (packs > kThreads) return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large");
   const int groups = std::min(kMaxGroups, kThreads / packs);
-  const bool shares = stream.dependent_launch && sequences <= kMostShared && longest >= kLeastSharedRows * groups;
+  const bool shares =
+      chosen == nullptr && stream.dependent_launch && sequences <= kMostShared && longest >= kLeastSharedRows * groups;
   const auto run = [&](auto kernel, int kernel_groups, int blocks = 1) {
     return launch_clusters("pool", kernel, blocks, dim3(blocks, sequences), kThreads,
                            kernel_groups * hidden * sizeof(float), stream, rows, gathered, norm, epsilon, cu_seqlens,
-                           cuts, hidden, vectors);
+                           cuts, chosen, hidden, vectors);
+  };
+  const auto run_one_block = [&](auto of, int kernel_groups) {
+    constexpr Pooling kPooling = decltype(of)::value;
+    return chosen == nullptr ? run(pool_kernel<T, kPooling, false, false>, kernel_groups)
+                             : run(pool_kernel<T, kPooling, false, true>, kernel_groups);
   };
   switch (pooling) {
     case Pooling::kCls:
-      return run(pool_kernel<T, Pooling::kCls, false>, 1);
+      return run_one_block(std::integral_constant<Pooling, Pooling::kCls>(), 1);
     case Pooling::kMean:
-      return shares ? run(pool_kernel<T, Pooling::kMean, true>, groups, 2)
-                    : run(pool_kernel<T, Pooling::kMean, false>, groups);
+      return shares ? run(pool_kernel<T, Pooling::kMean, true, false>, groups, 2)
+                    : run_one_block(std::integral_constant<Pooling, Pooling::kMean>(), groups);
     case Pooling::kMax:
-      return shares ? run(pool_kernel<T, Pooling::kMax, true>, groups, 2)
-                    : run(pool_kernel<T, Pooling::kMax, false>, groups);
+      return shares ? run(pool_kernel<T, Pooling::kMax, true, false>, groups, 2)
+                    : run_one_block(std::integral_constant<Pooling, Pooling::kMax>(), groups);
     default:
-      return run(pool_kernel<T, Pooling::kLast, false>, 1);
+      return run_one_block(std::integral_constant<Pooling, Pooling::kLast>(), 1);
   }
 }
 
 }  // namespace
 
 Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
-            const int* cu_seqlens, const uint32_t* cuts, int sequences, int longest, int hidden, float* vectors,
-            const Stream& stream) {
+            const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest, int hidden,
+            float* vectors, const Stream& stream) {
   if ((rows.sums != nullptr || norm.gamma != nullptr) && hidden > kMaxSumColumns)
     return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large for a LayerNorm");
   if (hidden % (16 / bytes_of(dtype)) != 0)
@@ -237,14 +247,14 @@ Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const
     return Status::refused("pool: this pooling reads every row");
   switch (dtype) {
     case DType::kFloat16:
-      return launch_pool<half_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, longest, hidden,
-                                 vectors, stream);
+      return launch_pool<half_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, chosen, sequences, longest,
+                                 hidden, vectors, stream);
     case DType::kBFloat16:
-      return launch_pool<bfloat_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, longest, hidden,
-                                   vectors, stream);
+      return launch_pool<bfloat_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, chosen, sequences, longest,
+                                   hidden, vectors, stream);
     default:
-      return launch_pool<float>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, sequences, longest, hidden,
-                                vectors, stream);
+      return launch_pool<float>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, chosen, sequences, longest,
+                                hidden, vectors, stream);
   }
 }
 

@@ -21,10 +21,12 @@ Status gather(DType dtype, const void* context, const Rows& x, const int* cu_seq
               int hidden, void* context_to, void* x_to, float2* sums_to, const Stream& stream);
 
 // pool.cu: one FP32 vector a sequence, cut to its dimensions and, where asked, scaled to length 1. rows: [T, H], or
-// [B, H] where they are `gathered`; `norm` is applied to rows with sums. longest: at least the rows of the longest
-// sequence; it decides how many blocks share a sequence, which changes no bits.
+// [B, H] where they are `gathered`; `norm` is applied to rows with sums. cuts: by sequence; null: whole vectors of any
+// length. chosen: [sequences], in device memory before the batch's first kernel: the sequences that are pooled; null:
+// the first ones. vectors: [sequences, H]. longest: at least the rows of the longest sequence; it decides how many
+// blocks share a sequence, which changes no bits.
 Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
-            const int* cu_seqlens, const uint32_t* cuts, int sequences, int longest, int hidden, float* vectors,
-            const Stream& stream);
+            const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest, int hidden,
+            float* vectors, const Stream& stream);
 
 }  // namespace embert

@@ -56,6 +56,7 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
     layer.out_norm = {vector(hidden), vector(hidden)};
   }
   if (shape_.relative) relative_ = reinterpret_cast<float*>(carver.take(size_t(shape_.heads) * 2 * shape_.reach() * 4));
+  heads_.carve(carver, shape_.task_heads, shape_.hidden, shape_.dtype);
   bytes = carver.used();
 }
 
@@ -66,10 +67,11 @@ Status Weights::allocate() {
   carve(storage_.as(), bytes);
   const size_t largest =
       std::max({size_t(shape_.vocabulary), size_t(shape_.positions), size_t(shape_.inner)}) * shape_.hidden;
-  return conversion_.allocate(largest * 4);
+  return conversion_.allocate(std::max(largest, heads_.largest()) * 4);
 }
 
-Status Weights::find(const std::string& name, int layer, Place& place) const {
+Status Weights::find(const std::string& name, int layer, WeightPlace& place) const {
+  if (heads_.find(name, layer, place)) return {};
   const size_t hidden = shape_.hidden, inner = shape_.inner;
   const auto matrix = [&](const char* of_name, const void* base, size_t rows, size_t columns, size_t before = 0) {
     if (name != of_name) return false;
@@ -129,6 +131,16 @@ Status Weights::upload(const void* host, size_t count, DType stored, void* to, D
   return stored == dtype ? Status() : convert(stored, from, dtype, to, count, stream);
 }
 
+Status Weights::upload_rows(const void* host, DType stored, const WeightPlace& place, const Stream& stream) {
+  const size_t rows = place.shape[0], columns = place.shape[1], pitch = place.pitch * bytes_of(place.dtype);
+  EMBERT_CUDA(cudaMemsetAsync(place.to, 0, rows * pitch, stream.handle));
+  for (size_t row = 0; row < rows; ++row) {
+    const auto* const from = static_cast<const uint8_t*>(host) + row * columns * bytes_of(stored);
+    EMBERT_TRY(upload(from, columns, stored, static_cast<uint8_t*>(place.to) + row * pitch, place.dtype, stream));
+  }
+  return {};
+}
+
 Status Weights::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
                      const Stream& stream) {
   const auto key = std::make_pair(layer, name);
@@ -138,12 +150,17 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
     loaded_.insert(key);
     return {};
   }
-  Place place;
+  WeightPlace place;
   EMBERT_TRY(find(name, layer, place));
   if (shape != place.shape) {
     return Status::refused(called(name, layer) + " has shape " + written(shape) + ", expected " + written(place.shape));
   }
   const size_t count = elements_of(shape);
+  if (place.pitch > 0 && place.pitch != shape[1]) {
+    EMBERT_TRY(upload_rows(host, stored, place, stream));
+    loaded_.insert(key);
+    return {};
+  }
   float* exact = nullptr;
   EMBERT_TRY(exact_place(name, layer, stored, exact));
   if (exact == nullptr) {
@@ -186,6 +203,7 @@ Status Weights::complete() {
   for (int layer = 0; layer < shape_.layers; ++layer) {
     for (const char* const name : kLayerNames) expected.emplace_back(layer, name);
   }
+  for (const auto& each : heads_.names()) expected.push_back(each);
   for (const auto& [layer, name] : expected) {
     if (loaded_.count({layer, name}) > 0) continue;
     return Status::refused(called(name, layer) + " was not loaded: of " + std::to_string(expected.size()) +

@@ -10,6 +10,7 @@
 #include "device/launch.h"
 #include "device/memory.h"
 #include "embedding/embedding.h"
+#include "model/head_weights.h"
 #include "model/shape.h"
 #include "norm/norm.h"
 
@@ -24,8 +25,6 @@ struct LayerWeights {
   Norm attention_norm, out_norm;           // [hidden]
 };
 
-using TensorShape = std::vector<size_t>;  // [rows, columns] or [elements]
-
 class Weights {
  public:
   explicit Weights(const ModelShape& shape) : shape_(shape) {}
@@ -34,8 +33,9 @@ class Weights {
   // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention,
   // inner and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta. Where the shape says
   // so, also `padding`: [1, hidden], the padding token's row of positions; and `relative`: [heads, 2·positions − 1] in
-  // FP32, the scores by key − query + positions − 1. Refused: a name that the model does not have or that was loaded
-  // before, or another shape than the model's.
+  // FP32, the scores by key − query + positions − 1. Those of heads: head_weights.h; a layer's number is the layer
+  // here, too. Refused: a name that the model does not have or that was loaded before, or another shape than the
+  // model's.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
               const Stream& stream);
   // Refused where one is missing. Else frees the memory for conversions.
@@ -53,19 +53,16 @@ class Weights {
 
   const EmbeddingTables& tables() const { return tables_; }
   const LayerWeights& layer(int i) const { return layers_[i]; }
+  const HeadWeights& heads() const { return heads_; }
   RelativeScores relative() const { return {relative_, shape_.reach()}; }
   size_t bytes() const { return storage_.bytes(); }
 
  private:
   void carve(uint8_t* base, size_t& bytes);
   Status load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream);
-  // Where a tensor goes, and its shape and type there.
-  struct Place {
-    void* to = nullptr;
-    TensorShape shape;
-    DType dtype = DType::kFloat32;
-  };
-  Status find(const std::string& name, int layer, Place& place) const;
+  Status find(const std::string& name, int layer, WeightPlace& place) const;
+  // Row by row, where the rows are padded.
+  Status upload_rows(const void* host, DType stored, const WeightPlace& place, const Stream& stream);
   Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream);
   // Where a matrix is kept in FP32, if it is. Counts what is rounded.
   Status exact_place(const std::string& name, int layer, DType stored, float*& to);
@@ -75,6 +72,7 @@ class Weights {
   DeviceBuffer storage_, conversion_, exact_;
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
+  HeadWeights heads_;
   float* relative_ = nullptr;                     // as in attention/work.h
   std::set<std::pair<int, std::string>> loaded_;  // layer and name
   int rounded_ = 0;

@@ -51,10 +51,17 @@ Status check_batch(const BatchView& batch, const ModelShape& shape, int max_toke
   if (batch.positions != nullptr && !in_range(batch.positions, shape.position_rows())) {
     return Status::refused("a position is outside the model's table of " + std::to_string(shape.position_rows()));
   }
+  const Tasks able = shape.task_heads.tasks();
+  for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) {
+    if (batch.tasks[i] == 0 || (batch.tasks[i] & ~able) != 0) {
+      return Status::refused("tasks of sequence " + std::to_string(i) + " must be bits of " + std::to_string(able) +
+                             " (" + names_of(able) + "), and not 0, found " + std::to_string(batch.tasks[i]));
+    }
+  }
   for (int i = 0; batch.dimensions != nullptr && i < batch.sequences; ++i) {
-    if (batch.dimensions[i] < 0 || batch.dimensions[i] > shape.hidden) {
+    if (batch.dimensions[i] < 0 || batch.dimensions[i] > shape.width()) {
       return Status::refused("dimensions of sequence " + std::to_string(i) + " must be 0 to " +
-                             std::to_string(shape.hidden) + ", found " + std::to_string(batch.dimensions[i]));
+                             std::to_string(shape.width()) + ", found " + std::to_string(batch.dimensions[i]));
     }
   }
   return {};

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "device/status.h"
+#include "heads/tasks.h"
 #include "model/shape.h"
 
 namespace embert {
@@ -18,7 +19,8 @@ struct BatchView {
   // [T] or null: counted from each sequence's start. Given where sequences contain padding tokens: rows of the position
   // table.
   const int32_t* positions = nullptr;
-  const int32_t* dimensions = nullptr;  // [B], 0 to hidden (0: all of them), or null: all of them
+  const Tasks* tasks = nullptr;         // [B], none of them 0, or null: all EMBED
+  const int32_t* dimensions = nullptr;  // [B], 0 to width (0: all of them), or null: all of them
   const uint8_t* normalize = nullptr;   // [B] or null: all of them
 };
 

@@ -35,6 +35,11 @@ Status Encoder::init() {
   Build build;
   EMBERT_TRY(check_build(properties.major, properties.minor, read_build(build, stream_), build));
   EMBERT_TRY(weights_.allocate());
+  if (shape_.task_heads.splade) {
+    splade_ = std::make_unique<SpladeHead>(
+        SpladeShape{*shape_.task_heads.splade, shape_.hidden, shape_.vocabulary, shape_.dtype});
+    EMBERT_TRY(splade_->allocate());
+  }
   EMBERT_TRY(choose_kernels(properties.major == 9 && properties.minor == 0, build));
   EMBERT_TRY(allocate_activations());
   return allocate_slots();
@@ -69,11 +74,13 @@ Status Encoder::allocate_activations() {
   sequence_capacity_ = std::min(row_capacity_, 65535);
   tile_capacity_ = max_tiles(row_capacity_, sequence_capacity_);
   const size_t element = bytes_of(shape_.dtype), hidden = shape_.hidden, rows = row_capacity_;
+  const size_t wide = std::max({4 * shape_.hidden, shape_.inner, shape_.task_heads.multi_room()});
+  const size_t of_heads = size_t(sequence_capacity_) * shape_.task_heads.widest(shape_.hidden) * sizeof(float);
   for (int pass = 0; pass < 2; ++pass) {
     Carver carver(arena_.as());
     at_.x = carver.take(rows * hidden * element);
     at_.sum = carver.take(rows * hidden * element);
-    at_.wide = carver.take(rows * std::max<size_t>(4 * hidden, shape_.inner) * element);
+    at_.wide = carver.take(std::max(rows * wide * element, 2 * of_heads));
     if (folds_) {
       at_.x_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, shape_.hidden)));
       at_.sum_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, shape_.hidden)));
@@ -94,14 +101,18 @@ Status Encoder::allocate_activations() {
 }
 
 Status Encoder::allocate_slots() {
-  const size_t hidden = shape_.hidden;
+  // Each part of an answer begins a cache line.
+  const size_t columns = std::max(shape_.width(), shape_.task_heads.labels());
+  const size_t both = shape_.width() + shape_.task_heads.labels() + 1;
   const InputLayout input(row_capacity_, sequence_capacity_);
   for (Slot& slot : slots_) {
     EMBERT_TRY(slot.input.allocate(input.bytes));
     if (shape_.padding) EMBERT_TRY(slot.positions.allocate(size_t(row_capacity_) * 4));
     EMBERT_TRY(slot.device_input.allocate(input.bytes));
-    EMBERT_TRY(slot.direct_output.allocate(kDirectSequences * hidden * 4));
-    EMBERT_TRY(reserve_output(slot, size_t(std::max(row_capacity_ / 16, kDirectSequences)) * hidden, true));
+    EMBERT_TRY(slot.direct_output.allocate(kDirectSequences * both * 4));
+    const size_t floats = size_t(std::max(row_capacity_ / 16, kDirectSequences)) * columns;
+    EMBERT_TRY(reserve(slot, floats, floats, 0));
+    if (splade_ != nullptr) EMBERT_TRY(slot.pairs.allocate(shape_.vocabulary, sequence_capacity_));
     for (cudaEvent_t* event : {&slot.copied, &slot.computed, &slot.done}) {
       EMBERT_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     }
@@ -115,12 +126,14 @@ Encoder::~Encoder() {
     if (stream != nullptr) cudaStreamSynchronize(stream);
   }
   for (Slot& slot : slots_) {
-    for (const auto& [bucket, graph] : slot.graphs) cudaGraphExecDestroy(graph);
+    for (const auto& [key, graph] : slot.graphs) cudaGraphExecDestroy(graph);
     for (cudaEvent_t event : {slot.copied, slot.computed, slot.done}) {
       if (event != nullptr) cudaEventDestroy(event);
     }
   }
   products_.clear();
+  multi_.clear();
+  splade_.reset();
   for (cudaStream_t stream : {stream_.handle, uploads_, downloads_}) {
     if (stream != nullptr) cudaStreamDestroy(stream);
   }
@@ -133,6 +146,9 @@ Status Encoder::remember(Status status) {
 
 Status Encoder::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored) {
   EMBERT_CUDA(cudaSetDevice(options_.device));
+  const std::string prefix = "splade.";
+  if (splade_ != nullptr && layer < 0 && name.compare(0, prefix.size(), prefix) == 0)
+    return remember(splade_->load(name.substr(prefix.size()), host, shape, stored, stream_));
   return remember(weights_.load(name, layer, host, shape, stored, stream_));
 }
 
@@ -140,8 +156,12 @@ MemoryUse Encoder::memory_use() const {
   size_t free_now = 0, total = 0;
   cudaMemGetInfo(&free_now, &total);
   size_t activations = arena_.bytes() + gemm_->workspace_bytes();
-  for (const Slot& slot : slots_) activations += slot.device_input.bytes() + slot.vectors.bytes();
-  return {weights_.bytes(), activations, free_before_ > free_now ? free_before_ - free_now : 0};
+  for (const Slot& slot : slots_) {
+    activations += slot.device_input.bytes() + slot.device_lists.bytes() + slot.vectors.bytes();
+  }
+  if (splade_ != nullptr) activations += splade_->workspace_bytes();
+  const size_t weights = weights_.bytes() + (splade_ == nullptr ? 0 : splade_->weight_bytes());
+  return {weights, activations, free_before_ > free_now ? free_before_ - free_now : 0};
 }
 
 }  // namespace embert

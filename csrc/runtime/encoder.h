@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,13 +16,13 @@
 #include "device/tensor_maps.h"
 #include "embedding/embedding.h"
 #include "gemm/linear.h"
+#include "heads/splade/splade.h"
 #include "model/shape.h"
 #include "model/weights.h"
+#include "runtime/answer.h"
 #include "runtime/batch.h"
 
 namespace embert {
-
-enum class Task : int { kEmbed = 0, kTokens = 1 };
 
 struct EncoderOptions {
   int device = 0;
@@ -29,7 +30,8 @@ struct EncoderOptions {
   std::string gemm = "auto";     // "auto", "hopper", "cublaslt"
   std::string cublaslt_library;  // file name or path; empty: the loader's own search
   bool fold = true;              // fold LayerNorms into the products, where the GEMM can
-  bool graphs = true;            // capture small batches' forwards at start
+  // Whose small batches are captured at start: EMBED, CLASSIFY or both; the latter is left out where the model cannot.
+  Tasks graphs = bit(Task::kEmbed);
 };
 
 struct MemoryUse {
@@ -43,7 +45,8 @@ class Encoder {
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
 
-  // Uploads one tensor; names and shapes as in model/weights.h. First all tensors, then `start`, then batches.
+  // Uploads one tensor; names and shapes as in model/weights.h, and after "splade." as in heads/splade/splade.h. First
+  // all tensors, then `start`, then batches.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored);
   // Prepares the products, warms up, captures graphs. Where LayerNorms cannot be folded into these weights,
   // `fold_refusal` says why, and the encoder is not started: make another one that does not fold.
@@ -52,11 +55,9 @@ class Encoder {
   // Starts a forward. Its ticket goes to `wait`, once. Refused while two are in flight, for a batch that cannot be run,
   // and when memory runs out; a refused batch leaves nothing behind. Tickets are unique in a process, so one that was
   // redeemed, or is another encoder's, is recognised.
-  Status submit(const BatchView& batch, Task task, int64_t& ticket);
-  bool is_in_flight(int64_t ticket) const { return find_slot(ticket) != nullptr; }
-  // The rows of the answer of a ticket in flight: B or T.
-  int rows_of(int64_t ticket) const { return find_slot(ticket)->rows; }
-  Status wait(int64_t ticket, float* out);  // [rows, hidden]
+  Status submit(const BatchView& batch, int64_t& ticket);
+  // An answer for each task that some sequence wanted. An empty batch without tasks has an EMBED answer of no rows.
+  Status wait(int64_t ticket, std::vector<Answer>& answers);
 
   const ModelShape& shape() const { return shape_; }
   const char* gemm_name() const { return gemm_->name(); }
@@ -67,27 +68,37 @@ class Encoder {
  private:
   static constexpr int kSlots = 2;
 
+  // What a graph serves: batches of one task, which all sequences want, by token and sequence bucket.
+  using GraphKey = std::tuple<Task, int, int>;
+
   // What a forward needs to know on the host.
   struct Plan {
     int rows;       // tokens, or the bucket they were rounded up to
     int sequences;  // likewise
     int tiles, shorts;
-    int longest;                     // at least the tokens of the longest sequence
-    const uint8_t* input;            // in InputLayout(rows, sequences)
-    float* vectors;                  // device or mapped host memory
-    bool on_host = false;            // `input` is host memory
-    const int* positions = nullptr;  // [rows] in host memory, in place of those of offsets.cu
+    int longest;                          // at least the tokens of the longest sequence
+    const uint8_t* input;                 // in InputLayout(rows, sequences)
+    Parts parts;                          // what is wanted, and where it goes
+    bool on_host = false;                 // `input` is host memory
+    const int* positions = nullptr;       // [rows] in host memory, in place of those of offsets.cu
+    const int* cu_seqlens = nullptr;      // in host memory, where they are known
+    const SpladeAnswer* pairs = nullptr;  // where pairs go
   };
   struct Slot {
     HostBuffer input, positions;
-    HostBuffer direct_output;  // the pooling kernel writes it; its address never changes
-    HostBuffer output;         // vectors are copied into it
-    DeviceBuffer device_input, vectors;
+    HostBuffer direct_output;  // heads write it; its address never changes
+    HostBuffer output;         // answers are copied into it
+    HostBuffer lists;          // what the parts choose
+    DeviceBuffer device_input, device_lists;
+    DeviceBuffer vectors;  // answers but TOKENS and pairs
+    SpladeAnswer pairs;
     cudaEvent_t copied = nullptr, computed = nullptr, done = nullptr;
-    std::map<std::pair<int, int>, cudaGraphExec_t> graphs;  // by token and sequence bucket
+    std::map<GraphKey, cudaGraphExec_t> graphs;
     bool in_flight = false, direct = false;
     int64_t ticket = 0;
-    int rows = 0;
+    int tokens = 0, sequences = 0;
+    bool has_positions = false;
+    Parts parts;
   };
 
   Encoder(const ModelShape& shape, const EncoderOptions& options) : shape_(shape), options_(options), weights_(shape) {}
@@ -102,10 +113,13 @@ class Encoder {
   // The steps of `start`.
   Status prepare_products();
   Status prepare_layer(int i);
+  Status prepare_multi_vectors();
+  struct FullBatch;
   Status warm_up(std::string& fold_refusal);
+  Status warm_up_heads();
   Status check_offset(std::string& fold_refusal);
   Status capture_graphs();
-  Status capture(Slot& slot, std::pair<int, int> bucket);
+  Status capture(Slot& slot, const GraphKey& key);
 
   // A batch.
   Status forward(const Plan& plan, const Stream& stream);
@@ -113,18 +127,35 @@ class Encoder {
   // been read when the inner activations are written there.
   Status after_attention(int layer, const Rows& attended, const Rows& residual, int count, Rows& x, Rows& sum,
                          Stream& along);
+  // Whether all that is wanted reads the same one row of a sequence, and which: as pooling by it would.
+  bool reads_one_row(const Parts& parts, Pooling& which) const;
+  // heads.cpp. gathered: x has a row a sequence.
+  Status run_heads(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
+  Status embed_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
+  Status classification_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
+  Status multi_vector_head(const Plan& plan, const Stream& stream);
+  Status splade_head(const Plan& plan, const Stream& stream);
+  float* between_layers(int half) const;
+  // The pairs of a batch that is done. Sequences whose pairs did not fit run again, as many at a time as fit.
+  Status collect_pairs(Slot& slot, Answer& answer);
+  Status run_again(Slot& slot, const BatchView& batch);
+  // What is still to be applied to the last layer's rows.
+  Norm last_norm() const { return folds_ ? weights_.layer(shape_.layers - 1).out_norm : Norm{}; }
   // While the first batch is inspected, keeps the largest |μ|/σ of its rows before a LayerNorm.
   Status inspect(const Rows& rows, int count, const Stream& stream);
-  Status submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket);
-  Status submit_large(Slot& slot, const BatchView& batch, const Plan& plan, Task task);
+  Status submit_small(Slot& slot, const BatchView& batch, const GraphKey& key);
+  Status submit_large(Slot& slot, const BatchView& batch, const Plan& plan);
+  // Queues the copies of a batch's answers to the host.
+  Status download(Slot& slot);
   // Plans a batch that is not small: everything that may be refused comes here, before anything is queued.
-  Status plan_large(Slot& slot, const BatchView& batch, Task task, Plan& plan);
+  Status plan_large(Slot& slot, const BatchView& batch, Plan& plan);
   // After a failure with work queued. When this returns, no kernel or copy reads or writes a slot any more.
   Status come_to_rest(Status failed);
   const Slot* find_slot(int64_t ticket) const;
-  bool pools_one_row() const { return shape_.pooling == Pooling::kCls || shape_.pooling == Pooling::kLast; }
-  static bool bucket_of(const BatchView& batch, std::pair<int, int>& bucket);
-  Status reserve_output(Slot& slot, size_t floats, bool on_device);
+  // Whether a batch may be a graph, and which.
+  static bool key_of(const BatchView& batch, Tasks wanted, GraphKey& key);
+  // Memory of a slot for so many floats of answers, on the device and in all, and for so many numbers in lists.
+  Status reserve(Slot& slot, size_t own_floats, size_t floats, size_t listed);
   Status remember(Status status);
 
   ModelShape shape_;
@@ -137,9 +168,11 @@ class Encoder {
     std::unique_ptr<FeedForward> feed_forward;
   };
   std::vector<LayerProducts> products_;
+  std::vector<std::unique_ptr<Linear>> multi_;  // of the multi-vector head
+  std::unique_ptr<SpladeHead> splade_;          // null: the model has none
   DeviceBuffer arena_;
   struct {
-    uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, max(4·hidden, inner)]
+    uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, max(4·hidden, inner)] or what heads need
     float2 *x_sums, *sum_sums;
     OffsetsOutput offsets;
   } at_{};

@@ -1,5 +1,5 @@
 // A batch from token ids to vectors, as a list of launches (README.md has it as a table). The host decides by what it
-// knows before the batch runs, so the same list can be captured as a graph.
+// knows before the batch runs, so the same list can be captured as a graph. Its end is heads.cpp.
 
 #include "attention/attention.h"
 #include "embedding/embedding.h"
@@ -51,14 +51,15 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   }
   EMBERT_TRY(inspect(x, rows, stream));
   // Not while rows are inspected: all rows of the last layer have to be, because token vectors use them.
-  const bool gathers = plan.vectors != nullptr && pools_one_row() && rows >= kGatherRows &&
-                       2 * plan.sequences <= rows && largest_offset_.bytes() == 0;
+  Pooling row = Pooling::kCls;
+  const bool gathers = reads_one_row(plan.parts, row) && rows >= kGatherRows && 2 * plan.sequences <= rows &&
+                       largest_offset_.bytes() == 0;
   Stream along = stream;
   for (int i = 0; i < shape_.layers; ++i) {
     int none = 0;
     EMBERT_TRY(products_[i].qkv->run(x, {}, rows, qkv, nullptr, none, along.turned()));
     const bool gathers_here = gathers && i == shape_.layers - 1;
-    if (gathers_here) work.queries = shape_.pooling == Pooling::kCls ? Queries::kFirst : Queries::kLast;
+    if (gathers_here) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
     EMBERT_TRY(attention(dtype, qkv, rows, work, shape_.heads, shape_.head_size(), weights_.relative(), context,
                          maps_.get(), along.turned()));
     if (!gathers_here) {
@@ -68,18 +69,19 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
     // The rows that pooling reads are copied to QKV's memory, and only they go on.
     const size_t room = size_t(row_capacity_) * hidden * bytes_of(dtype);
     auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * room) : nullptr;
-    EMBERT_TRY(gather(dtype, context, x, offsets.cu_seqlens, shape_.pooling, plan.sequences, hidden, qkv, qkv + room,
-                      sums, stream));
+    EMBERT_TRY(
+        gather(dtype, context, x, offsets.cu_seqlens, row, plan.sequences, hidden, qkv, qkv + room, sums, stream));
     EMBERT_TRY(after_attention(i, {qkv}, {qkv + room, sums, x.parts}, plan.sequences, x, sum, along));
   }
-  const LayerWeights& last = weights_.layer(shape_.layers - 1);
-  if (plan.vectors == nullptr) {
-    if (!folds_) return {};
-    return layernorm(dtype, at_.x, last.out_norm, rows, hidden, shape_.epsilon, at_.x, stream);
-  }
-  const Norm norm = folds_ ? last.out_norm : Norm{};
-  return pool(dtype, shape_.pooling, x, gathers, norm, shape_.epsilon, offsets.cu_seqlens, offsets.cuts, plan.sequences,
-              plan.longest, hidden, plan.vectors, stream);
+  return run_heads(plan, x, gathers, stream);
+}
+
+bool Encoder::reads_one_row(const Parts& parts, Pooling& which) const {
+  if (parts.wants(Tasks(~kRowTasks))) return false;
+  const bool embeds = parts.wants(bit(Task::kEmbed)), classifies = parts.wants(bit(Task::kClassify));
+  if (embeds && classifies && shape_.pooling != Pooling::kCls) return false;
+  which = classifies ? Pooling::kCls : shape_.pooling;
+  return which == Pooling::kCls || which == Pooling::kLast;
 }
 
 Status Encoder::after_attention(int layer, const Rows& attended, const Rows& residual, int count, Rows& x, Rows& sum,

@@ -18,16 +18,23 @@ int round_up(const int (&buckets)[n], int value) {
 
 }  // namespace
 
-bool Encoder::bucket_of(const BatchView& batch, std::pair<int, int>& bucket) {
-  bucket = {round_up(kTokenBuckets, batch.tokens), round_up(kSequenceBuckets, batch.sequences)};
-  return bucket.first != 0 && bucket.second != 0;
+bool Encoder::key_of(const BatchView& batch, Tasks wanted, GraphKey& key) {
+  if (wanted != bit(Task::kEmbed) && wanted != bit(Task::kClassify)) return false;
+  // A graph computes its positions itself (offsets.cu).
+  if (batch.positions != nullptr) return false;
+  const int tokens = round_up(kTokenBuckets, batch.tokens), sequences = round_up(kSequenceBuckets, batch.sequences);
+  key = {wanted == bit(Task::kEmbed) ? Task::kEmbed : Task::kClassify, tokens, sequences};
+  return tokens != 0 && sequences != 0;
 }
 
 Status Encoder::capture_graphs() {
+  const Tasks tasks = options_.graphs & shape_.task_heads.tasks();
   for (Slot& slot : slots_) {
-    for (int tokens : kTokenBuckets) {
-      for (int count : kSequenceBuckets) {
-        if (count <= tokens) EMBERT_TRY(remember(capture(slot, {tokens, count})));
+    for (const Task task : {Task::kEmbed, Task::kClassify}) {
+      for (int tokens : kTokenBuckets) {
+        for (int count : kSequenceBuckets) {
+          if (count <= tokens && (tasks & bit(task)) != 0) EMBERT_TRY(remember(capture(slot, {task, tokens, count})));
+        }
       }
     }
   }
@@ -35,15 +42,15 @@ Status Encoder::capture_graphs() {
   return {};
 }
 
-Status Encoder::capture(Slot& slot, std::pair<int, int> bucket) {
-  const auto [tokens, sequences] = bucket;
+Status Encoder::capture(Slot& slot, const GraphKey& key) {
+  const auto [task, tokens, sequences] = key;
   Plan plan{tokens,
             sequences,
             max_tiles(tokens, sequences),
             sequences,
             std::min(tokens, shape_.max_length()),
             slot.input.as(),
-            slot.direct_output.as<float>(),
+            Parts(task, sequences, shape_, slot.direct_output.as<float>()),
             true};
   if (sequences == 1) {  // the bucket tells whether the one sequence is short or long
     plan.shorts = tokens <= kAttentionShort ? 1 : 0;
@@ -60,7 +67,7 @@ Status Encoder::capture(Slot& slot, std::pair<int, int> bucket) {
   EMBERT_TRY(status);
   EMBERT_TRY(Status::cuda(ended, "cudaStreamEndCapture"));
   EMBERT_TRY(Status::cuda(code, "cudaGraphInstantiate"));
-  slot.graphs[bucket] = made;
+  slot.graphs[key] = made;
   EMBERT_CUDA(cudaGraphUpload(made, stream_.handle));
   return {};
 }

@@ -1,6 +1,7 @@
 // `start`: the weights are there; an encoder becomes ready for batches.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -24,14 +25,18 @@ Status Encoder::start(std::string& fold_refusal) {
     if (!folded.ok()) return {};
   }
   EMBERT_TRY(warm_up(fold_refusal));
-  if (!fold_refusal.empty() || !options_.graphs) return {};
-  return capture_graphs();
+  if (!fold_refusal.empty()) return {};
+  EMBERT_TRY(warm_up_heads());
+  return options_.graphs == 0 ? Status() : capture_graphs();
 }
 
 Status Encoder::prepare_products() {
   gamma_in_rows_ = folds_ && weights_.has_what_is_stored();
   products_.resize(shape_.layers);
   for (int i = 0; i < shape_.layers; ++i) EMBERT_TRY(prepare_layer(i));
+  EMBERT_TRY(prepare_multi_vectors());
+  if (splade_ != nullptr)
+    EMBERT_TRY(splade_->prepare(*gemm_, weights_.tables().word, row_capacity_, sequence_capacity_, stream_));
   EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
   weights_.forget_exact();
   return {};
@@ -77,31 +82,72 @@ Status Encoder::prepare_layer(int i) {
   return gemm_->join(std::move(first), std::move(second), p.feed_forward);
 }
 
+Status Encoder::prepare_multi_vectors() {
+  for (const ProductWeights& layer : weights_.heads().multi()) {
+    LinearWeights product;
+    product.weight = layer.weight;
+    product.bias = layer.bias;
+    product.out = layer.shape.out;
+    product.in = layer.shape.in;
+    product.activation = layer.shape.activation == HeadActivation::kRelu       ? Activation::kRelu
+                         : layer.shape.activation == HeadActivation::kGelu     ? Activation::kGeluErf
+                         : layer.shape.activation == HeadActivation::kGeluTanh ? Activation::kGeluTanh
+                                                                               : Activation::kNone;
+    multi_.emplace_back();
+    EMBERT_TRY(gemm_->prepare(product, stream_, multi_.back()));
+  }
+  return {};
+}
+
+// A batch of as many texts of full length as fit, of tokens from all over the vocabulary.
+struct Encoder::FullBatch {
+  std::vector<int32_t> ids, cu_seqlens;
+  std::vector<Tasks> tasks;
+  BatchView view;
+
+  FullBatch(const ModelShape& shape, int max_tokens, Tasks wanted) {
+    const int length = std::min(shape.max_length(), max_tokens), sequences = std::max(1, max_tokens / length);
+    ids.resize(size_t(sequences) * length);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t(i * shape.vocabulary / ids.size());
+    for (int i = 0; i <= sequences; ++i) cu_seqlens.push_back(i * length);
+    tasks.assign(sequences, wanted);
+    view.tokens = sequences * length;
+    view.sequences = sequences;
+    view.ids = ids.data();
+    view.cu_seqlens = cu_seqlens.data();
+    view.tasks = tasks.data();
+  }
+};
+
 // Full batches in every slot, so that all kernels are loaded before the first request. The tokens come from all over
 // the vocabulary: the first batch's rows decide whether LayerNorms can be folded.
 Status Encoder::warm_up(std::string& fold_refusal) {
-  const int length = std::min(shape_.max_length(), options_.max_tokens);
-  const int sequences = std::max(1, options_.max_tokens / length);
-  std::vector<int32_t> ids(size_t(sequences) * length), cu_seqlens(sequences + 1);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t(i * shape_.vocabulary / ids.size());
-  for (int i = 0; i <= sequences; ++i) cu_seqlens[i] = i * length;
-  std::vector<float> out(size_t(sequences) * shape_.hidden);
-  BatchView batch;
-  batch.tokens = sequences * length;
-  batch.sequences = sequences;
-  batch.ids = ids.data();
-  batch.cu_seqlens = cu_seqlens.data();
+  const FullBatch batch(shape_, options_.max_tokens, bit(Task::kEmbed));
+  std::vector<Answer> answers;
   if (folds_) {
     EMBERT_TRY(largest_offset_.allocate(sizeof(float)));
     EMBERT_CUDA(cudaMemsetAsync(largest_offset_.as(), 0, sizeof(float), stream_.handle));
   }
   for (int round = 0; round < kSlots; ++round) {
     int64_t ticket = 0;
-    EMBERT_TRY(submit(batch, Task::kEmbed, ticket));
-    EMBERT_TRY(wait(ticket, out.data()));
+    EMBERT_TRY(submit(batch.view, ticket));
+    EMBERT_TRY(wait(ticket, answers));
     if (largest_offset_.bytes() > 0) EMBERT_TRY(check_offset(fold_refusal));
     if (!fold_refusal.empty()) return {};
   }
+  return {};
+}
+
+// The same for the heads that the batches above have not run, with both slots' memory for their answers. What TOKENS
+// need is taken when they are first asked for.
+Status Encoder::warm_up_heads() {
+  const Tasks heads = shape_.task_heads.tasks() & ~bit(Task::kTokens);
+  if (heads == bit(Task::kEmbed)) return {};
+  const FullBatch batch(shape_, options_.max_tokens, heads);
+  std::vector<Answer> answers;
+  std::array<int64_t, kSlots> tickets{};
+  for (int64_t& ticket : tickets) EMBERT_TRY(submit(batch.view, ticket));
+  for (const int64_t ticket : tickets) EMBERT_TRY(wait(ticket, answers));
   return {};
 }
 

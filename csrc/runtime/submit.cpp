@@ -1,10 +1,9 @@
-// The way of a batch: `submit` queues it, `wait` returns its vectors.
+// The way of a batch: `submit` queues it, `wait` returns its answers.
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 
-#include "elementwise/elementwise.h"
 #include "runtime/encoder.h"
 #include "runtime/limits.h"
 
@@ -15,10 +14,19 @@ std::atomic<int64_t> last_ticket{0};
 
 }  // namespace
 
-Status Encoder::reserve_output(Slot& slot, size_t floats, bool on_device) {
-  if (slot.output.bytes() < floats * 4) EMBERT_TRY(slot.output.allocate(floats * 4));
-  if (on_device && slot.vectors.bytes() < floats * 4) EMBERT_TRY(slot.vectors.allocate(floats * 4));
-  return {};
+Status Encoder::reserve(Slot& slot, size_t own_floats, size_t floats, size_t listed) {
+  const auto grow = [](auto& buffer, size_t count) -> Status {
+    static_assert(sizeof(float) == 4 && sizeof(int) == 4, "either is a count");
+    return buffer.bytes() < count * 4 ? buffer.allocate(count * 4) : Status();
+  };
+  EMBERT_TRY(grow(slot.output, floats));
+  if (slot.vectors.bytes() < own_floats * 4) {
+    EMBERT_TRY(slot.vectors.allocate(own_floats * 4));
+    // Parts begin at whole cache lines, and what lies between them is copied, too.
+    EMBERT_CUDA(cudaMemsetAsync(slot.vectors.as(), 0, slot.vectors.bytes(), stream_.handle));
+  }
+  EMBERT_TRY(grow(slot.lists, listed));
+  return grow(slot.device_lists, listed);
 }
 
 const Encoder::Slot* Encoder::find_slot(int64_t ticket) const {
@@ -38,7 +46,7 @@ Status Encoder::come_to_rest(Status failed) {
   return failed;
 }
 
-Status Encoder::submit(const BatchView& batch, Task task, int64_t& ticket) {
+Status Encoder::submit(const BatchView& batch, int64_t& ticket) {
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
   EMBERT_TRY(check_batch(batch, shape_, options_.max_tokens, sequence_capacity_));
   EMBERT_TRY(remember(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
@@ -47,15 +55,16 @@ Status Encoder::submit(const BatchView& batch, Task task, int64_t& ticket) {
     if (!one.in_flight) slot = &one;
   }
   if (slot == nullptr) return Status::refused("two batches are in flight already");
-  slot->rows = task == Task::kEmbed ? batch.sequences : batch.tokens;
+  slot->tokens = batch.tokens;
+  slot->sequences = batch.sequences;
+  slot->has_positions = batch.positions != nullptr;
+  slot->parts = Parts(batch, shape_);
   if (batch.tokens > 0) {
-    std::pair<int, int> bucket;
-    // A graph computes its positions itself (offsets.cu).
-    const bool small = task == Task::kEmbed && batch.positions == nullptr && bucket_of(batch, bucket) &&
-                       slot->graphs.count(bucket) > 0;
+    GraphKey key;
+    const bool small = key_of(batch, slot->parts.wanted(), key) && slot->graphs.count(key) > 0;
     Plan plan{};
-    if (!small) EMBERT_TRY(plan_large(*slot, batch, task, plan));
-    const Status queued = small ? submit_small(*slot, batch, bucket) : submit_large(*slot, batch, plan, task);
+    if (!small) EMBERT_TRY(plan_large(*slot, batch, plan));
+    const Status queued = small ? submit_small(*slot, batch, key) : submit_large(*slot, batch, plan);
     if (!queued.ok()) return come_to_rest(queued);
   }
   slot->in_flight = true;
@@ -63,16 +72,16 @@ Status Encoder::submit(const BatchView& batch, Task task, int64_t& ticket) {
   return {};
 }
 
-Status Encoder::submit_small(Slot& slot, const BatchView& batch, std::pair<int, int> bucket) {
-  write_batch(batch, InputLayout(bucket.first, bucket.second), slot.input.as());
+Status Encoder::submit_small(Slot& slot, const BatchView& batch, const GraphKey& key) {
+  write_batch(batch, InputLayout(std::get<1>(key), std::get<2>(key)), slot.input.as());
   slot.direct = true;
-  EMBERT_CUDA(cudaGraphLaunch(slot.graphs.at(bucket), stream_.handle));
+  EMBERT_CUDA(cudaGraphLaunch(slot.graphs.at(key), stream_.handle));
   EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
   return {};
 }
 
-Status Encoder::plan_large(Slot& slot, const BatchView& batch, Task task, Plan& plan) {
-  plan = {batch.tokens, batch.sequences, 0, 0, 0, slot.device_input.as(), nullptr};
+Status Encoder::plan_large(Slot& slot, const BatchView& batch, Plan& plan) {
+  plan = {batch.tokens, batch.sequences, 0, 0, 0, slot.device_input.as(), {}};
   for (int i = 0; i < batch.sequences; ++i) {
     const int length = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
     plan.longest = std::max(plan.longest, length);
@@ -83,12 +92,20 @@ Status Encoder::plan_large(Slot& slot, const BatchView& batch, Task task, Plan& 
     }
   }
   EMBERT_TRY(check_attention_work(plan.tiles, plan.shorts));
-  slot.direct = task == Task::kEmbed && batch.sequences <= kDirectSequences;
-  if (!slot.direct) {
-    const Status reserved = reserve_output(slot, size_t(slot.rows) * shape_.hidden, task == Task::kEmbed);
-    if (!reserved.ok()) return come_to_rest(reserved);
-  }
-  if (task == Task::kEmbed) plan.vectors = slot.direct ? slot.direct_output.as<float>() : slot.vectors.as<float>();
+  Parts& parts = slot.parts;
+  const size_t listed = parts.listed();
+  slot.direct = !parts.wants(Tasks(~shape_.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
+  const Status reserved =
+      slot.direct ? reserve(slot, 0, 0, listed) : reserve(slot, parts.own_floats(), parts.floats(), listed);
+  if (!reserved.ok()) return come_to_rest(reserved);
+  float* const memory = (slot.direct ? slot.direct_output.as<float>() : slot.vectors.as<float>());
+  for (int i = 0; i < kTaskCount; ++i) parts.of(Task(i)).out = memory + parts.of(Task(i)).first;
+  // TOKENS pass through the memory of the wide activations.
+  parts.of(Task::kTokens).out = reinterpret_cast<float*>(at_.wide);
+  parts.write_lists(batch, slot.lists.as<int>(), slot.device_lists.as<int>());
+  plan.parts = parts;
+  plan.cu_seqlens = batch.cu_seqlens;
+  plan.pairs = &slot.pairs;
   if (batch.positions != nullptr) {
     std::memcpy(slot.positions.as(), batch.positions, 4 * size_t(batch.tokens));
     plan.positions = slot.positions.as<int>();
@@ -96,47 +113,79 @@ Status Encoder::plan_large(Slot& slot, const BatchView& batch, Task task, Plan& 
   return {};
 }
 
-Status Encoder::submit_large(Slot& slot, const BatchView& batch, const Plan& plan, Task task) {
+Status Encoder::submit_large(Slot& slot, const BatchView& batch, const Plan& plan) {
   const InputLayout layout(batch.tokens, batch.sequences);
   write_batch(batch, layout, slot.input.as());
   EMBERT_CUDA(cudaMemcpyAsync(slot.device_input.as(), slot.input.as(), layout.bytes, cudaMemcpyHostToDevice, uploads_));
+  if (const size_t bytes = slot.parts.listed() * sizeof(int); bytes > 0) {
+    EMBERT_CUDA(cudaMemcpyAsync(slot.device_lists.as(), slot.lists.as(), bytes, cudaMemcpyHostToDevice, uploads_));
+  }
   EMBERT_CUDA(cudaEventRecord(slot.copied, uploads_));
   EMBERT_CUDA(cudaStreamWaitEvent(stream_.handle, slot.copied));
-  const size_t floats = size_t(slot.rows) * shape_.hidden;
-  if (task == Task::kTokens) {
-    EMBERT_TRY(forward(plan, stream_));
-    // The hidden states pass through the memory of the wide activations. The next forward uses it too, so the copy is
-    // on this stream.
-    EMBERT_TRY(convert(shape_.dtype, at_.x, DType::kFloat32, at_.wide, floats, stream_));
-    EMBERT_CUDA(cudaMemcpyAsync(slot.output.as(), at_.wide, floats * 4, cudaMemcpyDeviceToHost, stream_.handle));
-    EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
-    return {};
-  }
   EMBERT_TRY(forward(plan, stream_));
-  if (slot.direct) {
-    EMBERT_CUDA(cudaEventRecord(slot.done, stream_.handle));
-    return {};
+  return slot.direct ? Status::cuda(cudaEventRecord(slot.done, stream_.handle), "cudaEventRecord") : download(slot);
+}
+
+Status Encoder::download(Slot& slot) {
+  const Parts& parts = slot.parts;
+  float* const host = slot.output.as<float>();
+  cudaStream_t last = stream_.handle;
+  if (const Part& part = parts.of(Task::kTokens); part.rows > 0) {
+    // The next forward uses this memory too, so the copy is on its stream.
+    EMBERT_CUDA(cudaMemcpyAsync(host + part.first, part.out, size_t(part.rows) * part.columns * sizeof(float),
+                                cudaMemcpyDeviceToHost, last));
   }
-  EMBERT_CUDA(cudaEventRecord(slot.computed, stream_.handle));
-  EMBERT_CUDA(cudaStreamWaitEvent(downloads_, slot.computed));
-  EMBERT_CUDA(cudaMemcpyAsync(slot.output.as(), slot.vectors.as(), floats * 4, cudaMemcpyDeviceToHost, downloads_));
-  EMBERT_CUDA(cudaEventRecord(slot.done, downloads_));
+  if (parts.own_floats() > 0) {
+    EMBERT_CUDA(cudaEventRecord(slot.computed, stream_.handle));
+    EMBERT_CUDA(cudaStreamWaitEvent(downloads_, slot.computed));
+    last = downloads_;
+    EMBERT_CUDA(
+        cudaMemcpyAsync(host, slot.vectors.as(), parts.own_floats() * sizeof(float), cudaMemcpyDeviceToHost, last));
+  }
+  EMBERT_CUDA(cudaEventRecord(slot.done, last));
   return {};
 }
 
-Status Encoder::wait(int64_t ticket, float* out) {
+Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
+  answers.clear();
   const Slot* const found = find_slot(ticket);
   if (found == nullptr)
     return Status::refused("this ticket is not in flight: it was redeemed, or is not this encoder's");
   Slot& slot = slots_[found - slots_.data()];
   slot.in_flight = false;
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
-  if (slot.rows == 0) return {};
-  EMBERT_TRY(remember(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
-  EMBERT_TRY(remember(
-      Status::cuda(cudaEventSynchronize(slot.done), ("forward of " + std::to_string(slot.rows) + " rows").c_str())));
-  std::memcpy(out, (slot.direct ? slot.direct_output : slot.output).as(), size_t(slot.rows) * shape_.hidden * 4);
+  if (slot.tokens > 0) {
+    EMBERT_TRY(remember(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
+    EMBERT_TRY(remember(Status::cuda(cudaEventSynchronize(slot.done),
+                                     ("forward of " + std::to_string(slot.tokens) + " tokens").c_str())));
+  }
+  const float* const host = (slot.direct ? slot.direct_output : slot.output).as<float>();
+  for (int i = 0; i < kTaskCount; ++i) {
+    if (!slot.parts.wants(bit(Task(i))) || (Task(i) == Task::kSparse && splade_ != nullptr)) continue;
+    const Part& part = slot.parts.of(Task(i));
+    const size_t count = size_t(part.rows) * part.columns;
+    Answer answer{Task(i), part.sequences, part.rows, part.columns, nullptr, nullptr, nullptr};
+    answer.values.reset(new float[std::max<size_t>(count, 1)]);
+    if (count > 0) std::memcpy(answer.values.get(), host + part.first, count * sizeof(float));
+    answers.push_back(std::move(answer));
+  }
+  if (splade_ == nullptr || !slot.parts.wants(bit(Task::kSparse))) return {};
+  Answer pairs{Task::kSparse, slot.parts.of(Task::kSparse).sequences, 0, 1, nullptr, nullptr, nullptr};
+  EMBERT_TRY(collect_pairs(slot, pairs));  // last: it may use the slot's memory again
+  answers.push_back(std::move(pairs));
   return {};
+}
+
+Status Encoder::run_again(Slot& slot, const BatchView& batch) {
+  slot.tokens = batch.tokens;
+  slot.sequences = batch.sequences;
+  slot.parts = Parts(batch, shape_);
+  Plan plan{};
+  EMBERT_TRY(plan_large(slot, batch, plan));
+  const Status queued = submit_large(slot, batch, plan);
+  if (!queued.ok()) return come_to_rest(queued);
+  return remember(
+      Status::cuda(cudaEventSynchronize(slot.done), ("forward of " + std::to_string(slot.tokens) + " tokens").c_str()));
 }
 
 }  // namespace embert

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
+from embert.engine.encoders.cuda_heads import Layout, captured_tasks, head_shapes, head_tensors
 from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
@@ -93,13 +94,10 @@ def _incapable(name: str, capability: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A batch in flight, and what the host has yet to do with its answer."""
+    """A batch in flight, and how its answers are read."""
 
     number: int
-    task: Task
-    dimensions: npt.NDArray[np.int32] | None
-    normalize: npt.NDArray[np.bool_] | None
-    offsets: npt.NDArray[np.int32] | None  # of the rows, where a sequence has several
+    layout: Layout
 
 
 class CudaEncoder(Encoder):
@@ -140,10 +138,10 @@ class CudaEncoder(Encoder):
         if reason is not None:
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
         self.hidden_size = architecture.hidden_size
-        self._has = model.tasks & (Task.EMBED | Task.TOKENS)
+        self._model = model
+        self._has = model.tasks
         self.width = model.width
         self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
-        self._head = EmbeddingHead(model.folder, model.dense) if model.dense else None
         checkpoint = Checkpoint.open(model)
         self._architecture = architecture
         self.dtype, dtype_reason = _dtype(dtype, model, checkpoint)
@@ -168,9 +166,10 @@ class CudaEncoder(Encoder):
                 gemm=gemm,
                 cublaslt_library=_cublaslt_library(),
                 fold=fold,
-                graphs=graphs,
+                graphs=int(captured_tasks(model)) if graphs else 0,
+                **head_shapes(model),
             )
-            return encoder, _load(encoder, checkpoint, architecture)
+            return encoder, _load(encoder, checkpoint, model, self.dtype)
 
         try:
             self._encoder, self.fold_refusal = made(fold)
@@ -212,29 +211,10 @@ class CudaEncoder(Encoder):
         Raises EncoderError for a batch that the extension refuses, EncoderLost if the device has failed.
         """
         check_tasks(batch, self._has)
-        task = batch.wanted
-        if batch.tasks is not None and (batch.tasks != task).any():
-            raise EncoderError("sequences of one batch must want the same task of the CUDA encoder")
-        dimensions, normalize = batch.dimensions, batch.normalize
-        later: tuple[npt.NDArray[np.int32] | None, npt.NDArray[np.bool_] | None] = (None, None)
-        if self._head is not None and task is Task.EMBED:
-            # Dense modules follow pooling and run on the host, so the host cuts and normalises, too.
-            later = (
-                None if dimensions is None else dimensions.copy(),
-                None if normalize is None else normalize.copy(),
-            )
-            dimensions, normalize = None, np.zeros(batch.sequences, np.bool_)
         check_dimensions(batch, self.width)
-        offsets = batch.cu_seqlens.astype(np.int32) if task is Task.TOKENS else None
-        return Ticket(self._start(batch, dimensions, normalize, task), task, *later, offsets)
+        return Ticket(self._start(batch), Layout.of(batch, self._model))
 
-    def _start(
-        self,
-        batch: PackedBatch,
-        dimensions: npt.NDArray[np.int32] | None,
-        normalize: npt.NDArray[np.bool_] | None,
-        task: Task,
-    ) -> int:
+    def _start(self, batch: PackedBatch) -> int:
         """Hand a batch to the extension, and return the extension's number for it."""
         architecture = self._architecture
         try:
@@ -244,9 +224,9 @@ class CudaEncoder(Encoder):
                     _contiguous(batch.cu_seqlens, np.int32),
                     _contiguous(batch.token_types, np.int32),
                     _padding_positions(batch, architecture),
-                    _contiguous(dimensions, np.int32),
-                    _contiguous(normalize, np.bool_),
-                    task is Task.TOKENS,
+                    _contiguous(batch.dimensions, np.int32),
+                    _contiguous(batch.normalize, np.bool_),
+                    _contiguous(batch.tasks, np.uint8),
                 )
             )
         except (self._cuda.Refused, self._cuda.Lost) as error:
@@ -258,13 +238,10 @@ class CudaEncoder(Encoder):
         Raises EncoderError if this forward failed, EncoderLost if no later one can work either.
         """
         try:
-            answer: npt.NDArray[np.float32] = self._opened().wait(ticket.number)
+            answers = self._opened().wait(ticket.number)
         except (self._cuda.Refused, self._cuda.Lost) as error:
             raise self._translated(error) from error
-        if self._head is not None and ticket.task is Task.EMBED:
-            answer = self._head(answer, ticket.dimensions, ticket.normalize)
-        rows = Rows.one_each(answer) if ticket.offsets is None else Rows(answer, ticket.offsets)
-        return {ticket.task: rows}
+        return {Task(bit): ticket.layout.rows(Task(bit), *answer) for bit, *answer in answers}
 
     def close(self) -> None:
         """Release the device's memory. The encoder cannot be used afterwards."""
@@ -281,16 +258,16 @@ class CudaEncoder(Encoder):
         Both batches are needed, because few rows and many rows take different kernels.
         """
         ids = known_text(model.architecture)[: self.max_batch_tokens]
-        expected = vector_of(ids, model.architecture, checkpoint, model.pooling)
+        pooled = vector_of(ids, model.architecture, checkpoint, model.pooling)
+        expected = EmbeddingHead(model.folder, model.dense)(pooled[None], None, np.zeros(1, np.bool_))[0]
         for lengths in _known_batches(len(ids), model.architecture.max_positions, self.max_batch_tokens):
             cu_seqlens = cumulative(np.array(lengths, np.int32))
             filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.architecture.vocab_size
             batch = PackedBatch(filled.astype(np.int32), cu_seqlens)
             batch.ids[: len(ids)] = batch.ids[-len(ids) :] = ids
-            ticket = self._encoder.submit(
-                batch.ids, cu_seqlens, None, None, None, np.zeros(len(lengths), np.bool_), False
-            )
-            vectors = self._encoder.wait(ticket)
+            as_they_are = np.zeros(len(lengths), np.bool_)
+            ticket = self._encoder.submit(batch.ids, cu_seqlens, None, None, None, as_they_are, None)
+            ((_, vectors, _, _),) = self._encoder.wait(ticket)
             for vector in vectors[[0, -1]]:
                 wrong = disagreement(vector, expected, self.dtype)
                 if wrong is not None:
@@ -305,8 +282,9 @@ class CudaEncoder(Encoder):
         return kind(f"{self.device} ({self.device_name}): {error}")
 
 
-def _load(encoder: Any, checkpoint: Checkpoint, architecture: Architecture) -> str:
+def _load(encoder: Any, checkpoint: Checkpoint, model: Model, dtype: str) -> str:
     """Upload all weights as they are stored (the device converts), and start. Returns why LayerNorms are not folded."""
+    architecture = model.architecture
     alive = []  # the arrays that the extension reads until it has started
     tensors = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
     tensors += [
@@ -318,14 +296,18 @@ def _load(encoder: Any, checkpoint: Checkpoint, architecture: Architecture) -> s
         tensors.append(("padding", -1, PADDING_POSITION))
     for ours, layer, theirs in tensors:
         tensor = checkpoint.stored(theirs)
-        dtype = STORED_DTYPES.get(tensor.dtype, "float32")
+        stored = STORED_DTYPES.get(tensor.dtype, "float32")
         array = tensor.array if tensor.dtype in STORED_DTYPES else tensor.float32()
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         alive.append(data)
-        encoder.load(ours, layer, data, list(tensor.shape), dtype)
+        encoder.load(ours, layer, data, list(tensor.shape), stored)
     if architecture.relative_buckets:
         bias = bias_by_distance(checkpoint.float32(RELATIVE_ATTENTION_BIAS), architecture.max_positions)
         encoder.load("relative", -1, bias.reshape(-1).view(np.uint8), list(bias.shape), "float32")
+    for ours, index, values in head_tensors(model, dtype):
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        alive.append(data)
+        encoder.load(ours, index, data, list(values.shape), "float32")
     return str(encoder.start())
 
 

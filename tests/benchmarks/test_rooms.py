@@ -14,7 +14,7 @@ from tests.server.live import ROOT, environment
 
 ROOMS = {
     "encoder": {"rivals", "lib"},
-    "kernels": {"rivals", "lib"},
+    "kernels": {"encoder", "rivals", "lib"},
     "server": {"rivals", "lib"},
     "soak": {"rivals", "lib"},
     "rivals": {"lib"},

@@ -21,6 +21,7 @@ RECORDED = (
     *sorted((CSRC / "runtime").glob("*.cpp")),
     *sorted((CSRC / "model").glob("*.cpp")),
     CSRC / "device" / "capability.cpp",
+    CSRC / "heads" / "splade" / "splade.cpp",
 )
 
 

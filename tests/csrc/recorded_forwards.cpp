@@ -1,7 +1,8 @@
 // The encoder's host side before a device that only writes down what it is asked to do. Arguments: pooling (0 cls, 1
-// mean, 2 max, 3 last), gemm, graphs (0, 1), task (0 embed, 1 tokens), relative positions (0, 1), weights stored in
-// FP32 (0, 1), then the lengths of a batch, or of several with a "/" between them, which are then in flight two at a
-// time.
+// mean, 2 max, 3 last), gemm, graphs (bits of tasks), relative positions (0, 1), weights stored in FP32 (0, 1), heads
+// of the model (bits of tasks; EMBED: Dense modules; 32: SPLADE; 64: SPLADE with more pairs than there is room for
+// beyond two texts'), then the lengths of a batch, or of several with a "/" between them, which are then in flight two
+// at a time. A length may be followed by ":" and bits of tasks; without, it wants EMBED.
 
 #include <cstring>
 
@@ -9,28 +10,54 @@
 
 using namespace embert;
 
+namespace {
+
+struct Batch {
+  std::vector<int32_t> cu_seqlens{0};
+  std::vector<Tasks> tasks;
+};
+
+TaskHeads heads(int tasks) {
+  const auto has = [&](Task task) { return (tasks & bit(task)) != 0; };
+  TaskHeads made;
+  if (has(Task::kEmbed)) made.dense = {{kHidden, 99, HeadActivation::kRelu}, {99, 64, HeadActivation::kIdentity}};
+  if (has(Task::kClassify))
+    made.classifier = {{kHidden, kHidden, HeadActivation::kTanh}, {kHidden, 3, HeadActivation::kIdentity}};
+  made.token_weights = has(Task::kSparse);
+  if (has(Task::kMulti)) made.multi = {{kHidden, 128}};
+  if ((tasks & 96) != 0) made.splade = SpladeKind{};
+  if ((tasks & 64) != 0) pairs_of_text = int(kPairs / 3) + 1;
+  return made;
+}
+
+}  // namespace
+
 int main(int count, char** arguments) {
   if (count < 7) return 2;
   ModelShape shape = small_model();
-  shape.relative = std::atoi(arguments[5]) != 0;
+  shape.relative = std::atoi(arguments[4]) != 0;
   if (shape.relative) shape.positions = kRelativePositions;
   shape.pooling = Pooling(std::atoi(arguments[1]));
   EncoderOptions options;
   options.max_tokens = 4096;
   options.gemm = arguments[2];
-  options.graphs = std::atoi(arguments[3]) != 0;
-  const Task task = Task(std::atoi(arguments[4]));
-  std::vector<std::vector<int32_t>> batches(1, {0});  // of cu_seqlens
+  options.graphs = Tasks(std::atoi(arguments[3]));
+  shape.task_heads = heads(std::atoi(arguments[6]));
+  std::vector<Batch> batches(1);
   for (int i = 7; i < count; ++i) {
-    if (std::strcmp(arguments[i], "/") == 0)
-      batches.push_back({0});
-    else
-      batches.back().push_back(batches.back().back() + std::atoi(arguments[i]));
+    if (std::strcmp(arguments[i], "/") == 0) {
+      batches.emplace_back();
+      continue;
+    }
+    const char* const tasks = std::strchr(arguments[i], ':');
+    batches.back().cu_seqlens.push_back(batches.back().cu_seqlens.back() + std::atoi(arguments[i]));
+    batches.back().tasks.push_back(tasks == nullptr ? bit(Task::kEmbed) : Tasks(std::atoi(tasks + 1)));
   }
 
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(shape, options, encoder));
-  load(*encoder, Stored(std::atoi(arguments[6])));
+  load(*encoder, Stored(std::atoi(arguments[5])));
+  load_heads(*encoder);
   if (shape.relative) load_relative(*encoder);
   std::string refusal;
   telling = true;
@@ -40,21 +67,24 @@ int main(int count, char** arguments) {
   const auto wait = [&] {
     const int64_t ticket = tickets.front();
     tickets.erase(tickets.begin());
-    const int rows = encoder->rows_of(ticket);
-    std::vector<float> out(size_t(rows) * kHidden);
-    check(encoder->wait(ticket, out.data()));
-    tell("answered rows=%d\n", rows);
+    std::vector<Answer> answers;
+    check(encoder->wait(ticket, answers));
+    tell("answered");
+    for (const Answer& answer : answers)
+      tell(" rows%d=%d columns%d=%d", bit(answer.task), answer.rows, bit(answer.task), answer.columns);
+    tell("\n");
   };
-  for (const auto& cu_seqlens : batches) {
+  for (const auto& [cu_seqlens, tasks] : batches) {
     const std::vector<int32_t> ids(std::max(1, cu_seqlens.back()), 5);
     BatchView batch;
     batch.tokens = cu_seqlens.back();
     batch.sequences = int(cu_seqlens.size()) - 1;
     batch.ids = ids.data();
     batch.cu_seqlens = cu_seqlens.data();
+    batch.tasks = tasks.data();
     if (tickets.size() == 2) wait();
     int64_t ticket = 0;
-    check(encoder->submit(batch, task, ticket));
+    check(encoder->submit(batch, ticket));
     tell("submitted ticket=%ld\n", long(ticket));
     tickets.push_back(ticket);
   }

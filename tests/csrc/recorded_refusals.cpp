@@ -33,6 +33,7 @@ std::unique_ptr<Encoder> started(const ModelShape& shape, const EncoderOptions& 
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(shape, options, encoder));
   load(*encoder, Stored::kFloat16);
+  load_heads(*encoder);
   std::string refusal;
   check(encoder->start(refusal));
   return encoder;
@@ -42,12 +43,12 @@ std::unique_ptr<Encoder> started(const ModelShape& shape, const EncoderOptions& 
 void run(Encoder& encoder, const BatchView& batch) {
   int64_t ticket = 0;
   telling = true;
-  const Status status = encoder.submit(batch, Task::kEmbed, ticket);
+  const Status status = encoder.submit(batch, ticket);
   telling = false;
   say("submit", status);
   if (!status.ok()) return;
-  std::vector<float> out(size_t(batch.sequences) * kHidden);
-  say("wait", encoder.wait(ticket, out.data()));
+  std::vector<Answer> answers;
+  say("wait", encoder.wait(ticket, answers));
 }
 
 void create(const ModelShape& shape, const EncoderOptions& options) {
@@ -69,6 +70,13 @@ void weights(const ModelShape& shape, const EncoderOptions& options, const std::
   } else if (what == "instead") {  // as many as there should be, one of them twice
     load(*encoder, Stored::kFloat32, "beta");
     put("gamma", -1, {kHidden});
+    say("start", encoder->start(refusal));
+  } else if (what == "heads") {
+    load(*encoder, Stored::kFloat16);
+    put("classifier.weight", 0, {2, kHidden});
+    put("classifier.weight", 1, {3, kHidden});
+    put("classifier.weight", 0, {3, kHidden});
+    put("token_weights.weight", -1, {1, kHidden});
     say("start", encoder->start(refusal));
   } else if (what == "surplus") {
     put("pooler", -1, {kHidden, kHidden});
@@ -137,6 +145,7 @@ int main(int count, char** arguments) {
       std::string refusal;
       say("start", encoder->start(refusal));
     } else if (scenario.rfind("weights ", 0) == 0) {
+      if (is("weights heads")) shape.task_heads.classifier = {{kHidden, 3}};
       weights(shape, options, scenario.substr(8));
     } else if (is("tiles")) {
       options.max_tokens = 65535 * 64;
@@ -169,21 +178,22 @@ int main(int count, char** arguments) {
     } else if (is("tickets")) {
       const auto encoder = started(shape, options), other = started(shape, options);
       const Batch one({20}), two({30, 30});
-      std::vector<float> out(2 * kHidden);
+      std::vector<Answer> out;
       int64_t first = 0, second = 0, third = 0, theirs = 0;
-      check(encoder->submit(one.view, Task::kEmbed, first));
-      check(encoder->wait(first, out.data()));
-      say("again", encoder->wait(first, out.data()));
-      check(encoder->submit(two.view, Task::kEmbed, second));
-      check(encoder->submit(one.view, Task::kEmbed, third));
-      say("stale", encoder->wait(first, out.data()));
-      check(other->submit(two.view, Task::kEmbed, theirs));
-      say("elsewhere", other->wait(second, out.data()));
-      say("never", encoder->wait(-1, out.data()));
-      std::printf("rows %d %d\n", encoder->rows_of(second), encoder->rows_of(third));
-      say("third", encoder->wait(third, out.data()));
-      say("second", encoder->wait(second, out.data()));
-      say("theirs", other->wait(theirs, out.data()));
+      check(encoder->submit(one.view, first));
+      check(encoder->wait(first, out));
+      say("again", encoder->wait(first, out));
+      check(encoder->submit(two.view, second));
+      check(encoder->submit(one.view, third));
+      say("stale", encoder->wait(first, out));
+      check(other->submit(two.view, theirs));
+      say("elsewhere", other->wait(second, out));
+      say("never", encoder->wait(-1, out));
+      say("third", encoder->wait(third, out));
+      std::printf("rows %d\n", out[0].rows);
+      say("second", encoder->wait(second, out));
+      std::printf("rows %d\n", out[0].rows);
+      say("theirs", other->wait(theirs, out));
     } else if (is("dimensions")) {
       const auto encoder = started(shape, options);
       Batch batch({20, 30});
@@ -191,6 +201,25 @@ int main(int count, char** arguments) {
         batch.view.dimensions = asked.data();
         run(*encoder, batch.view);
       }
+    } else if (is("tasks")) {
+      shape.task_heads.classifier = {{kHidden, 1}};
+      const auto encoder = started(shape, options);
+      Batch batch({20, 30});
+      for (const std::vector<Tasks>& asked : {std::vector<Tasks>{4, 0}, {8, 1}, {1, 32}, {5, 2}}) {
+        batch.view.tasks = asked.data();
+        run(*encoder, batch.view);
+      }
+    } else if (is("heads")) {
+      shape.task_heads.classifier = {{kHidden, 8}, {9, 2}};
+      create(shape, options);
+      shape.task_heads = {};
+      shape.task_heads.dense = {{kHidden - 8, 8}};
+      create(shape, options);
+      shape.task_heads = {};
+      shape.task_heads.multi = {{kHidden, 100}};
+      create(shape, options);
+      shape.task_heads.multi = {{kHidden, 128, HeadActivation::kTanh}};
+      create(shape, options);
     } else if (is("positions")) {
       shape.padding = true;
       options.graphs = true;

@@ -11,10 +11,15 @@
 #include "elementwise/elementwise.h"
 #include "embedding/embedding.h"
 #include "gemm/linear.h"
+#include "gemm/text_maxima.h"
+#include "heads/dense.h"
 #include "heads/pooling.h"
+#include "heads/splade/splade.h"
+#include "heads/token_heads.h"
 #include "norm/layernorm.h"
 
 bool telling = false;
+int pairs_of_text = 2;
 Faults faults;
 Living living;
 
@@ -28,6 +33,14 @@ size_t pool_used = 0;
 
 long at(const void* address) {
   return address == nullptr ? -1 : static_cast<const uint8_t*>(address) - pool_memory;
+}
+
+// How many are chosen of so many, with the first and the last one; -1: all are. The list was copied to the device.
+void tell_chosen(const int* chosen, int count) {
+  if (chosen == nullptr || count == 0)
+    tell("chosen=-1\n");
+  else
+    tell("chosen=%d first=%d last=%d\n", count, chosen[0], chosen[count - 1]);
 }
 
 // Counts down; the call that finds 0 fails, and so does each after it.
@@ -212,9 +225,33 @@ Status gather(DType, const void* context, const Rows& x, const int*, Pooling poo
   return {};
 }
 Status pool(DType, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float, const int*,
-            const uint32_t*, int sequences, int longest, int, float* vectors, const Stream&) {
-  tell("pool pooling=%d x=%ld sums=%ld gathered=%d normed=%d rows=%d longest=%d y=%ld\n", int(pooling), at(rows.data),
-       at(rows.sums), gathered, norm.gamma != nullptr, sequences, longest, at(vectors));
+            const uint32_t* cuts, const int* chosen, int sequences, int longest, int, float* vectors, const Stream&) {
+  tell("pool pooling=%d x=%ld sums=%ld gathered=%d normed=%d cut=%d rows=%d longest=%d y=%ld ", int(pooling),
+       at(rows.data), at(rows.sums), gathered, norm.gamma != nullptr, cuts != nullptr, sequences, longest, at(vectors));
+  tell_chosen(chosen, sequences);
+  return {};
+}
+Status dense(const float* x, int rows, const DenseLayer& layer, float* y, int y_pitch, const Stream&) {
+  tell("dense x=%ld rows=%d in=%d out=%d activation=%d weight=%ld bias=%ld y=%ld pitch=%d\n", at(x), rows,
+       layer.shape.in, layer.shape.out, int(layer.shape.activation), at(layer.weight), at(layer.bias), at(y), y_pitch);
+  return {};
+}
+Status cut_rows(const float* x, const uint32_t*, const int* chosen, int rows, int width, float* y, const Stream&) {
+  tell("cut x=%ld rows=%d width=%d y=%ld ", at(x), rows, width, at(y));
+  tell_chosen(chosen, rows);
+  return {};
+}
+Status token_rows(DType, const void* x, const int* chosen, int rows, int columns, bool unit_length, float* y,
+                  const Stream&) {
+  tell("token_rows x=%ld rows=%d columns=%d unit_length=%d y=%ld ", at(x), rows, columns, unit_length, at(y));
+  tell_chosen(chosen, rows);
+  return {};
+}
+Status token_weights(DType, const Rows& x, const Norm& norm, float, const int* chosen, int rows, int,
+                     const float* weight, const float* bias, float* y, const Stream&) {
+  tell("token_weights x=%ld sums=%ld normed=%d rows=%d weight=%ld bias=%ld y=%ld ", at(x.data), at(x.sums),
+       norm.gamma != nullptr, rows, at(weight), at(bias), at(y));
+  tell_chosen(chosen, rows);
   return {};
 }
 Status row_offsets(const Rows&, int count, int, float, float*, const Stream&) {
@@ -276,6 +313,47 @@ class RecordingGemm final : public GemmProvider {
 
 }  // namespace
 
+namespace {
+
+class RecordingMaxima final : public TextMaxima {
+ public:
+  Status run(const TextRows& of, float* maxima, const Stream&) override {
+    tell("maxima x=%ld all_rows=%d row=%d rows=%d text=%d text_of=%ld y=%ld\n", at(of.x), of.all_rows, of.first_row,
+         of.rows, of.first_text, at(of.text_of), at(maxima));
+    return {};
+  }
+};
+
+}  // namespace
+
+Status make_portable_maxima(GemmProvider&, DType, const LinearWeights& weights, const Stream&,
+                            std::unique_ptr<TextMaxima>& made) {
+  tell("prepare_maxima in=%d out=%d weight=%ld\n", weights.in, weights.out, at(weights.weight));
+  made = std::make_unique<RecordingMaxima>();
+  return {};
+}
+Status begin_maxima(const TextSpan& span, int pitch, int* text_of, float* maxima, int*, const Stream&) {
+  tell("begin_maxima chosen=%ld text=%d texts=%d end=%d pitch=%d text_of=%ld y=%ld\n", at(span.chosen), span.first,
+       span.count, span.end_row, pitch, at(text_of), at(maxima));
+  return {};
+}
+Status count_pairs(const float* maxima, int, int, int count, int*, int*, const Stream&) {
+  tell("count_pairs x=%ld texts=%d\n", at(maxima), count);
+  return {};
+}
+// Text i has `pairs_of_text` pairs: (i, 1), (i + 1, 1), … What does not fit is left out.
+Status write_pairs(const float* maxima, int, int, int first, int count, const int*, const int*, const int64_t* before,
+                   int64_t*, const PairPlaces& to, const Stream&) {
+  tell("write_pairs x=%ld text=%d texts=%d goes_on=%d logs=%d\n", at(maxima), first, count, before != nullptr, to.logs);
+  for (int text = first; text < first + count; ++text) {
+    to.counts[text] = pairs_of_text;
+    for (int64_t i = 0; int64_t(text + 1) * pairs_of_text <= to.capacity && i < pairs_of_text; ++i) {
+      to.indices[int64_t(text) * pairs_of_text + i] = int(text + i);
+      to.values[int64_t(text) * pairs_of_text + i] = 1.0f;
+    }
+  }
+  return {};
+}
 Status make_hopper(DType, std::unique_ptr<GemmProvider>& provider) {
   provider = std::make_unique<RecordingGemm>(true);
   return {};
@@ -340,6 +418,33 @@ void load(Encoder& encoder, Stored stored, const std::string& without) {
     for (const std::string name : {"attention.gamma", "attention.beta", "out.gamma", "out.beta"})
       put(name, layer, {kHidden});
   }
+}
+
+void load_heads(Encoder& encoder) {
+  const TaskHeads& heads = encoder.shape().task_heads;
+  const auto put = [&](const std::string& name, int index, const TensorShape& shape) {
+    size_t count = 1;
+    for (const size_t size : shape) count *= size;
+    check(encoder.load(name, index, std::vector<float>(count).data(), shape, DType::kFloat32));
+  };
+  const auto layers = [&](const std::string& name, const std::vector<DenseShape>& shapes) {
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      put(name + ".weight", int(i), {size_t(shapes[i].out), size_t(shapes[i].in)});
+      put(name + ".bias", int(i), {size_t(shapes[i].out)});
+    }
+  };
+  layers("dense", heads.dense);
+  layers("classifier", heads.classifier);
+  layers("multi", heads.multi);
+  if (heads.token_weights) {
+    put("token_weights.weight", -1, {1, kHidden});
+    put("token_weights.bias", -1, {1});
+  }
+  if (!heads.splade) return;
+  put("splade.transform.weight", -1, {kHidden, kHidden});
+  for (const std::string name : {"transform.bias", "transform.gamma", "transform.beta"})
+    put("splade." + name, -1, {kHidden});
+  put("splade.decoder.bias", -1, {kVocabulary});
 }
 
 void load_relative(Encoder& encoder) {

@@ -13,7 +13,8 @@
 
 #include "runtime/encoder.h"
 
-extern bool telling;  // whether anything is written
+extern bool telling;       // whether anything is written
+extern int pairs_of_text;  // that SPLADE's head is said to find
 
 // What the device is, and which calls fail; a count: so many still succeed, -1: all.
 struct Faults {
@@ -53,5 +54,7 @@ enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
 // All weights but those called `without`. Of layer i they are 10·i and 1 for query, 2 for key, 3 for value, 4 for
 // inner; the others are 0. In FP16 all are 0.
 void load(embert::Encoder& encoder, Stored stored, const std::string& without = "");
+// Zeros for all heads that the model has.
+void load_heads(embert::Encoder& encoder);
 // Of head h: 1 000·h + key - query.
 void load_relative(embert::Encoder& encoder);

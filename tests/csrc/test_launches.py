@@ -1,69 +1,42 @@
-"""What the encoder asks of the device, without one: recording_device.cpp stands in for CUDA and writes it down."""
+"""What the encoder asks of the device, without one: recorded.py."""
 
 from __future__ import annotations
 
 import itertools
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import RECORDED, build
+from tests.csrc.recorded import (
+    CLASSIFY,
+    CLS,
+    EMBED,
+    HIDDEN,
+    HOPPER,
+    LAST,
+    LAYERS,
+    LONG,
+    MAX,
+    MEAN,
+    MULTI,
+    PORTABLE,
+    SPARSE,
+    TOKENS,
+    built,
+    everything,
+    launches,
+    names,
+    only,
+)
 
-CLS, MEAN, MAX, LAST = range(4)
-LAYERS, HIDDEN, INNER = 3, 256, 1024
-HOPPER, PORTABLE = "hopper", "cublaslt"
-TOKENS = 1
 IN_FLOAT16, IN_FLOAT32, VECTORS_IN_FLOAT32 = range(3)  # the checkpoint
-
-Launch = tuple[str, dict[str, int]]
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("launches"), Path(__file__).with_name("recorded_forwards.cpp"), *RECORDED)
-
-
-def launches(program: Path, pooling: int, gemm: str, *batches: list[int], **options: int) -> list[Launch]:
-    """What one encoder is asked after its start, of which "started" tells."""
-    found = everything(program, pooling, gemm, *batches, **options)
-    return found[names(found).index("started") :]
-
-
-def everything(
-    program: Path,
-    pooling: int,
-    gemm: str,
-    *batches: list[int],
-    graphs: int = 0,
-    task: int = 0,
-    relative: int = 0,
-    stored: int = 0,
-) -> list[Launch]:
-    """The same from the moment that the weights are there."""
-    lengths = " / ".join(" ".join(map(str, batch)) for batch in batches).split()
-    options = [str(int(option)) for option in (graphs, task, relative, stored)]
-    command = [str(program), str(pooling), gemm, *options, *lengths]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = []
-    for line in told.splitlines():
-        name, _, rest = line.partition(" ")
-        assert name != "refused", line
-        found.append((name, {key: int(value) for key, _, value in (pair.partition("=") for pair in rest.split())}))
-    return found
-
-
-def names(found: list[Launch]) -> list[str]:
-    return [name for name, _ in found]
-
-
-def only(found: list[Launch], name: str) -> list[dict[str, int]]:
-    return [values for each, values in found if each == name]
-
-
-LONG = [500, 400, 300, 20, 33]
+    return built(tmp_path_factory.mktemp("launches"))
 
 
 def test_five_kernels_a_layer(program: Path) -> None:
@@ -118,11 +91,20 @@ def test_after_the_last_attention_only_pooled_rows_go_on(program: Path, gemm: st
 
 @pytest.mark.parametrize(
     ("pooling", "batch", "task"),
-    [(MEAN, LONG, 0), (MAX, LONG, 0), (CLS, [100, 27], 0), (CLS, [1] * 200, 0), (CLS, LONG, TOKENS)],
-    ids=["mean", "max", "few rows", "short texts", "token vectors"],
+    [
+        (MEAN, LONG, EMBED),
+        (MAX, LONG, EMBED),
+        (CLS, [100, 27], EMBED),
+        (CLS, [1] * 200, EMBED),
+        (CLS, LONG, TOKENS),
+        (CLS, LONG, EMBED | SPARSE),
+        (CLS, LONG, CLASSIFY | MULTI),
+        (MEAN, LONG, EMBED | CLASSIFY),
+        (LAST, LONG, EMBED | CLASSIFY),
+    ],
 )
 def test_else_all_rows_go_on(program: Path, pooling: int, batch: list[int], task: int) -> None:
-    found = launches(program, pooling, HOPPER, batch, task=task)
+    found = launches(program, pooling, HOPPER, [(length, task) for length in batch], heads=CLASSIFY | SPARSE | MULTI)
     assert not only(found, "gather")
     assert {each["rows"] for each in only(found, "linear")} == {sum(batch)}
     assert {each["queries"] for each in only(found, "attention")} == {0}

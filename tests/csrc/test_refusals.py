@@ -127,8 +127,8 @@ def test_a_launch_that_fails_is_waited_for_before_its_room_is_used_again(program
 def test_a_ticket_is_redeemed_once_and_by_its_own_encoder(program: Path) -> None:
     no = "refused: this ticket is not in flight: it was redeemed, or is not this encoder's"
     assert told(program, "tickets") == [
-        f"again {no}", f"stale {no}", f"elsewhere {no}", f"never {no}", "rows 2 1",
-        "third fine", "second fine", "theirs fine",
+        f"again {no}", f"stale {no}", f"elsewhere {no}", f"never {no}",
+        "third fine", "rows 1", "second fine", "rows 2", "theirs fine",
     ]  # fmt: skip
 
 
@@ -138,6 +138,36 @@ def test_dimensions_are_from_0_to_the_hidden_size(program: Path) -> None:
         "submit refused: dimensions of sequence 0 must be 0 to 256, found 257",
         "submit fine", "wait fine",
     ]  # fmt: skip
+
+
+def test_tasks_are_what_the_model_has_heads_for(program: Path) -> None:
+    must = "must be bits of 7 (EMBED, TOKENS, CLASSIFY), and not 0"
+    assert steps(told(program, "tasks")) == [
+        f"submit refused: tasks of sequence 1 {must}, found 0",
+        f"submit refused: tasks of sequence 0 {must}, found 8",
+        f"submit refused: tasks of sequence 1 {must}, found 32",
+        "submit fine", "wait fine",
+    ]  # fmt: skip
+
+
+def test_heads_that_do_not_fit_are_refused(program: Path) -> None:
+    no = "create refused: the CUDA encoder cannot run a"
+    assert told(program, "heads") == [
+        f"{no} classification layer of 9 columns to 2 after 8 columns; at most 65536 are taken",
+        f"{no} Dense module of 248 columns to 8 after 256 columns; at most 65536 are taken",
+        f"{no} multi-vector layer of 100 columns: it must be a multiple of 8 of at most 8192",
+        f"{no} multi-vector layer with tanh or sigmoid",
+    ]
+
+
+def test_weights_of_a_head_that_are_missing_or_of_another_shape(program: Path) -> None:
+    assert told(program, "weights heads") == [
+        "load refused: classifier.weight of layer 0 has shape [2, 256], expected [3, 256]",
+        "load refused: this model has no weight classifier.weight of layer 1",
+        "load fine",
+        "load refused: this model has no weight token_weights.weight",
+        "start refused: classifier.bias of layer 0 was not loaded: of 55 weights there are 54",
+    ]
 
 
 def test_positions_of_the_host_come_after_the_devices_own(program: Path) -> None:

@@ -23,7 +23,13 @@ from tests.csrc.host_program import CSRC
 
 pytestmark = pytest.mark.timeout(900)  # four compilers at once, on cores that others may use
 
-SOURCES = ("gemm/hopper.cu", "gemm/hopper_feed_forward.cu", "attention/sm90.cu", "attention/sm80.cu")
+SOURCES = (
+    "gemm/hopper.cu",
+    "gemm/hopper_feed_forward.cu",
+    "gemm/hopper_maxima.cu",
+    "attention/sm90.cu",
+    "attention/sm80.cu",
+)
 BARRIERS = 64  # of a multiprocessor
 # Bytes that may be spilled: what these kernels have spilled since they were measured, and no more. The last template
 # argument: whether gamma is in the rows (csrc/EPILOGUES.md).
@@ -126,6 +132,7 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     for kernel in ("pingpong_kernel", "wide_kernel", "few_rows_kernel"):
         assert kernel in names["hopper"]
     assert "feed_forward_kernel" in names["hopper_feed_forward"]
+    assert "maxima_kernel" in names["hopper_maxima"]
     assert "attention_hopper_kernel" in names["sm90"]
     assert "attention_short_kernel" in names["sm80"]
 

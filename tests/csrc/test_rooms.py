@@ -19,7 +19,7 @@ ROOMS: dict[str, set[str]] = {
     "gemm": {"device", "ptx", "norm", "elementwise"},
     "attention": {"device", "ptx"},
     "embedding": {"device", "ptx", "norm", "attention"},
-    "heads": {"device", "ptx", "norm"},
+    "heads": {"device", "ptx", "norm", "elementwise", "gemm"},
     "model": {"device", "norm", "elementwise", "attention", "embedding", "heads"},
     "runtime": {"device", "norm", "elementwise", "gemm", "attention", "embedding", "heads", "model"},
     "bindings": {"device", "norm", "elementwise", "gemm", "attention", "embedding", "heads", "model", "runtime"},

@@ -21,6 +21,7 @@ HOPPERS_OWN = {
     "pingpong_kernel": "gemm/hopper.cu",
     "wide_kernel": "gemm/hopper.cu",
     "feed_forward_kernel": "gemm/hopper_feed_forward.cu",
+    "maxima_kernel": "gemm/hopper_maxima.cu",
     "attention_hopper_kernel": "attention/sm90.cu",
 }
 

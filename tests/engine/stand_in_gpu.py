@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.heads.dense_layer import DenseLayer
+from embert.engine.heads.description import NO_HEADS
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats
 
 __all__ = ["StandInEncoder", "StandInGpu"]
+
+
+# A task's bit, values, offsets, indices.
+Answer = tuple[int, Floats, npt.NDArray[np.int32] | None, npt.NDArray[np.int32] | None]
 
 
 class Refused(RuntimeError):
@@ -67,8 +75,9 @@ class StandInEncoder:
         self.gpu, self.shape, self.gemm = gpu, shape, gpu.gemm
         self.loaded: dict[tuple[str, int], npt.NDArray[Any]] = {}  # by name and layer, as stored
         self.batches: list[tuple[Any, ...]] = []
-        self._answers: dict[int, Floats] = {}
-        self._cpu = TorchEncoder(gpu.model, max_batch_tokens=1 << 20)
+        self._answers: dict[int, list[Answer]] = {}
+        layers = dataclasses.replace(gpu.model, dense=(), heads=NO_HEADS, embeds=True)
+        self._cpu = TorchEncoder(layers, max_batch_tokens=1 << 20)
 
     def load(self, name: str, layer: int, data: npt.NDArray[np.uint8], shape: list[int], dtype: str) -> None:
         """Keep a tensor."""
@@ -80,26 +89,78 @@ class StandInEncoder:
         """Start. LayerNorms are folded."""
         return ""
 
-    def submit(self, ids: Any, cu_seqlens: Any, types: Any, positions: Any, dims: Any, norm: Any, tokens: bool) -> int:
+    def submit(
+        self, ids: Any, cu_seqlens: Any, types: Any, positions: Any, dims: Any, norm: Any, tasks: Any = None
+    ) -> int:
         """Compute at once. Positions are only recorded, because the CPU encoder finds its own."""
-        self.batches.append((ids, cu_seqlens, types, positions, dims, norm, tokens))
+        self.batches.append((ids, cu_seqlens, types, positions, dims, norm, tasks))
         states = self._cpu.encode(PackedBatch(ids, cu_seqlens, types), Task.TOKENS)
-        pool = {
-            "mean": lambda x: x.mean(0),
-            "cls": lambda x: x[0],
-            "max": lambda x: x.max(0),
-            "last-token": lambda x: x[-1],
-        }
         texts = np.split(states, cu_seqlens[1:-1])
-        answer = states if tokens else np.stack([pool[self.gpu.model.pooling](text) for text in texts])
-        if not tokens and self.gpu.spoil is not None:
-            answer = self.gpu.spoil(answer)
+        wanted = [Task.EMBED] * len(texts) if tasks is None else [Task(int(each)) for each in tasks]
+        answers: list[Answer] = []
+        for task in (task for task in Task if any(task in each for each in wanted)):
+            if task == Task.SPARSE and self.shape["splade"] is not None:
+                answers.append(self._pairs([text for text, each in zip(texts, wanted, strict=True) if task in each]))
+                continue
+            rows = [self._rows(task, text) for text, each in zip(texts, wanted, strict=True) if task in each]
+            values = np.concatenate(rows)
+            if task == Task.EMBED and self.gpu.spoil is not None:
+                values = self.gpu.spoil(values)
+            answers.append((int(task), values, None, None))
         self.gpu.tickets += 1
-        self._answers[self.gpu.tickets] = answer
+        self._answers[self.gpu.tickets] = answers
         return self.gpu.tickets
 
-    def wait(self, ticket: int) -> Floats:
-        """The answer. Each ticket is valid once."""
+    def wait(self, ticket: int) -> list[Answer]:
+        """The answers. Each ticket is valid once."""
         if ticket not in self._answers:
             raise Refused("this ticket is not in flight")
         return self._answers.pop(ticket)
+
+    def _rows(self, task: Task, states: Floats) -> Floats:
+        """The rows of one text; neither cut nor of length 1, but for MULTI."""
+        if task == Task.TOKENS:
+            return states
+        if task == Task.EMBED:
+            pool = {
+                "mean": lambda x: x.mean(0),
+                "cls": lambda x: x[0],
+                "max": lambda x: x.max(0),
+                "last-token": lambda x: x[-1],
+            }
+            return self._linear("dense", pool[self.gpu.model.pooling](states)[None])
+        if task == Task.CLASSIFY:
+            return self._linear("classifier", states[:1])
+        if task == Task.SPARSE:
+            weight, bias = (self.loaded[f"token_weights.{part}", -1] for part in ("weight", "bias"))
+            weights: Floats = np.maximum(states @ weight.T + bias, np.float32(0))
+            return weights
+        vectors = self._linear("multi", states)
+        unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return unit
+
+    def _pairs(self, texts: list[Floats]) -> Answer:
+        _, epsilon, logs, tied = self.shape["splade"]  # the activation: gelu
+        weights = {name.removeprefix("splade."): array for (name, _), array in self.loaded.items()}
+        decoder = weights["word"] if tied else weights["decoder.weight"]
+        transform = DenseLayer(weights["transform.weight"], weights["transform.bias"], "identity")
+        values, indices, offsets = [], [], [0]
+        for states in texts:
+            rows = torch.nn.functional.gelu(torch.from_numpy(transform(states))).numpy()
+            rows = rows - rows.mean(1, keepdims=True)
+            rows = rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon) * weights["transform.gamma"]
+            logits = (rows + weights["transform.beta"]) @ decoder.T + weights["decoder.bias"]
+            largest = np.maximum(logits.max(0), 0)
+            for _ in range(logs):
+                largest = np.log1p(largest)
+            (found,) = np.nonzero(largest)
+            values.append(largest[found])
+            indices.append(found)
+            offsets.append(offsets[-1] + len(found))
+        pairs = np.concatenate(values)[:, None].astype(np.float32)
+        return int(Task.SPARSE), pairs, np.array(offsets, np.int32), np.concatenate(indices).astype(np.int32)
+
+    def _linear(self, head: str, x: Floats) -> Floats:
+        for index, (_, _, activation) in enumerate(self.shape[head]):
+            x = DenseLayer(self.loaded[f"{head}.weight", index], self.loaded[f"{head}.bias", index], activation)(x)
+        return x

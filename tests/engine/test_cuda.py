@@ -215,7 +215,7 @@ def test_dimensions_are_refused_by_name(model: Model, install: Install) -> None:
                 encoder.encode(batch([5, 6], dimensions=np.array([wrong], np.int32)))
 
 
-def test_dimensions_of_dense_layers_are_the_hosts(build_bert: BuildBert, install: Install) -> None:
+def test_dimensions_of_dense_layers(build_bert: BuildBert, install: Install) -> None:
     folder = build_bert(pooling=None)
     write_modules(folder, dense=[(64, 20, "torch.nn.modules.linear.Identity")])
     model = engine.load_model(str(folder))

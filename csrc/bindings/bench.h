@@ -1,0 +1,115 @@
+// What all of _cuda_testing's functions work with: device memory as plain addresses, and a stream whose launches a
+// graph replays and times.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "bindings/status.h"
+#include "device/launch.h"
+#include "device/tensor_maps.h"
+
+namespace embert {
+
+using Address = uintptr_t;
+
+template <typename T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+inline DType dtype(int tag) {
+  return DType(tag);
+}
+
+// A stream on the current device, and launches on it. A recorded graph of them can be replayed and timed.
+class Bench {
+ public:
+  Bench() {
+    raise(Status::cuda(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking), "cudaStreamCreate"));
+  }
+  ~Bench() {
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+    cudaStreamDestroy(stream_.handle);
+  }
+  void check(const Status& status) const { raise(status); }
+  void check(cudaError_t code, const char* where) const { raise(Status::cuda(code, where)); }
+  const Stream& stream() const { return stream_; }
+  void dependent_launch(bool on) { stream_.dependent_launch = on; }
+  TensorMaps* maps(DType type) {
+    maps_ = std::make_unique<TensorMaps>(type);
+    check(maps_->open());
+    return maps_.get();
+  }
+
+  Address allocate(size_t bytes) {
+    void* made = nullptr;
+    check(cudaMalloc(&made, bytes), "cudaMalloc");
+    return Address(made);
+  }
+  void free(Address address) { check(cudaFree(at(address)), "cudaFree"); }
+  void upload(Address to,
+              nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu> from) {
+    check(cudaMemcpyAsync(at(to), from.data(), from.shape(0), cudaMemcpyHostToDevice, stream_.handle), "upload");
+    synchronize();
+  }
+  void download(nanobind::ndarray<uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu> to,
+                Address from) {
+    check(cudaMemcpyAsync(to.data(), at(from), to.shape(0), cudaMemcpyDeviceToHost, stream_.handle), "download");
+    synchronize();
+  }
+  void fill(Address to, int byte, size_t bytes) { check(cudaMemsetAsync(at(to), byte, bytes, stream_.handle), "fill"); }
+  void copy(Address to, Address from, size_t bytes) {
+    check(cudaMemcpyAsync(at(to), at(from), bytes, cudaMemcpyDeviceToDevice, stream_.handle), "copy");
+  }
+  void synchronize() {
+    nanobind::gil_scoped_release release;
+    const cudaError_t code = cudaStreamSynchronize(stream_.handle);
+    nanobind::gil_scoped_acquire acquire;
+    check(code, "synchronize");
+  }
+
+  void begin_recording() {
+    check(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal), "begin_recording");
+  }
+  void end_recording() {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream_.handle, &graph), "end_recording");
+    const std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> owner(graph, cudaGraphDestroy);
+    check(cudaGraphGetNodes(graph, nullptr, &recorded_), "cudaGraphGetNodes");
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+    graph_ = nullptr;
+    check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
+  }
+  size_t recorded() const { return recorded_; }
+  // Milliseconds of each of `times` replays, after two that are not counted.
+  std::vector<float> replay(int times) {
+    cudaEvent_t from = nullptr, to = nullptr;
+    using Event = std::unique_ptr<CUevent_st, decltype(&cudaEventDestroy)>;
+    check(cudaEventCreate(&from), "cudaEventCreate");
+    const Event owner_of_from(from, cudaEventDestroy);
+    check(cudaEventCreate(&to), "cudaEventCreate");
+    const Event owner_of_to(to, cudaEventDestroy);
+    std::vector<float> all(times);
+    for (int i = -2; i < times; ++i) {
+      check(cudaEventRecord(from, stream_.handle), "cudaEventRecord");
+      check(cudaGraphLaunch(graph_, stream_.handle), "cudaGraphLaunch");
+      check(cudaEventRecord(to, stream_.handle), "cudaEventRecord");
+      check(cudaEventSynchronize(to), "replay");
+      if (i >= 0) check(cudaEventElapsedTime(&all[i], from, to), "cudaEventElapsedTime");
+    }
+    return all;
+  }
+
+ private:
+  Stream stream_;
+  cudaGraphExec_t graph_ = nullptr;
+  size_t recorded_ = 0;
+  std::unique_ptr<TensorMaps> maps_;
+};
+
+}  // namespace embert

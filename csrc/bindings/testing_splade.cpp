@@ -1,0 +1,168 @@
+#include "bindings/testing_splade.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "gemm/linear.h"
+#include "heads/splade/splade.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace embert {
+namespace {
+
+using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void make_provider(const Bench& bench, const std::string& provider, const std::string& library, int type,
+                   std::unique_ptr<GemmProvider>& made) {
+  bench.check(provider == "hopper" ? make_hopper(dtype(type), made) : make_cublaslt(dtype(type), library, made));
+}
+
+// Maxima over texts with their provider.
+struct Maxima {
+  std::unique_ptr<GemmProvider> provider;
+  std::unique_ptr<TextMaxima> maxima;
+};
+
+std::unique_ptr<Maxima> make_maxima(Bench& bench, const std::string& provider, const std::string& library, int type,
+                                    Address weight, Address bias, int out, int in) {
+  auto made = std::make_unique<Maxima>();
+  make_provider(bench, provider, library, type, made->provider);
+  const LinearWeights weights{at(weight), at<float>(bias), out, in, Activation::kNone, {}, {}, 0.0f};
+  bench.check(made->provider->prepare_maxima(weights, bench.stream(), made->maxima));
+  if (made->maxima == nullptr)
+    bench.check(make_portable_maxima(*made->provider, dtype(type), weights, bench.stream(), made->maxima));
+  bench.synchronize();
+  return made;
+}
+
+// The head with its provider, and one answer.
+struct Splade {
+  std::unique_ptr<GemmProvider> provider;
+  std::unique_ptr<SpladeHead> head;
+  SpladeAnswer answer;
+};
+
+std::unique_ptr<Splade> make_splade(Bench& bench, const std::string& provider, const std::string& library, int type,
+                                    int hidden, int vocabulary, int activation, float epsilon, int logs, bool tied) {
+  auto made = std::make_unique<Splade>();
+  make_provider(bench, provider, library, type, made->provider);
+  SpladeShape shape;
+  shape.hidden = hidden;
+  shape.vocabulary = vocabulary;
+  shape.activation = Activation(activation);
+  shape.epsilon = epsilon;
+  shape.logs = logs;
+  shape.tied = tied;
+  shape.dtype = dtype(type);
+  made->head = std::make_unique<SpladeHead>(shape);
+  bench.check(made->head->allocate());
+  return made;
+}
+
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> copied(const T* from, size_t count) {
+  T* const data = new T[std::max<size_t>(count, 1)];
+  std::copy(from, from + count, data);
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return {data, {count}, owner};
+}
+
+}  // namespace
+
+void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
+  nb::class_<Maxima>(module, "Maxima")
+      .def(
+          "run",
+          [](Maxima& self, Bench& bench, Address x, Address text_of, int all_rows, int first_row, int rows,
+             int first_text, Address maxima) {
+            const TextRows of{at(x), at<int>(text_of), all_rows, first_row, rows, first_text};
+            bench.check(self.maxima->run(of, at<float>(maxima), bench.stream()));
+          },
+          "bench"_a, "x"_a, "text_of"_a, "all_rows"_a, "first_row"_a, "rows"_a, "first_text"_a, "maxima"_a)
+      .def_prop_ro("workspace_bytes", [](const Maxima& self) { return self.maxima->workspace_bytes(); });
+
+  nb::class_<Splade>(module, "Splade")
+      .def(
+          "load",
+          [](Splade& self, Bench& bench, const std::string& name,
+             nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> bytes,
+             const std::vector<size_t>& shape, int stored) {
+            bench.check(self.head->load(name, bytes.data(), shape, dtype(stored), bench.stream()));
+            bench.synchronize();
+          },
+          "bench"_a, "name"_a, "data"_a, "shape"_a, "dtype"_a)
+      .def(
+          "prepare",
+          [](Splade& self, Bench& bench, Address word, int rows, int texts, int64_t pairs) {
+            bench.check(self.head->prepare(*self.provider, at(word), rows, texts, bench.stream()));
+            bench.check(self.answer.allocate(self.head->shape().vocabulary, texts, pairs));
+          },
+          "bench"_a, "word"_a, "rows"_a, "texts"_a, "pairs"_a = kPairs)
+      .def(
+          "run",
+          [](Splade& self, Bench& bench, Address x, Address scratch, int rows, int texts, Address cu_seqlens,
+             Address chosen, std::optional<Integers> host_cu_seqlens, std::optional<Integers> host_chosen) {
+            const SpladeBatch batch{at(x),
+                                    at(scratch),
+                                    rows,
+                                    texts,
+                                    at<int>(cu_seqlens),
+                                    at<int>(chosen),
+                                    host_cu_seqlens ? host_cu_seqlens->data() : nullptr,
+                                    host_chosen ? host_chosen->data() : nullptr};
+            bench.check(self.head->run(batch, self.answer, bench.stream()));
+          },
+          "bench"_a, "x"_a, "scratch"_a, "rows"_a, "texts"_a, "cu_seqlens"_a, "chosen"_a = 0,
+          "host_cu_seqlens"_a = nb::none(), "host_chosen"_a = nb::none())
+      .def(
+          "answer",
+          [](const Splade& self, int texts) {
+            const int complete = self.answer.complete(texts);
+            size_t pairs = 0;
+            for (int i = 0; i < complete; ++i) pairs += self.answer.counts()[i];
+            return std::make_tuple(complete, copied(self.answer.counts(), texts), copied(self.answer.indices(), pairs),
+                                   copied(self.answer.values(), pairs));
+          },
+          "texts"_a,
+          "How many of the first texts are complete; pairs of each text; indices and values of the complete ones.")
+      .def_prop_ro("texts_at_once", [](const Splade& self) { return self.head->texts_at_once(); })
+      .def_prop_ro("weight_bytes", [](const Splade& self) { return self.head->weight_bytes(); })
+      .def_prop_ro("workspace_bytes", [](const Splade& self) { return self.head->workspace_bytes(); })
+      .def_prop_ro("pinned_bytes", [](const Splade& self) { return self.answer.bytes(); });
+
+  bench.def("maxima", &make_maxima, "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a)
+      .def("splade", &make_splade, "provider"_a, "library"_a, "dtype"_a, "hidden"_a, "vocabulary"_a, "activation"_a,
+           "epsilon"_a, "logs"_a, "tied"_a)
+      .def("begin_maxima",
+           [](Bench& bench, Address cu_seqlens, Address chosen, int first, int count, int end_row, int pitch,
+              Address text_of, Address maxima, Address totals) {
+             bench.check(begin_maxima({at<int>(cu_seqlens), at<int>(chosen), first, count, end_row}, pitch,
+                                      at<int>(text_of), at<float>(maxima), at<int>(totals), bench.stream()));
+           })
+      .def("count_pairs",
+           [](Bench& bench, Address maxima, int columns, int pitch, int count, Address totals, Address pieces) {
+             bench.check(count_pairs(at<float>(maxima), columns, pitch, count, at<int>(totals), at<int>(pieces),
+                                     bench.stream()));
+           })
+      .def("write_pairs", [](Bench& bench, Address maxima, int columns, int pitch, int first, int count, Address totals,
+                             Address pieces, Address before, Address after, Address counts, Address indices,
+                             Address values, int64_t capacity, int logs) {
+        const PairPlaces to{at<int>(counts), at<int>(indices), at<float>(values), capacity, logs};
+        bench.check(write_pairs(at<float>(maxima), columns, pitch, first, count, at<int>(totals), at<int>(pieces),
+                                at<int64_t>(before), at<int64_t>(after), to, bench.stream()));
+      });
+  module.attr("PIECE_COLUMNS") = kPieceColumns;
+  module.attr("MAXIMA_COLUMNS") = kMaximaColumns;
+}
+
+}  // namespace embert

@@ -1,0 +1,121 @@
+// The epilogue that keeps no product: the largest of each text's rows goes to memory (EPILOGUES.md).
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "device/dependent_launch.cuh"
+#include "gemm/text_maxima.h"
+
+namespace embert::hopper {
+
+// What the kernel takes beside the tensor maps.
+struct MaximaArguments {
+  const float* bias;   // [whole tiles of columns]
+  const int* text_of;  // TextRows
+  float* maxima;       // [texts, pitch]
+  int pitch;
+  int first_row, end_row, first_text;  // TextRows: of x, of the batch
+  int out, in;
+  int band;  // columns of a band, in tiles (BandedTiles)
+};
+
+// The larger number, NaN if one is (sm_80).
+__device__ __forceinline__ float larger(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+// The largest over a warp's eight rows of lanes, of 64 columns of which a lane has those that it has of eight m16n8
+// accumulators: 8j + 2 · (lane % 4) and the next. Afterwards `low` and `high` are of columns 2 · lane and the next. The
+// lanes share the work: each keeps half of its columns and gives the other half to its partner.
+__device__ __forceinline__ void largest_of_lanes(float (&columns)[16], int lane, float& low, float& high) {
+  const auto halve = [&](auto half, int step) {
+    constexpr int kHalf = decltype(half)::value;
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) {
+      const float given = upper ? columns[k] : columns[k + kHalf];
+      const float kept = upper ? columns[k + kHalf] : columns[k];
+      columns[k] = larger(kept, __shfl_xor_sync(~0u, given, step));
+    }
+  };
+  halve(std::integral_constant<int, 8>(), 16);
+  halve(std::integral_constant<int, 4>(), 8);
+  halve(std::integral_constant<int, 2>(), 4);
+  low = columns[0], high = columns[1];
+}
+
+// Positive floats order as their bits do. What is not positive changes nothing, because maxima begin with 0; the bits
+// of a NaN are larger than infinity's.
+__device__ __forceinline__ void raise(float* maximum, float value) {
+  const int bits = __float_as_int(value);
+  if (bits > 0) atomicMax(reinterpret_cast<int*>(maximum), bits);
+}
+
+// The epilogue (turns.cuh): maxima. Each warp goes through the texts of its 16 rows, usually one. The bias is added to
+// the largest product: rounding keeps order, so the bits are those of the largest sum.
+template <typename Shape, typename AllTiles, int kHalves>
+class RaisedMaxima {
+ public:
+  __device__ __forceinline__ RaisedMaxima(const MaximaArguments& of, const AllTiles& tiles, int own_row)
+      : of_(of), tiles_(tiles), lane_(threadIdx.x % 32), own_row_(own_row + threadIdx.x % 128 / 32 * 16) {}
+
+  __device__ __forceinline__ void first(int /* tile */) const { wait_for_earlier_kernels(); }
+
+  // Loads are in flight while the tile is multiplied.
+  __device__ __forceinline__ void before(int tile) {
+    column_ = tiles_.column_of(tile);
+    const int row = tiles_.row_of(tile) + own_row_ + lane_ / 4;
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) {
+      const int at = row + i / 2 * 64 + i % 2 * 8;
+      texts_[i / 2][i % 2] = at < of_.end_row ? __ldcg(of_.text_of + at) : kNoText;
+    }
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box)
+      bias_[box] = __ldg(reinterpret_cast<const float2*>(of_.bias + column_ + box * 64) + lane_);
+  }
+
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* tile */,
+                                        int /* next */) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int upper = texts_[half][0], lower = texts_[half][1];  // of rows lane / 4 and lane / 4 + 8
+      const int last = __reduce_max_sync(~0u, max(upper, lower));
+      if (last == kNoText) continue;
+      const int first = __reduce_min_sync(~0u, min(uint32_t(upper), uint32_t(lower)));  // kNoText is the largest
+#pragma unroll 1
+      for (int text = first; text <= last; ++text) {
+        float* const row = of_.maxima + size_t(text - of_.first_text) * of_.pitch + column_ + 2 * lane_;
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) {
+          float columns[16], low, high;
+#pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            const int element = 32 * box + i / 2 * 4 + i % 2;
+            columns[i] =
+                larger(text == upper ? c[half][element] : -INFINITY, text == lower ? c[half][element + 2] : -INFINITY);
+          }
+          largest_of_lanes(columns, lane_, low, high);
+          raise(row + box * 64, low + bias_[box].x);
+          raise(row + box * 64 + 1, high + bias_[box].y);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void last() const {}
+
+ private:
+  static constexpr int kBoxes = Shape::kColumns / 64;
+
+  const MaximaArguments& of_;
+  const AllTiles& tiles_;
+  int lane_, own_row_, column_;
+  int texts_[kHalves][2];
+  float2 bias_[kBoxes];
+};
+
+}  // namespace embert::hopper

@@ -1,0 +1,47 @@
+// maxima[text, column]: the largest of max(0, x·Wᵀ + bias) over a text's rows. x·Wᵀ, all rows by all columns, is never
+// in memory as a whole (EPILOGUES.md).
+//
+// Our own Hopper kernel takes the maxima where the products are. The portable way writes some rows' products, and a
+// kernel reads them. NaN counts as the largest number, so that it is seen.
+#pragma once
+
+#include <memory>
+
+#include "device/dtype.h"
+#include "device/launch.h"
+
+namespace embert {
+
+struct LinearWeights;
+class GemmProvider;
+
+// Maxima have a row for each text, of whole tiles of columns. What lies past the last column is undefined.
+constexpr int kMaximaColumns = 128;
+inline int maxima_pitch(int columns) {
+  return (columns + kMaximaColumns - 1) / kMaximaColumns * kMaximaColumns;
+}
+
+// In a list of texts by row: a row of no text.
+constexpr int kNoText = -1;
+
+// Neighbouring texts of a batch, and their rows of x.
+struct TextRows {
+  const void* x;       // [all_rows, in], of which these texts have `rows` from `first_row` on
+  const int* text_of;  // [all_rows], device memory: each row's text, in ascending order without gaps; or kNoText
+  int all_rows, first_row, rows;
+  int first_text;
+};
+
+class TextMaxima {
+ public:
+  virtual ~TextMaxima() = default;
+  // Raises `maxima`, [texts, maxima_pitch(out)], which begins with the first text and is 0 before.
+  virtual Status run(const TextRows& of, float* maxima, const Stream& stream) = 0;
+  virtual size_t workspace_bytes() const { return 0; }
+};
+
+// Of any provider, by products of some rows at a time.
+Status make_portable_maxima(GemmProvider& gemm, DType dtype, const LinearWeights& weights, const Stream& stream,
+                            std::unique_ptr<TextMaxima>& made);
+
+}  // namespace embert

@@ -1,0 +1,127 @@
+// A linear layer of a head: y = activation(x · Wᵀ + b) for one row a text, in FP32.
+//
+// A block takes up to 8 rows and 32 columns; a warp has 4 columns of all the rows. Its lanes share each sum: lane l
+// adds the elements of packs l, l + 32, … in order, and a butterfly adds the lanes. So a row has the same bits in any
+// company. The rows lie in shared memory, kDepth elements at a time; W is read once for each 8 rows.
+//
+// Floor for 1 row, 1 024 to 1 024: 4 MB of W, 1.4 µs at 3 TB/s. For 100 rows: 13 reads of W from L2, and 0.2 GFLOP.
+
+#include "device/dependent_launch.cuh"
+#include "device/numeric.cuh"
+#include "elementwise/activation.cuh"
+#include "heads/dense.h"
+
+namespace embert {
+namespace {
+
+constexpr int kWarps = 8, kThreads = kWarps * 32;
+constexpr int kColumns = 4;     // of a warp
+constexpr int kDepth = 1024;    // elements of a row in shared memory at a time
+constexpr int kMostRows = 8;    // of a block
+constexpr int kPack = 4;        // floats of a load
+constexpr int kAheadStep = 32;  // floats of a cache line
+static_assert(kMostRows * kDepth * sizeof(float) <= 48 << 10, "static shared memory");
+static_assert(kMostRows * kColumns <= 32, "a lane keeps one result");
+static_assert(kDepth % (32 * kPack) == 0, "every lane's turns are whole");
+
+__device__ __forceinline__ float activated(HeadActivation activation, float x) {
+  switch (activation) {
+    case HeadActivation::kTanh:
+      return tanhf(x);
+    case HeadActivation::kRelu:
+      return x <= 0.0f ? 0.0f : x;  // a NaN stays one
+    case HeadActivation::kSigmoid:
+      return fmaf(tanhf(0.5f * x), 0.5f, 0.5f);  // cannot overflow
+    case HeadActivation::kGelu:
+      return activate<Activation::kGeluErf, true>(0.5f * x);
+    case HeadActivation::kGeluTanh:
+      return activate<Activation::kGeluTanh, true>(0.5f * x);
+    default:
+      return x;
+  }
+}
+
+template <int kRows>
+__global__ void __launch_bounds__(kThreads)
+    dense_kernel(const float* x, int rows, const DenseLayer layer, int pitch, float* y, int y_pitch) {
+  __shared__ float4 shared[kRows][kDepth / kPack];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int column = (blockIdx.x * kWarps + warp) * kColumns, row = blockIdx.y * kRows;
+  const int out = layer.shape.out;
+  const auto weights_of = [&](int c) { return layer.weight + size_t(column + c) * pitch; };
+  for (int c = 0; c < kColumns && column + c < out; ++c) {
+    for (int k = lane * kAheadStep; k < pitch; k += 32 * kAheadStep) bring_to_cache(weights_of(c) + k);
+  }
+  wait_for_earlier_kernels();
+  dependents_may_launch();
+
+  float sums[kRows][kColumns];
+#pragma unroll
+  for (int i = 0; i < kRows * kColumns; ++i) sums[i / kColumns][i % kColumns] = 0.0f;
+  for (int start = 0; start < pitch; start += kDepth) {
+    const int packs = min(kDepth, pitch - start) / kPack;
+    if (start > 0) __syncthreads();
+    for (int i = threadIdx.x; i < kRows * packs; i += kThreads) {
+      const int r = i / packs, at = i % packs;
+      float4 piece = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (row + r < rows) piece = reinterpret_cast<const float4*>(x + size_t(row + r) * pitch + start)[at];
+      shared[r][at] = piece;
+    }
+    __syncthreads();
+    for (int at = lane; at < packs; at += 32) {
+      float4 w[kColumns];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        w[c] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (column + c < out) w[c] = __ldg(reinterpret_cast<const float4*>(weights_of(c) + start) + at);
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float4 v = shared[r][at];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          float& sum = sums[r][c];
+          sum = fmaf(v.x, w[c].x, sum);
+          sum = fmaf(v.y, w[c].y, sum);
+          sum = fmaf(v.z, w[c].z, sum);
+          sum = fmaf(v.w, w[c].w, sum);
+        }
+      }
+    }
+  }
+  float mine = 0.0f;  // lane l has row l / kColumns and column l % kColumns
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const float total = warp_sum(sums[r][c]);
+      if (lane == r * kColumns + c) mine = total;
+    }
+  }
+  const int my_row = row + lane / kColumns, my_column = column + lane % kColumns;
+  if (lane >= kRows * kColumns || my_row >= rows || my_column >= y_pitch) return;
+  float value = 0.0f;
+  if (my_column < out) value = activated(layer.shape.activation, mine + layer.bias[my_column]);
+  y[size_t(my_row) * y_pitch + my_column] = value;
+}
+
+template <int kRows>
+Status launch_dense(const float* x, int rows, const DenseLayer& layer, float* y, int y_pitch, const Stream& stream) {
+  constexpr int kBlockColumns = kWarps * kColumns;
+  const dim3 grid((y_pitch + kBlockColumns - 1) / kBlockColumns, (rows + kRows - 1) / kRows);
+  return launch("dense", dense_kernel<kRows>, grid, kThreads, 0, stream, x, rows, layer, dense_pitch(layer.shape.in), y,
+                y_pitch);
+}
+
+}  // namespace
+
+Status dense(const float* x, int rows, const DenseLayer& layer, float* y, int y_pitch, const Stream& stream) {
+  if (layer.shape.in < 1 || layer.shape.out < 1 || y_pitch < layer.shape.out)
+    return Status::refused("dense: " + std::to_string(layer.shape.in) + " columns to " +
+                           std::to_string(layer.shape.out) + " in rows of " + std::to_string(y_pitch));
+  if (x == y) return Status::refused("dense: a layer cannot write over its own input");
+  return rows == 1 ? launch_dense<1>(x, rows, layer, y, y_pitch, stream)
+                   : launch_dense<kMostRows>(x, rows, layer, y, y_pitch, stream);
+}
+
+}  // namespace embert

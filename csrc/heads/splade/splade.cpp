@@ -1,0 +1,183 @@
+#include "heads/splade/splade.h"
+
+#include <algorithm>
+
+#include "elementwise/elementwise.h"
+#include "norm/layernorm.h"
+
+namespace embert {
+namespace {
+
+constexpr size_t kConversionBytes = size_t(16) << 20;  // of a weight at a time
+// Texts of a group: every block that writes pairs adds up those of the texts before its own.
+constexpr int kMostTexts = 1024;
+
+size_t elements_of(const std::vector<size_t>& shape) {
+  size_t count = 1;
+  for (const size_t size : shape) count *= size;
+  return count;
+}
+
+std::string written(const std::vector<size_t>& shape) {
+  std::string all = "[";
+  for (size_t i = 0; i < shape.size(); ++i) all += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return all + "]";
+}
+
+}  // namespace
+
+Status SpladeAnswer::allocate(int vocabulary, int texts, int64_t pairs) {
+  capacity_ = std::max<int64_t>(pairs, vocabulary);
+  EMBERT_TRY(counts_.allocate(std::max(texts, 1) * sizeof(int)));
+  EMBERT_TRY(indices_.allocate(capacity_ * sizeof(int)));
+  return values_.allocate(capacity_ * sizeof(float));
+}
+
+int SpladeAnswer::complete(int texts) const {
+  int64_t pairs = 0;
+  for (int text = 0; text < texts; ++text) {
+    pairs += counts()[text];
+    if (pairs > capacity_) return text;
+  }
+  return texts;
+}
+
+void SpladeHead::carve_weights(uint8_t* base, size_t& bytes) {
+  Carver carver(base);
+  const size_t hidden = shape_.hidden, element = bytes_of(shape_.dtype);
+  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(carver.take(count * sizeof(float))); };
+  of_.transform = carver.take(hidden * hidden * element);
+  of_.transform_bias = vector(hidden);
+  of_.gamma = vector(hidden);
+  of_.beta = vector(hidden);
+  of_.decoder_bias = vector(shape_.vocabulary);
+  of_.decoder = shape_.tied ? nullptr : carver.take(shape_.vocabulary * hidden * element);
+  bytes = carver.used();
+}
+
+Status SpladeHead::allocate() {
+  if (shape_.vocabulary < 1) return Status::refused("a SPLADE head without a vocabulary");
+  if (!layernorm_takes(shape_.dtype, shape_.hidden) || shape_.hidden % 8 != 0)
+    return Status::refused("a SPLADE head of hidden size " + std::to_string(shape_.hidden));
+  if (shape_.logs != 1 && shape_.logs != 2)
+    return Status::refused("a SPLADE head takes log1p once or twice, not " + std::to_string(shape_.logs) + " times");
+  size_t bytes = 0;
+  carve_weights(nullptr, bytes);
+  EMBERT_TRY(weights_.allocate(bytes));
+  carve_weights(weights_.as(), bytes);
+  return conversion_.allocate(kConversionBytes);
+}
+
+bool SpladeHead::find(const std::string& name, Place& place) const {
+  const size_t hidden = shape_.hidden, vocabulary = shape_.vocabulary;
+  const Place places[] = {
+      {of_.transform, {hidden, hidden}, shape_.dtype},
+      {of_.transform_bias, {hidden}, DType::kFloat32},
+      {of_.gamma, {hidden}, DType::kFloat32},
+      {of_.beta, {hidden}, DType::kFloat32},
+      {of_.decoder_bias, {vocabulary}, DType::kFloat32},
+      {of_.decoder, {vocabulary, hidden}, shape_.dtype},
+  };
+  const char* const names[] = {"transform.weight", "transform.bias", "transform.gamma",
+                               "transform.beta",   "decoder.bias",   "decoder.weight"};
+  const size_t at = std::find(std::begin(names), std::end(names), name) - std::begin(names);
+  if (at == std::size(names) || places[at].to == nullptr) return false;
+  place = places[at];
+  return true;
+}
+
+Status SpladeHead::load(const std::string& name, const void* host, const std::vector<size_t>& shape, DType stored,
+                        const Stream& stream) {
+  Place place;
+  if (!find(name, place)) return Status::refused("the SPLADE head has no weight " + name);
+  if (loaded_.count(name) > 0) return Status::refused(name + " of the SPLADE head was loaded before");
+  if (shape != place.shape)
+    return Status::refused(name + " of the SPLADE head has shape " + written(shape) + ", expected " +
+                           written(place.shape));
+  const size_t count = elements_of(shape), from = bytes_of(stored), to = bytes_of(place.dtype);
+  const size_t at_once = stored == place.dtype ? count : kConversionBytes / from;
+  for (size_t done = 0; done < count; done += at_once) {
+    const size_t part = std::min(at_once, count - done);
+    uint8_t* const target = static_cast<uint8_t*>(place.to) + done * to;
+    void* const landing = stored == place.dtype ? target : conversion_.as();
+    EMBERT_CUDA(cudaMemcpyAsync(landing, static_cast<const uint8_t*>(host) + done * from, part * from,
+                                cudaMemcpyHostToDevice, stream.handle));
+    if (stored != place.dtype) EMBERT_TRY(convert(stored, landing, place.dtype, target, part, stream));
+  }
+  loaded_.insert(name);
+  return {};
+}
+
+void SpladeHead::carve_work(uint8_t* base, int rows, size_t& bytes) {
+  Carver carver(base);
+  const size_t texts = texts_at_once_;
+  at_.maxima = reinterpret_cast<float*>(carver.take(texts * maxima_pitch(shape_.vocabulary) * sizeof(float)));
+  at_.text_of = reinterpret_cast<int*>(carver.take(size_t(rows) * sizeof(int)));
+  at_.totals = reinterpret_cast<int*>(carver.take(texts * sizeof(int)));
+  at_.pieces = reinterpret_cast<int*>(carver.take(texts * pieces_of(shape_.vocabulary) * sizeof(int)));
+  at_.ends = reinterpret_cast<int64_t*>(carver.take(2 * sizeof(int64_t)));
+  bytes = carver.used();
+}
+
+Status SpladeHead::prepare(GemmProvider& gemm, const void* word, int rows, int texts, const Stream& stream) {
+  const size_t expected = shape_.tied ? 5 : 6;
+  if (loaded_.size() < expected)
+    return Status::refused("of the SPLADE head's " + std::to_string(expected) + " weights " +
+                           std::to_string(loaded_.size()) + " were loaded");
+  const int hidden = shape_.hidden, vocabulary = shape_.vocabulary;
+  const size_t fitting = kMaximaBytes / (maxima_pitch(vocabulary) * sizeof(float));
+  texts_at_once_ = int(std::clamp<size_t>(std::min<size_t>(fitting, texts), 1, kMostTexts));
+  size_t bytes = 0;
+  carve_work(nullptr, rows, bytes);
+  EMBERT_TRY(work_.allocate(bytes));
+  carve_work(work_.as(), rows, bytes);
+
+  const LinearWeights transform{of_.transform, of_.transform_bias, hidden, hidden, shape_.activation, {}, {}, 0.0f};
+  EMBERT_TRY(gemm.prepare(transform, stream, transform_));
+  void* const table = shape_.tied ? const_cast<void*>(word) : of_.decoder;
+  const LinearWeights decoder{table, of_.decoder_bias, vocabulary, hidden, Activation::kNone, {}, {}, 0.0f};
+  EMBERT_TRY(gemm.prepare_maxima(decoder, stream, maxima_));
+  if (maxima_ == nullptr) EMBERT_TRY(make_portable_maxima(gemm, shape_.dtype, decoder, stream, maxima_));
+  EMBERT_CUDA(cudaStreamSynchronize(stream.handle));
+  conversion_.release();
+  return {};
+}
+
+TextSpan SpladeHead::group_from(int first, const SpladeBatch& batch, int& first_row) const {
+  const int count = std::min(texts_at_once_, batch.texts - first);
+  first_row = 0;
+  int end_row = batch.rows;
+  if (batch.host_cu_seqlens != nullptr) {
+    const auto sequence = [&](int text) { return batch.host_chosen == nullptr ? text : batch.host_chosen[text]; };
+    first_row = batch.host_cu_seqlens[sequence(first)];
+    end_row = batch.host_cu_seqlens[sequence(first + count - 1) + 1];
+  }
+  return {batch.cu_seqlens, batch.chosen, first, count, end_row};
+}
+
+Status SpladeHead::run(const SpladeBatch& batch, const SpladeAnswer& answer, const Stream& stream) {
+  if (batch.host_cu_seqlens == nullptr && batch.texts > texts_at_once_)
+    return Status::refused("a SPLADE head knows no lengths of " + std::to_string(batch.texts) + " texts, at most " +
+                           std::to_string(texts_at_once_) + " can be run so");
+  const int pitch = maxima_pitch(shape_.vocabulary), vocabulary = shape_.vocabulary;
+  int none = 0;
+  EMBERT_TRY(transform_->run({batch.x}, {}, batch.rows, batch.scratch, nullptr, none, stream));
+  EMBERT_TRY(layernorm(shape_.dtype, batch.scratch, {of_.gamma, of_.beta}, batch.rows, shape_.hidden, shape_.epsilon,
+                       batch.scratch, stream));
+  const PairPlaces places = answer.places(shape_.logs);
+  for (int first = 0, group = 0; first < batch.texts; ++group) {
+    int first_row = 0;
+    const TextSpan span = group_from(first, batch, first_row);
+    EMBERT_TRY(begin_maxima(span, pitch, at_.text_of, at_.maxima, at_.totals, stream));
+    EMBERT_TRY(maxima_->run({batch.scratch, at_.text_of, batch.rows, first_row, span.end_row - first_row, first},
+                            at_.maxima, stream));
+    EMBERT_TRY(count_pairs(at_.maxima, vocabulary, pitch, span.count, at_.totals, at_.pieces, stream));
+    const int64_t* const before = group == 0 ? nullptr : at_.ends + group % 2;
+    EMBERT_TRY(write_pairs(at_.maxima, vocabulary, pitch, first, span.count, at_.totals, at_.pieces, before,
+                           at_.ends + (group + 1) % 2, places, stream));
+    first += span.count;
+  }
+  return {};
+}
+
+}  // namespace embert

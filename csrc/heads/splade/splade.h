@@ -1,0 +1,116 @@
+// SPLADE: a sparse vector a text, from the last layer's rows. Transform (linear, activation, LayerNorm), then for each
+// of the vocabulary's tokens the largest log1p(relu(logit)) over the text's rows, as (index, value) pairs.
+//
+// The logits are never in memory as a whole (gemm/text_maxima.h), their maxima are: `kMaximaBytes` at most, so texts
+// come in groups. How many pairs there are is known on the device alone. They go to the host's memory, which is
+// reserved for `kPairs`: real models have some hundreds a text. What does not fit is told to the host, which runs those
+// texts again.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "device/launch.h"
+#include "device/memory.h"
+#include "gemm/linear.h"
+#include "gemm/text_maxima.h"
+#include "heads/splade/pairs.h"
+#include "heads/splade/shape.h"
+#include "norm/norm.h"
+
+namespace embert {
+
+constexpr size_t kMaximaBytes = size_t(64) << 20;  // of maxima at a time
+constexpr int64_t kPairs = int64_t(8) << 20;       // of a batch, 8 bytes each
+
+// The pairs of one batch, in the host's memory, where the device writes them; one for each batch in flight. To be read
+// when the batch's event has come.
+class SpladeAnswer {
+ public:
+  // Room for at least one text's pairs, and for so many texts.
+  Status allocate(int vocabulary, int texts, int64_t pairs = kPairs);
+  // Of so many texts, how many of the first ones have their pairs here.
+  int complete(int texts) const;
+  const int* counts() const { return counts_.as<int>(); }    // [texts]
+  const int* indices() const { return indices_.as<int>(); }  // end to end
+  const float* values() const { return values_.as<float>(); }
+  int64_t capacity() const { return capacity_; }
+  size_t bytes() const { return counts_.bytes() + indices_.bytes() + values_.bytes(); }
+  PairPlaces places(int logs) const {
+    return {counts_.as<int>(), indices_.as<int>(), values_.as<float>(), capacity_, logs};
+  }
+
+ private:
+  HostBuffer counts_, indices_, values_;
+  int64_t capacity_ = 0;
+};
+
+// A batch as the head sees it.
+struct SpladeBatch {
+  const void* x;          // [rows, hidden], after the last LayerNorm
+  void* scratch;          // [rows, hidden], not x: its rows are transformed here
+  int rows, texts;        // texts: those that want pairs
+  const int* cu_seqlens;  // [B + 1], device memory
+  const int* chosen;      // [texts], device memory: which of the B want pairs, ascending; null: the first ones
+  // The same in the host's memory. host_cu_seqlens null: unknown, as in a graph; the texts must then fit one group, and
+  // the last ones may be empty.
+  const int* host_cu_seqlens;
+  const int* host_chosen;
+};
+
+class SpladeHead {
+ public:
+  explicit SpladeHead(const SpladeShape& shape) : shape_(shape) {}
+
+  // Memory for the weights. Refused for a shape that cannot be run.
+  Status allocate();
+  // transform.weight [hidden, hidden]; transform.bias, gamma, beta [hidden]; decoder.bias [vocabulary]; decoder.weight
+  // [vocabulary, hidden] where it is not tied. `host` must stay until the stream was synchronized.
+  Status load(const std::string& name, const void* host, const std::vector<size_t>& shape, DType stored,
+              const Stream& stream);
+  // All weights are there; `word`: the word table [vocabulary, hidden], for a tied decoder. Room for batches of so many
+  // rows and texts.
+  Status prepare(GemmProvider& gemm, const void* word, int rows, int texts, const Stream& stream);
+
+  // Queues a batch. Its answer is there when the stream has come to its end.
+  Status run(const SpladeBatch& batch, const SpladeAnswer& answer, const Stream& stream);
+
+  const SpladeShape& shape() const { return shape_; }
+  int texts_at_once() const { return texts_at_once_; }
+  size_t weight_bytes() const { return weights_.bytes(); }
+  // Of the device, beside the weights.
+  size_t workspace_bytes() const { return work_.bytes() + (maxima_ == nullptr ? 0 : maxima_->workspace_bytes()); }
+
+ private:
+  void carve_weights(uint8_t* base, size_t& bytes);
+  void carve_work(uint8_t* base, int rows, size_t& bytes);
+  struct Place {
+    void* to;
+    std::vector<size_t> shape;
+    DType dtype;
+  };
+  bool find(const std::string& name, Place& place) const;
+  // The next group of texts from `first` on: as many as fit the maxima.
+  TextSpan group_from(int first, const SpladeBatch& batch, int& first_row) const;
+
+  SpladeShape shape_;
+  DeviceBuffer weights_, conversion_, work_;
+  struct {
+    uint8_t *transform, *decoder;  // of the shape's type
+    float *transform_bias, *gamma, *beta, *decoder_bias;
+  } of_{};
+  std::set<std::string> loaded_;
+  std::unique_ptr<Linear> transform_;
+  std::unique_ptr<TextMaxima> maxima_;
+  struct {
+    float* maxima;         // [texts_at_once, maxima_pitch(vocabulary)]
+    int* text_of;          // [rows]
+    int *totals, *pieces;  // [texts_at_once], [texts_at_once, pieces_of(vocabulary)]
+    int64_t* ends;         // [2]: pairs up to the end of a group, in turn
+  } at_{};
+  int texts_at_once_ = 0;
+};
+
+}  // namespace embert

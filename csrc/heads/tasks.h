@@ -1,0 +1,37 @@
+// What a sequence may want of a forward: bits of a mask, the same as in engine/tasks.py. A sequence may want several,
+// and sequences that want different ones share a batch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace embert {
+
+enum class Task : int {
+  kEmbed = 0,     // a vector a sequence: pooled, through the Dense modules, cut, of length 1
+  kTokens = 1,    // a vector a token: the last hidden state
+  kClassify = 2,  // logits of the classification head, a row a sequence
+  kSparse = 3,    // weights of a sparse vector; token_weights.cu makes a row a token
+  kMulti = 4,     // a vector a token: projected, of length 1
+};
+constexpr int kTaskCount = 5;
+
+using Tasks = uint8_t;  // bits of tasks
+constexpr Tasks bit(Task task) {
+  return Tasks(1u << int(task));
+}
+
+// Tasks that take one row of the last layer a sequence, or pool one: their answers are a row a sequence.
+constexpr Tasks kRowTasks = bit(Task::kEmbed) | bit(Task::kClassify);
+
+// For messages: "EMBED, TOKENS".
+inline std::string names_of(Tasks tasks) {
+  const char* const names[kTaskCount] = {"EMBED", "TOKENS", "CLASSIFY", "SPARSE", "MULTI"};
+  std::string all;
+  for (int i = 0; i < kTaskCount; ++i) {
+    if ((tasks >> i & 1) != 0) all += (all.empty() ? "" : ", ") + std::string(names[i]);
+  }
+  return all;
+}
+
+}  // namespace embert

@@ -1,0 +1,20 @@
+// Heads with a row a token. chosen: [rows], which rows of x the rows of y are of; null: the first `rows` ones. Each
+// launcher checks what the host can check, launches on a stream and returns at once.
+#pragma once
+
+#include "device/dtype.h"
+#include "device/launch.h"
+#include "norm/norm.h"
+
+namespace embert {
+
+// token_rows.cu: y[rows, columns] = rows of x in FP32, as they are or scaled to length 1.
+Status token_rows(DType dtype, const void* x, const int* chosen, int rows, int columns, bool unit_length, float* y,
+                  const Stream& stream);
+
+// token_weights.cu: y[rows] = relu(weight · h + bias), h a row of x after `norm`, which is applied to rows with sums.
+// weight: [hidden]; bias: [1], on the device.
+Status token_weights(DType dtype, const Rows& x, const Norm& norm, float epsilon, const int* chosen, int rows,
+                     int hidden, const float* weight, const float* bias, float* y, const Stream& stream);
+
+}  // namespace embert

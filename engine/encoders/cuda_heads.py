@@ -1,0 +1,147 @@
+"""A model's heads for the CUDA extension: their shapes for `make_encoder`, their tensors for `load`, their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.errors import UnsupportedModel
+from embert.engine.heads.dense_layer import DenseLayer, load_dense, load_layers, load_tensors
+from embert.engine.heads.description import Splade, TokenWeights
+from embert.engine.heads.token_pairs import token_pairs
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.rows import Rows
+from embert.engine.tasks import NO_TASK, Task
+
+__all__ = ["Layout", "captured_tasks", "head_shapes", "head_tensors"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+TOKEN_TASKS = (Task.TOKENS, Task.SPARSE, Task.MULTI)  # the extension answers with a row a token
+LARGEST_FLOAT16 = 65504.0
+
+
+def captured_tasks(model: Model) -> Task:
+    """The tasks whose small batches are worth a graph each: those of which a model's requests usually want one."""
+    return model.tasks & (Task.EMBED | Task.CLASSIFY)
+
+
+def head_shapes(model: Model) -> dict[str, Any]:
+    """What `make_encoder` is told of the heads."""
+    heads = model.heads
+    classifier = heads.classifier.layers if heads.classifier else ()
+    multi = heads.multi_vector.layers if heads.multi_vector else ()
+    return {
+        "dense": [(each.inputs, each.outputs, each.activation) for each in model.dense],
+        "classifier": [(each.inputs, each.outputs, each.activation) for each in classifier],
+        "multi": [(each.inputs, each.outputs, each.activation) for each in multi],
+        "token_weights": isinstance(heads.sparse, TokenWeights),
+        "splade": _splade_shape(heads.sparse) if isinstance(heads.sparse, Splade) else None,
+    }
+
+
+def _splade_shape(head: Splade) -> tuple[str, float, int, bool]:
+    """Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table."""
+    return head.transform.activation, head.norm_eps, 2 if head.twice else 1, not head.decoder
+
+
+def head_tensors(model: Model, dtype: str) -> Iterator[tuple[str, int, Floats]]:
+    """The heads' tensors: the extension's name, its index, the values.
+
+    Raises BrokenModel for tensors that are missing or of another shape, UnsupportedModel for those that `dtype` does
+    not hold.
+    """
+    heads = model.heads
+    yield from _named("dense", load_dense(model.folder, model.dense))
+    if heads.classifier is not None:
+        yield from _named("classifier", load_layers(model.folder, model.transformer, heads.classifier.layers))
+    if heads.multi_vector is not None:
+        layers = load_layers(model.folder, model.transformer, heads.multi_vector.layers)
+        for layer in layers:
+            _check_float16(model, dtype, "multi-vector", layer.weight)
+        yield from _named("multi", layers)
+    if isinstance(heads.sparse, TokenWeights):
+        layers = load_layers(model.folder, model.transformer, (heads.sparse.layer,))
+        yield from ((name, -1, values) for name, _, values in _named("token_weights", layers))
+    if isinstance(heads.sparse, Splade):
+        for name, values in _splade_tensors(model, heads.sparse).items():
+            if name.endswith(".weight"):
+                _check_float16(model, dtype, "sparse", values)
+            yield f"splade.{name}", -1, values
+
+
+def _splade_tensors(model: Model, head: Splade) -> dict[str, Floats]:
+    (transform,) = load_layers(model.folder, model.transformer, (head.transform,))
+    hidden, vocabulary = head.transform.outputs, model.architecture.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{head.norm}.weight": (hidden,),
+        f"{head.norm}.bias": (hidden,),
+        head.bias: (vocabulary,),
+    }
+    if head.decoder:
+        shapes[head.decoder] = (vocabulary, hidden)
+    found = load_tensors(model.folder, model.transformer, shapes)
+    tensors = {
+        "transform.weight": transform.weight,
+        "transform.bias": np.zeros(hidden, np.float32) if transform.bias is None else transform.bias,
+        "transform.gamma": found[f"{head.norm}.weight"],
+        "transform.beta": found[f"{head.norm}.bias"],
+        "decoder.bias": found[head.bias],
+    }
+    return tensors | ({"decoder.weight": found[head.decoder]} if head.decoder else {})
+
+
+def _check_float16(model: Model, dtype: str, head: str, weight: Floats) -> None:
+    """Matrices of these heads are kept in the encoder's type; those of the others are not."""
+    largest = float(np.abs(weight).max())
+    if dtype == "float16" and largest > LARGEST_FLOAT16:
+        raise UnsupportedModel(
+            f"{model.model_id} cannot be run in float16: its {head} head has an element of {largest:.4g}, and float16 "
+            f"ends at {LARGEST_FLOAT16:.0f}; choose bfloat16 or float32"
+        )
+
+
+def _named(head: str, layers: Sequence[DenseLayer]) -> Iterator[tuple[str, int, Floats]]:
+    for index, layer in enumerate(layers):
+        yield f"{head}.weight", index, layer.weight
+        yield f"{head}.bias", index, np.zeros(len(layer.weight), np.float32) if layer.bias is None else layer.bias
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which rows of a batch's answers are whose, and what else the host must know of the batch to read them."""
+
+    offsets: dict[Task, Ints]  # of tasks with a row a token: [n + 1]
+    ids: Ints | None  # of the tokens whose weights are wanted
+    left_out: tuple[int, ...]  # ids that are in no sparse vector
+
+    @classmethod
+    def of(cls, batch: PackedBatch, model: Model) -> Layout:
+        """The layout of the answers to a batch."""
+        if batch.wanted & (Task.TOKENS | Task.SPARSE | Task.MULTI) == NO_TASK:
+            return cls({}, None, ())
+        lengths = np.diff(batch.cu_seqlens)
+        wanting = {task: batch.sequences_of(task) for task in TOKEN_TASKS if task in batch.wanted}
+        ids = None
+        if Task.SPARSE in batch.wanted:
+            wants = np.zeros(batch.sequences, np.bool_)
+            wants[wanting[Task.SPARSE]] = True
+            ids = batch.ids[np.repeat(wants, lengths)]
+        left_out: tuple[int, ...] = getattr(model.heads.sparse, "special_ids", ())
+        return cls({task: cumulative(lengths[rows]) for task, rows in wanting.items()}, ids, left_out)
+
+    def rows(self, task: Task, values: Floats, offsets: Ints | None, indices: Ints | None) -> Rows:
+        """What the extension answers for a task."""
+        if offsets is not None:
+            return Rows(values, offsets, indices)
+        if task == Task.SPARSE and self.ids is not None:
+            return token_pairs(values[:, 0], self.ids, self.offsets[task], self.left_out)
+        if task in self.offsets:
+            return Rows(values, self.offsets[task])
+        return Rows.one_each(values)

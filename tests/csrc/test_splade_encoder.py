@@ -1,0 +1,164 @@
+"""The CUDA encoder's SPLADE head beside transformers' masked language models: a whole model, real batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+
+from embert import engine
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.errors import UnsupportedModel
+from embert.engine.heads.description import Heads, Layer, Splade
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
+
+pytestmark = pytest.mark.gpu
+
+HIDDEN, VOCABULARY = 256, 30522
+TRANSFORM = Layer("cls.predictions.transform.dense", "", HIDDEN, HIDDEN, True, "gelu")
+HEAD = Splade(TRANSFORM, "cls.predictions.transform.LayerNorm", 1e-12, "", "cls.predictions.bias")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A masked language model with random weights, whose texts have about 26 000 pairs each."""
+    made = tmp_path_factory.mktemp("splade")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=HIDDEN, num_hidden_layers=3, num_attention_heads=4, intermediate_size=1024, vocab_size=VOCABULARY
+    )
+    model = transformers.BertForMaskedLM(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "LayerNorm.weight" in name:
+                weight.uniform_(0.5, 1.5)
+            elif weight.ndim == 1:
+                weight.normal_(0, 0.1)
+    model.save_pretrained(made)
+    (made / "tokenizer.json").write_text("{}")
+    return made
+
+
+def splade(folder: Path, head: Splade = HEAD) -> Model:
+    return dataclasses.replace(engine.load_model(str(folder), pooling="cls"), heads=Heads(sparse=head))
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> Iterator[CudaEncoder]:
+    made = CudaEncoder(splade(folder))
+    yield made
+    made.close()
+
+
+def packed(random: np.random.Generator, lengths: npt.NDArray[np.int64], tasks: Task | list[Task]) -> PackedBatch:
+    ids = random.integers(5, VOCABULARY, int(lengths.sum())).astype(np.int32)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    wanted = tasks if isinstance(tasks, list) else [tasks] * len(lengths)
+    return PackedBatch(ids, cu_seqlens, tasks=np.array(wanted, np.uint8))
+
+
+def of(batch: PackedBatch, sequence: int, task: Task) -> PackedBatch:
+    """One sequence alone."""
+    ids = batch.ids[batch.cu_seqlens[sequence] : batch.cu_seqlens[sequence + 1]]
+    return PackedBatch(ids, np.array([0, len(ids)], np.int32), tasks=np.array([task], np.uint8))
+
+
+def pairs(rows: Rows, place: int) -> tuple[bytes, bytes]:
+    one = rows.slice(place, place + 1)
+    assert one.indices is not None
+    return one.indices.tobytes(), one.values.tobytes()
+
+
+def dense(rows: Rows) -> npt.NDArray[np.float64]:
+    """[sequences, vocabulary]"""
+    assert rows.indices is not None
+    out = np.zeros((rows.sequences, VOCABULARY))
+    out[np.repeat(np.arange(rows.sequences), rows.counts), rows.indices] = rows.values[:, 0]
+    return out
+
+
+def hugging_face(folder: Path, batch: PackedBatch, twice: bool) -> npt.NDArray[np.float64]:
+    model: Any = transformers.BertForMaskedLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
+    out = []
+    with torch.inference_mode():
+        for sequence in range(batch.sequences):
+            ids = batch.ids[batch.cu_seqlens[sequence] : batch.cu_seqlens[sequence + 1]]
+            logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+            values = torch.log1p(torch.relu(logits)).amax(0)
+            out.append((torch.log1p(values) if twice else values).double().numpy())
+    return np.stack(out)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "dtype", "cosine"),
+    [
+        ("hopper", "float16", 0.99999), ("hopper", "bfloat16", 0.999), ("cublaslt", "float16", 0.99999),
+        ("cublaslt", "float32", 0.9999999),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("twice", [False, True])
+def test_beside_hugging_face(
+    folder: Path, random: np.random.Generator, gemm: str, dtype: str, cosine: float, twice: bool
+) -> None:
+    batch = packed(random, np.array([3, 16, 17, 40, 129, 512, 64]), Task.SPARSE)
+    try:
+        made = CudaEncoder(splade(folder, dataclasses.replace(HEAD, twice=twice)), gemm=gemm, dtype=dtype)
+    except UnsupportedModel as error:
+        pytest.skip(str(error))
+    rows = made.wait(made.submit(batch))[Task.SPARSE]
+    made.close()
+    assert rows.indices is not None
+    assert all((np.diff(part) > 0).all() for part in np.split(rows.indices, rows.offsets[1:-1]))
+    got, wanted = dense(rows), hugging_face(folder, batch, twice)
+    norms = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
+    assert ((got * wanted).sum(axis=1) / norms).min() >= cosine
+    edge = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 1e-1}[dtype]
+    assert (got[wanted > edge] > 0).all()
+    assert (wanted[got > edge] > 0).all()
+
+
+def test_the_same_pairs_in_any_company(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    """Of other texts and of other tasks, few and many."""
+    wanted = [Task.SPARSE, Task.SPARSE | Task.EMBED, Task.TOKENS, Task.EMBED, Task.SPARSE | Task.TOKENS] * 20
+    batch = packed(random, random.integers(1, 200, len(wanted)), wanted)
+    answers = encoder.wait(encoder.submit(batch))
+    sparse = answers[Task.SPARSE]
+    for place, sequence in list(enumerate(batch.sequences_of(Task.SPARSE)))[::7]:
+        alone = encoder.wait(encoder.submit(of(batch, int(sequence), Task.SPARSE)))[Task.SPARSE]
+        assert pairs(alone, 0) == pairs(sparse, place), sequence
+    for task in (Task.EMBED, Task.TOKENS):
+        for place, sequence in list(enumerate(batch.sequences_of(task)))[::13]:
+            one = encoder.wait(encoder.submit(of(batch, int(sequence), task)))[task]
+            assert one.values.tobytes() == answers[task].slice(place, place + 1).values.tobytes()
+
+
+def test_more_pairs_than_there_is_room_for(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    """Room is for 8 Mi pairs: the rest of the texts run again, while another batch is in flight."""
+    batch = packed(random, random.integers(4, 9, 600), Task.SPARSE)
+    other = packed(random, random.integers(1, 100, 30), Task.SPARSE)
+    first, second = encoder.submit(batch), encoder.submit(other)
+    rows, others = encoder.wait(first)[Task.SPARSE], encoder.wait(second)[Task.SPARSE]
+    assert len(rows.values) > 8 << 20
+    assert rows.sequences == 600
+    for place in (0, 250, 300, 350, 599):
+        alone = encoder.wait(encoder.submit(of(batch, place, Task.SPARSE)))[Task.SPARSE]
+        assert pairs(alone, 0) == pairs(rows, place), place
+    again = encoder.wait(encoder.submit(other))[Task.SPARSE]
+    assert [pairs(again, i) for i in range(30)] == [pairs(others, i) for i in range(30)]
+
+
+def test_a_thousand_batches_have_the_same_pairs(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batch = packed(random, np.array([5, 33, 16]), Task.SPARSE)
+    seen = {tuple(pairs(encoder.wait(encoder.submit(batch))[Task.SPARSE], i) for i in range(3)) for _ in range(1000)}
+    assert len(seen) == 1

@@ -1,0 +1,223 @@
+"""The CUDA encoder's heads on the host's side: what the extension is told, and how its answers are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embert import engine
+from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
+from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Splade, TokenWeights
+from embert.engine.heads.token_pairs import token_pairs
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
+from embert.engine.tasks import Task
+from tests.engine.conftest import BuildBert, write_modules
+from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
+
+HIDDEN = 64
+LENGTHS = [3, 1, 5, 2]
+MIXED = [Task.EMBED | Task.SPARSE, Task.TOKENS, Task.CLASSIFY | Task.MULTI | Task.SPARSE, Task.EMBED | Task.MULTI]
+DENSE = Layer("classifier.dense", "", HIDDEN, HIDDEN, True, "tanh")
+OUT = Layer("classifier.out_proj", "", HIDDEN, 2, False, "identity")
+COLBERT = Layer("colbert", "", HIDDEN, 16, False, "identity")
+HEADS = Heads(
+    Classifier((DENSE, OUT), ("no", "yes"), "softmax"),
+    TokenWeights(Layer("sparse", "", HIDDEN, 1, True, "relu")),
+    MultiVector((COLBERT,)),
+)
+
+
+@pytest.fixture
+def model(build_bert: BuildBert) -> Model:
+    """A model with every head; its Dense module is 64 to 20."""
+    folder = build_bert(pooling=None)
+    write_modules(folder, dense=[(HIDDEN, 20, "torch.nn.modules.activation.Tanh")])
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for layer in (DENSE, OUT, COLBERT, HEADS.sparse.layer if isinstance(HEADS.sparse, TokenWeights) else OUT):
+        weights[f"{layer.name}.weight"] = torch.randn(layer.outputs, layer.inputs, generator=generator)
+        if layer.bias:
+            weights[f"{layer.name}.bias"] = torch.randn(layer.outputs, generator=generator)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return dataclasses.replace(engine.load_model(str(folder)), heads=HEADS)
+
+
+Make = Callable[..., tuple[CudaEncoder, StandInEncoder]]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """An encoder before a stand-in for the extension."""
+
+    def made(model: Model, **options: Any) -> tuple[CudaEncoder, StandInEncoder]:
+        gpu = StandInGpu(model)
+        monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+        return CudaEncoder(model, **options), gpu.encoders[0]
+
+    return made
+
+
+def batch(tasks: list[Task] | None = None) -> PackedBatch:
+    ids = np.random.default_rng(0).integers(5, 30, sum(LENGTHS)).astype(np.int32)
+    cu_seqlens = np.concatenate([[0], np.cumsum(LENGTHS)]).astype(np.int32)
+    return PackedBatch(ids, cu_seqlens, tasks=None if tasks is None else np.array(tasks, np.uint8))
+
+
+def test_the_extension_is_told_of_all_heads(model: Model, make: Make) -> None:
+    _, gpu = make(model)
+    assert gpu.shape["dense"] == [(HIDDEN, 20, "tanh")]
+    assert gpu.shape["classifier"] == [(HIDDEN, HIDDEN, "tanh"), (HIDDEN, 2, "identity")]
+    assert gpu.shape["multi"] == [(HIDDEN, 16, "identity")]
+    assert gpu.shape["token_weights"] is True
+    heads = {key: array.shape for key, array in gpu.loaded.items() if key[0].split(".")[0] in (
+        "dense", "classifier", "multi", "token_weights",
+    )}  # fmt: skip
+    assert heads == {
+        ("dense.weight", 0): (20, HIDDEN), ("dense.bias", 0): (20,),
+        ("classifier.weight", 0): (HIDDEN, HIDDEN), ("classifier.bias", 0): (HIDDEN,),
+        ("classifier.weight", 1): (2, HIDDEN), ("classifier.bias", 1): (2,),
+        ("multi.weight", 0): (16, HIDDEN), ("multi.bias", 0): (16,),
+        ("token_weights.weight", -1): (1, HIDDEN), ("token_weights.bias", -1): (1,),
+    }  # fmt: skip
+    assert not gpu.loaded["classifier.bias", 1].any()  # it has none
+    stored = load_file(model.folder / "model.safetensors")
+    np.testing.assert_array_equal(gpu.loaded["multi.weight", 0], stored["colbert.weight"].numpy())
+
+
+def test_small_batches_of_a_models_usual_tasks_are_graphs(model: Model, make: Make) -> None:
+    assert make(model)[1].shape["graphs"] == Task.EMBED | Task.CLASSIFY
+    assert make(model, graphs=False)[1].shape["graphs"] == 0
+    cross_encoder = dataclasses.replace(model, heads=Heads(HEADS.classifier), embeds=False)
+    assert make(cross_encoder)[1].shape["graphs"] == Task.CLASSIFY
+
+
+def test_each_task_is_answered_for_those_who_want_it(model: Model, make: Make) -> None:
+    encoder, gpu = make(model)
+    mixed = batch(MIXED)
+    answers = encoder.wait(encoder.submit(mixed))
+    assert gpu.batches[-1][6].tolist() == [9, 2, 28, 17]
+    assert set(answers) == set(Task)
+    assert {task: rows.offsets.tolist() for task, rows in answers.items() if task != Task.SPARSE} == {
+        Task.EMBED: [0, 1, 2], Task.TOKENS: [0, 1], Task.CLASSIFY: [0, 1], Task.MULTI: [0, 5, 7],
+    }  # fmt: skip
+    assert {task: rows.values.shape[1] for task, rows in answers.items()} == {
+        Task.EMBED: 20, Task.TOKENS: HIDDEN, Task.CLASSIFY: 2, Task.SPARSE: 1, Task.MULTI: 16,
+    }  # fmt: skip
+    for task, rows in answers.items():  # as each task of the same sequences alone
+        alone = encoder.wait(encoder.submit(batch([task] * len(LENGTHS))))[task]
+        for place, sequence in enumerate(mixed.sequences_of(task)):
+            got, wanted = rows.slice(place, place + 1), alone.slice(sequence, sequence + 1)
+            np.testing.assert_array_equal(got.values, wanted.values)
+            if task == Task.SPARSE:
+                np.testing.assert_array_equal(got.indices, wanted.indices)
+
+
+def test_an_empty_batch(model: Model, make: Make) -> None:
+    encoder, gpu = make(model)
+    gpu.submit = lambda *_: 7  # type: ignore[method-assign]
+    gpu.wait = lambda ticket: [(1, np.empty((0, 20), np.float32), None, None)]  # type: ignore[method-assign]
+    answer = encoder.wait(encoder.submit(PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))))
+    assert answer[Task.EMBED].values.shape == (0, 20)
+
+
+def test_tasks_that_a_model_does_not_have_are_refused(model: Model, make: Make) -> None:
+    encoder, _ = make(dataclasses.replace(model, heads=Heads(HEADS.classifier), embeds=False))
+    assert encoder.encode(batch(), Task.CLASSIFY).shape == (4, 2)
+    with pytest.raises(EncoderError, match=r"this model's tasks are .*CLASSIFY.*; the batch wants .*EMBED"):
+        encoder.submit(batch())
+    with pytest.raises(EncoderError, match=r"sequence 1 wants .*MULTI"):
+        encoder.submit(batch([Task.CLASSIFY, Task.MULTI, Task.CLASSIFY, Task.CLASSIFY]))
+
+
+def test_weights_of_heads_are_checked(model: Model, make: Make) -> None:
+    path = model.folder / "model.safetensors"
+    stored = load_file(path)
+    save_file({**stored, "colbert.weight": stored["colbert.weight"] * 1e6}, path, {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"multi-vector head has an element of .*, and float16 ends at 65504"):
+        make(model, dtype="float16")
+    stored.pop("classifier.dense.bias")
+    save_file(stored, path, {"format": "pt"})
+    with pytest.raises(BrokenModel, match=r"model\.safetensors has no tensor classifier\.dense\.bias"):
+        make(model)
+
+
+TRANSFORM = Layer("cls.predictions.transform.dense", "", HIDDEN, HIDDEN, True, "gelu")
+NORM = "cls.predictions.transform.LayerNorm"
+SPLADE = Splade(TRANSFORM, NORM, 1e-12, "", "cls.predictions.bias")
+
+
+def with_splade(model: Model, head: Splade) -> Model:
+    """The model with a SPLADE head, and its weights drawn."""
+    path, vocabulary = model.folder / "model.safetensors", model.architecture.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{TRANSFORM.name}.weight": (HIDDEN, HIDDEN), f"{TRANSFORM.name}.bias": (HIDDEN,),
+        f"{NORM}.weight": (HIDDEN,), f"{NORM}.bias": (HIDDEN,), head.bias: (vocabulary,),
+    }  # fmt: skip
+    if head.decoder:
+        shapes[head.decoder] = (vocabulary, HIDDEN)
+    generator = torch.Generator().manual_seed(1)
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file({**load_file(path), **drawn}, path, {"format": "pt"})
+    return dataclasses.replace(model, heads=Heads(sparse=head))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_splades_pairs_come_from_the_device(model: Model, make: Make, tied: bool) -> None:
+    head = dataclasses.replace(SPLADE, decoder="" if tied else "cls.predictions.decoder.weight", twice=not tied)
+    encoder, gpu = make(with_splade(model, head))
+    assert gpu.shape["token_weights"] is False
+    assert gpu.shape["splade"] == ("gelu", 1e-12, 1 if tied else 2, tied)
+    vocabulary = model.architecture.vocab_size
+    assert {name: array.shape for (name, _), array in gpu.loaded.items() if name.startswith("splade.")} == {
+        "splade.transform.weight": (HIDDEN, HIDDEN), "splade.transform.bias": (HIDDEN,),
+        "splade.transform.gamma": (HIDDEN,), "splade.transform.beta": (HIDDEN,), "splade.decoder.bias": (vocabulary,),
+        **({} if tied else {"splade.decoder.weight": (vocabulary, HIDDEN)}),
+    }  # fmt: skip
+    rows = encoder.wait(encoder.submit(batch([Task.SPARSE, Task.EMBED, Task.SPARSE, Task.SPARSE])))[Task.SPARSE]
+    assert rows.sequences == 3
+    assert rows.indices is not None
+    assert rows.values.shape == (len(rows.indices), 1)
+    assert all((np.diff(rows.indices[a:b]) > 0).all() for a, b in itertools.pairwise(rows.offsets))
+
+
+def test_weights_of_splade_are_checked(model: Model, make: Make) -> None:
+    splade = with_splade(model, SPLADE)
+    path = model.folder / "model.safetensors"
+    stored = load_file(path)
+    save_file({**stored, f"{TRANSFORM.name}.weight": torch.full((HIDDEN, HIDDEN), 1e5)}, path, {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"sparse head has an element of 1e\+05, and float16 ends at 65504"):
+        make(splade, dtype="float16")
+    stored.pop("cls.predictions.bias")
+    save_file(stored, path, {"format": "pt"})
+    with pytest.raises(BrokenModel, match=r"model\.safetensors has no tensor cls\.predictions\.bias"):
+        make(splade)
+
+
+def floats(*values: float) -> npt.NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def test_pairs_of_token_weights() -> None:
+    ids = np.array([0, 9, 7, 9, 2, 0, 2, 0, 3, 3], np.int32)
+    weights = floats(5, 0.5, 0.25, 1, 5, 5, 5, 5, 0, 0)
+    found = token_pairs(weights, ids, np.array([0, 5, 7, 10], np.int32), (0, 2))
+    assert found.indices is not None
+    assert found.offsets.tolist() == [0, 2, 2, 2]
+    assert found.indices.tolist() == [7, 9]
+    assert found.values.tolist() == [[0.25], [1]]
+    kept = token_pairs(weights, ids, np.array([0, 5, 7, 10], np.int32), ())
+    assert kept.offsets.tolist() == [0, 4, 6, 7]
+    nothing = token_pairs(floats(), np.empty(0, np.int32), np.zeros(1, np.int32), (0,))
+    assert nothing.values.shape == (0, 1)
+    assert np.isnan(token_pairs(floats(np.nan), np.array([4], np.int32), np.array([0, 1], np.int32), ()).values).all()
