@@ -32,11 +32,10 @@ __global__ void __launch_bounds__(kThreads)
   int largest[kWidth] = {};
   int text = kNoText;
   const auto leave = [&] {
-    if (text == kNoText) return;
     int* const to = reinterpret_cast<int*>(maxima) + size_t(text - first_text) * pitch + column;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      if (column + i < columns && largest[i] > 0) atomicMax(to + i, largest[i]);
+      if (text != kNoText && column + i < columns && largest[i] > 0) atomicMax(to + i, largest[i]);
       largest[i] = 0;
     }
   };
