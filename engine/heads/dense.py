@@ -1,4 +1,4 @@
-"""What a Dense module's files say: a linear layer after pooling, activation(x · weightᵀ + bias).
+"""What a Dense module's files say: a linear layer after pooling or on tokens, activation(x · weightᵀ + bias).
 
 Imports no numpy: the supervisor reads descriptions, and computes nothing. `dense_layer` does.
 """
@@ -29,8 +29,11 @@ class Dense:
     activation: str  # "identity", "tanh", "relu", "sigmoid"
 
 
-def read_dense(folder: Path, name: str) -> Dense:
-    """Read the Dense module in the folder `name` of a model's `folder`. Raises BrokenModel or UnsupportedModel."""
+def read_dense(folder: Path, name: str, *, of: str = "sentence_embedding") -> Dense:
+    """Read the Dense module in the folder `name` of a model's `folder`. Raises BrokenModel or UnsupportedModel.
+
+    `of` is sentence-transformers' name for the rows it takes: "sentence_embedding" or "token_embeddings".
+    """
     path = folder / name / "config.json"
     fields = read_object(path)
     # sentence-transformers' own default is Tanh.
@@ -41,8 +44,8 @@ def read_dense(folder: Path, name: str) -> Dense:
             f"{path}: activation_function {activation} is not supported; supported: {', '.join(ACTIVATION_CLASSES)}"
         )
     _only(path, fields, "use_residual", False)
-    _only(path, fields, "module_input_name", "sentence_embedding")
-    _only(path, fields, "module_output_name", "sentence_embedding", None)
+    _only(path, fields, "module_input_name", of)
+    _only(path, fields, "module_output_name", of, None)
     inputs, outputs = fields.get("in_features"), fields.get("out_features")
     if not isinstance(inputs, int) or not isinstance(outputs, int) or min(inputs, outputs) < 1:
         raise BrokenModel(f"{path}: in_features and out_features must be positive ints, found {inputs!r}, {outputs!r}")
