@@ -10,8 +10,8 @@ from embert.engine.families import Architecture, read_architecture
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.bge_m3 import CONVERT
-from embert.engine.heads.checkpoints.heads import VectorHeads, read_vector_heads
-from embert.engine.heads.dense import Dense
+from embert.engine.heads.checkpoints.heads import read_vector_heads
+from embert.engine.heads.dense import Dense, width_after
 from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS
@@ -70,8 +70,9 @@ def load_model(
     """Find a model and read its JSON files.
 
     `model` is a local folder, a hub id (fetched into the hub's cache; `HF_HUB_OFFLINE` is honoured), or None for the
-    packaged default. `revision` is a hub branch, tag or commit. `pooling` overrides what the model says; "splade" makes sparse
-    vectors with the head of a masked language model. `model_id` overrides the name, for processes that get a folder. `progress` shows the download's progress bar.
+    packaged default. `revision` is a hub branch, tag or commit. `pooling` overrides what the model says;
+    "splade" makes sparse vectors with the head of a masked language model. `model_id` overrides the name, for processes
+    that get a folder. `progress` shows the download's progress bar.
 
     Raises ModelNotFound, UnsupportedModel or BrokenModel, each with one sentence for the user.
     """
@@ -95,11 +96,13 @@ def load_model(
     if found.pickled:
         notices.append(_pickled(folder, found.pickled))
     dense = modules.dense if found.embeds else ()
-    width = architecture.hidden_size
-    for layer in dense:
-        if layer.inputs != width:
-            raise BrokenModel(f"{folder / layer.folder} takes {layer.inputs} columns, but is given {width}")
-        width = layer.outputs
+    max_input_length = _max_input_length(transformer, architecture, modules.max_length)
+    multi_vector = found.multi_vector
+    if multi_vector is not None:
+        # Queries and documents with lengths of their own are not bound by the transformer's: PyLate stores there the
+        # length of whatever it encoded last.
+        multi_vector = multi_vector.within(max_input_length)
+        max_input_length = min(architecture.max_positions, multi_vector.longest)
     return Model(
         model_id=model_id or location.model_id,
         folder=folder,
@@ -108,27 +111,20 @@ def load_model(
         pooling=modules.pooling if found.embeds and modules.pooling else "mean",
         dense=dense,
         normalize=modules.normalize,
-        max_input_length=_max_input_length(transformer, architecture, modules.max_length, found),
+        max_input_length=max_input_length,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
-        width=width,
+        width=width_after(folder, dense, architecture.hidden_size),
         lowercase=modules.lowercase,
         transformer=modules.transformer,
         notices=tuple(notices),
-        heads=Heads(sparse=found.sparse, multi_vector=found.multi_vector),
+        heads=Heads(sparse=found.sparse, multi_vector=multi_vector),
         embeds=found.embeds,
     )
 
 
-def _max_input_length(
-    folder: Path, architecture: Architecture, modules_limit: int | None, found: VectorHeads
-) -> int:
-    """The smallest limit that the model's files state, in tokens; where queries and documents have their own, theirs."""
-    if found.multi_vector is not None and not found.embeds:
-        # PyLate stores the length of whatever it encoded last as the transformer's.
-        lengths = [found.multi_vector.role(is_query).length for is_query in (True, False)]
-        if None not in lengths:
-            return min(architecture.max_positions, max(length or 0 for length in lengths))
+def _max_input_length(folder: Path, architecture: Architecture, modules_limit: int | None) -> int:
+    """The smallest limit that the model's files state, in tokens."""
     limits = [architecture.max_positions]
     if modules_limit is not None:
         limits.append(modules_limit)

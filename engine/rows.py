@@ -50,6 +50,21 @@ class Rows:
         indices = None if self.indices is None else self.indices[first:last]
         return Rows(self.values[first:last], self.offsets[start : stop + 1] - first, indices)
 
+    def taken(self, sequences: npt.NDArray[np.integer]) -> Rows:
+        """The rows of these sequences, in this order: a copy."""
+        counts = self.counts[sequences]
+        offsets = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        rows = np.repeat(self.offsets[sequences] - offsets[:-1], counts) + np.arange(offsets[-1], dtype=np.int32)
+        return Rows(self.values[rows], offsets, None if self.indices is None else self.indices[rows])
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> Rows:
+        """The rows that are kept, of the same sequences: `kept` is [R]."""
+        before = np.zeros(len(kept) + 1, np.int32)
+        np.cumsum(kept, out=before[1:])
+        indices = None if self.indices is None else self.indices[kept]
+        return Rows(self.values[kept], before[self.offsets], indices)
+
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
         """The rows of several groups of sequences, end to end; at least one group."""

@@ -12,7 +12,7 @@ from typing import Any
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 
-__all__ = ["Dense", "read_dense"]
+__all__ = ["Dense", "read_dense", "width_after"]
 
 # torch's class → our name.
 ACTIVATION_CLASSES = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "Sigmoid": "sigmoid"}
@@ -59,6 +59,15 @@ def read_dense(folder: Path, name: str, *, of: str = "sentence_embedding") -> De
             )
         raise BrokenModel(f"{folder / name} has no model.safetensors")
     return Dense(name, inputs, outputs, bool(fields.get("bias", True)), ACTIVATION_CLASSES[kind])
+
+
+def width_after(folder: Path, dense: tuple[Dense, ...], width: int) -> int:
+    """The columns of rows of `width` columns after a model's Dense modules. Raises BrokenModel where they do not fit."""
+    for layer in dense:
+        if layer.inputs != width:
+            raise BrokenModel(f"{folder / layer.folder} takes {layer.inputs} columns, but is given {width}")
+        width = layer.outputs
+    return width
 
 
 def _only(path: Path, fields: dict[str, Any], field: str, *supported: object) -> None:

@@ -5,6 +5,7 @@ Imports no numpy: the supervisor reads descriptions, and computes nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from embert.engine.tasks import NO_TASK, Task
@@ -103,6 +104,17 @@ class MultiVector:
     def role(self, is_query: bool) -> Role:
         """Of queries or of documents."""
         return self.query if is_query else self.document
+
+    def within(self, usual: int) -> MultiVector:
+        """The same, with a length of `usual` tokens where queries or documents have none of their own."""
+        roles = (dataclasses.replace(role, length=role.length or usual) for role in (self.query, self.document))
+        return MultiVector(self.layers, self.skips_first, *roles)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a query or a document. Call it on what `within` returns."""
+        filled = self.query.expansion.length if self.query.expansion else 0
+        return max(filled, self.query.length or 0, self.document.length or 0)
 
     @property
     def unattended(self) -> int | None:

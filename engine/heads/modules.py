@@ -73,7 +73,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     for module in listed:
         previous = kinds[-1] if kinds else ""
         kind = _kind(folder, module, previous)
-        if previous not in FOLLOWS.get(kind, ()) or kind in kinds and "Dense" not in kind:
+        if previous not in FOLLOWS.get(kind, ()) or (kind in kinds and "Dense" not in kind):
             raise UnsupportedModel(
                 f"{path}: module {module['type']} {f'after {previous} ' if previous else 'first '}is not supported; "
                 f"supported: {SUPPORTED}"

@@ -11,6 +11,7 @@ from embert.engine.families.architecture import Architecture
 from embert.engine.heads.checkpoints import bge_m3
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, read_late_interaction, read_stanford
 from embert.engine.heads.checkpoints.splade import read_splade
+from embert.engine.heads.dense import width_after
 from embert.engine.heads.description import MultiVector, Splade, TokenWeights
 from embert.engine.heads.modules import Modules
 
@@ -47,11 +48,7 @@ def read_vector_heads(
         return VectorHeads(sparse=splade, embeds=False)
     multi_vector = None
     if modules.token_dense:
-        width = hidden_size
-        for layer in modules.token_dense:
-            if layer.inputs != width:
-                raise BrokenModel(f"{folder / layer.folder} takes {layer.inputs} columns, but is given {width}")
-            width = layer.outputs
+        width_after(folder, modules.token_dense, hidden_size)
         multi_vector = read_late_interaction(
             folder, transformer, modules.token_dense, modules.mask, prompts, usual_prompt
         )

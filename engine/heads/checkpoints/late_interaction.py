@@ -112,9 +112,7 @@ def read_stanford(folder: Path, hidden_size: int) -> MultiVector:
     return _with_mask((layer,), query, document, mask, vocabulary)
 
 
-def _pylate_roles(
-    path: Path, fields: Mapping[str, Any], vocabulary: Vocabulary, *prompts: str
-) -> tuple[Role, Role]:
+def _pylate_roles(path: Path, fields: Mapping[str, Any], vocabulary: Vocabulary, *prompts: str) -> tuple[Role, Role]:
     """Queries and documents, from the fields of PyLate's config_sentence_transformers.json, and their prompts."""
     lengths = [
         _length(path, fields, name, usual)
