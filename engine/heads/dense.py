@@ -62,7 +62,7 @@ def read_dense(folder: Path, name: str, *, of: str = "sentence_embedding") -> De
 
 
 def width_after(folder: Path, dense: tuple[Dense, ...], width: int) -> int:
-    """The columns of rows of `width` columns after a model's Dense modules. Raises BrokenModel where they do not fit."""
+    """The columns of rows of `width` columns after a model's Dense modules. Raises BrokenModel if they do not fit."""
     for layer in dense:
         if layer.inputs != width:
             raise BrokenModel(f"{folder / layer.folder} takes {layer.inputs} columns, but is given {width}")

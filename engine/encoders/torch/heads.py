@@ -26,17 +26,7 @@ from embert.engine.packing import cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 
-__all__ = [
-    "Head",
-    "Hidden",
-    "LastHidden",
-    "MultiVectors",
-    "Pooled",
-    "Splade",
-    "TokenWeights",
-    "kernels_of",
-    "load_heads",
-]
+__all__ = ["Head", "Hidden", "kernels_of", "load_heads"]
 
 # Columns of SPLADE's logits that are computed at once, for all tokens of a run: 2 MB of float32 for most runs.
 SPLADE_COLUMNS = 1024

@@ -33,7 +33,7 @@ class Run:
 def cut_into_runs(lengths: Ints, attended: Ints | None, threads: int) -> Iterator[Run]:
     """Cut sequences into runs of about equal tokens, a multiple of `threads` of them where possible.
 
-    They are sorted by `lengths` [B], and among equal ones by `attended` [B], the tokens that are attended to; None: all.
+    They are sorted by `lengths` [B], and among equal ones by `attended` [B]: the tokens attended to; None: all.
     """
     if not len(lengths):
         return
