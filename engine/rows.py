@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "SparseVector"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """The elements of a vector that are not 0."""
+
+    indices: Ints  # [n], ascending: ids of tokens
+    values: Floats  # [n]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,13 @@ class Rows:
         np.cumsum(kept, out=before[1:])
         indices = None if self.indices is None else self.indices[kept]
         return Rows(self.values[kept], before[self.offsets], indices)
+
+    def sparse_vectors(self) -> list[SparseVector]:
+        """Of SPARSE: the pairs of each sequence. Raises ValueError for the rows of another task."""
+        if self.indices is None:
+            raise ValueError("only the rows of SPARSE are sparse vectors")
+        places = itertools.pairwise(self.offsets.tolist())
+        return [SparseVector(self.indices[start:stop], self.values[start:stop, 0]) for start, stop in places]
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:

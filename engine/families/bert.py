@@ -16,7 +16,7 @@ MASKED_LM = MaskedLM(
     transform="cls.predictions.transform.dense",
     norm="cls.predictions.transform.LayerNorm",
     decoder="cls.predictions.decoder",
-    biases=("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
 )
 
 

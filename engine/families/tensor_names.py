@@ -34,7 +34,7 @@ class MaskedLM:
     transform: str  # a linear layer
     norm: str  # a LayerNorm, with the epsilon of the layers' own
     decoder: str  # a linear layer's name; the word table, tied, where a checkpoint does not store its weight
-    biases: tuple[str, ...]  # names under which checkpoints store the decoder's bias, the likeliest first
+    biases: tuple[str, ...]  # names under which checkpoints store the decoder's bias: the first that is there counts
     activation: str = ""  # as Architecture.activation; empty: the layers' own
 
 

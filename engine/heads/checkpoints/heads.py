@@ -49,9 +49,7 @@ def read_vector_heads(
     multi_vector = None
     if modules.token_dense:
         width_after(folder, modules.token_dense, hidden_size)
-        multi_vector = read_late_interaction(
-            folder, transformer, modules.token_dense, modules.mask, prompts, usual_prompt
-        )
+        multi_vector = read_late_interaction(folder, transformer, modules.token_dense, modules.mask, prompts)
     elif modules.pooling is None and is_stanford(transformer / "config.json"):
         multi_vector = read_stanford(transformer, hidden_size)
     if multi_vector is not None:

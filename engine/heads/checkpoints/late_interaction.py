@@ -23,7 +23,6 @@ from embert.engine.heads.description import Expansion, Layer, MultiVector, Role
 __all__ = ["Mask", "is_stanford", "read_late_interaction", "read_mask", "read_stanford"]
 
 PUNCTUATION = tuple(string.punctuation)
-QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")  # the first that a model has
 PYLATE_LENGTHS, STANFORD_LENGTHS = (32, 180), (32, 220)  # of queries and documents where files do not say
 
 
@@ -54,19 +53,16 @@ def read_late_interaction(
     dense: tuple[Dense, ...],
     mask: Mask | None,
     prompts: Mapping[str, str],
-    usual_prompt: str,
 ) -> MultiVector:
     """The head of a model with Dense modules on its tokens. Without a `mask` it is PyLate's.
 
-    `usual_prompt` is that of queries and documents without one of their own. Raises BrokenModel or UnsupportedModel.
+    Raises BrokenModel or UnsupportedModel.
     """
     vocabulary = Vocabulary(transformer)
     path = transformer / "sentence_bert_config.json" if mask else folder / "config_sentence_transformers.json"
     fields = read_object(path) if path.is_file() else {}
-    query_prompt, document_prompt = (
-        next((prompts[name] for name in names if name in prompts), usual_prompt)
-        for names in (QUERY_PROMPTS, DOCUMENT_PROMPTS)
-    )
+    # As sentence-transformers: no other prompt goes before a query or a document, not even the default one.
+    query_prompt, document_prompt = prompts.get("query", ""), prompts.get("document", "")
     if mask is None:
         mask = Mask(_words(path, fields, PUNCTUATION))
         query, document = _pylate_roles(path, fields, vocabulary, query_prompt, document_prompt)

@@ -55,7 +55,7 @@ def read_splade(folder: Path, architecture: Architecture, *, twice: bool = False
         spellings = spellings_of(f"{names.norm}.{part}")
         stored.check(next((name for name in spellings if name in stored.shapes), spellings[0]), (hidden,))
     decoder = f"{names.decoder}.weight"
-    bias = next((name for name in names.biases if name in stored.shapes), names.biases[0])
+    bias = next((name for name in names.biases if name in stored.shapes), names.biases[-1])
     return Splade(
         transform=Layer(names.transform, "", hidden, hidden, True, names.activation or architecture.activation),
         norm=names.norm,
