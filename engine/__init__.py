@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from embert.engine.engine import Engine
     from embert.engine.model import Model, load_model
     from embert.engine.packing import PackedBatch, pack
-    from embert.engine.rows import Rows
+    from embert.engine.rows import Rows, SparseVector
     from embert.engine.tasks import Task
     from embert.engine.tokenization.encoded import Encoded
     from embert.engine.tokenization.tokenizer import Tokenizer
@@ -35,6 +35,7 @@ __all__ = [
     "Model",
     "PackedBatch",
     "Rows",
+    "SparseVector",
     "Task",
     "Tokenizer",
     "errors",
@@ -50,6 +51,7 @@ _MODULES = {
     "Model": "embert.engine.model",
     "PackedBatch": "embert.engine.packing",
     "Rows": "embert.engine.rows",
+    "SparseVector": "embert.engine.rows",
     "Task": "embert.engine.tasks",
     "Tokenizer": "embert.engine.tokenization.tokenizer",
     "load_encoder": "embert.engine.encoders.load",

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import BrokenModel
-from embert.engine.families.tensor_names import POSITION_EMBEDDINGS
+from embert.engine.families.tensor_names import POSITION_EMBEDDINGS, spellings_of
 from embert.engine.families.tensor_shapes import tensor_shapes
-from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
+from embert.engine.heads.checkpoints.stored import stored_tensors
+from embert.engine.heads.description import Layer
 from embert.engine.model import Model
 
 __all__ = ["PADDING_POSITION", "Checkpoint"]
@@ -22,17 +23,25 @@ PADDING_POSITION = "the padding token's row of " + POSITION_EMBEDDINGS
 
 
 class Checkpoint:
-    """The tensors of `tensor_shapes`, under the same names, checked by shape and dtype. Nothing is copied at first."""
+    """The tensors of `tensor_shapes`, under the same names, checked by shape and dtype, and heads' tensors.
 
-    def __init__(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        self._tensors = tensors
+    Nothing is copied at first.
+    """
+
+    def __init__(self, folder: Path, path: Path, files: Mapping[str, SafetensorsFile]) -> None:
+        self._folder = folder  # the model's
+        self._files = files  # every stored name and the file that holds it
+        self._tensors: dict[str, Tensor] = {}
         self.path = path  # the file or the index, for messages
 
     @classmethod
     def open(cls, model: Model) -> Checkpoint:
         """Map a model's weights and check them. Raises BrokenModel naming the file, the tensor and what is wrong."""
-        path, stored = _stored(model.transformer_folder)
-        tensors: dict[str, Tensor] = {}
+        found = stored_tensors(model.transformer_folder)
+        files = {path: SafetensorsFile(path) for path in dict.fromkeys(found.files.values())}
+        path, stored = found.path, {name: files[file] for name, file in found.files.items()}
+        checkpoint = cls(model.folder, path, stored)
+        tensors = checkpoint._tensors
         architecture = model.architecture
         for name, wanted in tensor_shapes(architecture).items():
             if name in architecture.tensors.absent:
@@ -48,33 +57,35 @@ class Checkpoint:
             tensors[name] = Tensor(tensor.array[skipped:], tensor.dtype)
             if name == POSITION_EMBEDDINGS and architecture.padding_id is not None:
                 tensors[PADDING_POSITION] = Tensor(tensor.array[skipped - 1 : skipped], tensor.dtype)
-        return cls(tensors, path)
+        return checkpoint
 
     def stored(self, name: str) -> Tensor:
         """A tensor as it is stored, with its dtype tag."""
         return self._tensors[name]
 
+    def layer(self, layer: Layer) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of a head's layer. Raises BrokenModel."""
+        prefix = f"{layer.name}." if layer.name else ""
+        weight = self.of_head(f"{prefix}weight", (layer.outputs, layer.inputs), layer.file)
+        return weight, self.of_head(f"{prefix}bias", (layer.outputs,), layer.file) if layer.bias else None
+
+    def of_head(self, name: str, shape: tuple[int, ...], file: str = "") -> Tensor:
+        """A tensor of a head, by its stored name, from a file in the model's folder or beside the encoder's own.
+
+        Raises BrokenModel naming the file, the tensor and what is wrong.
+        """
+        path, files = self.path, self._files
+        if file:
+            path = self._folder / file
+            alone = SafetensorsFile(path)
+            files = dict.fromkeys(alone.names, alone)
+        for spelling in spellings_of(name):
+            if spelling in files:
+                tensor = files[spelling].tensor(spelling)
+                tensor.check(path, spelling, shape)
+                return tensor
+        raise BrokenModel(f"{path} has no tensor {name}")
+
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor in float32: a view of the mapped file where it is stored so, else a converted copy."""
         return self._tensors[name].float32()
-
-
-def _stored(folder: Path) -> tuple[Path, dict[str, SafetensorsFile]]:
-    """Every stored tensor name and the file that holds it."""
-    path = folder / "model.safetensors"
-    if path.is_file():
-        file = SafetensorsFile(path)
-        return path, dict.fromkeys(file.names, file)
-    path = folder / "model.safetensors.index.json"
-    shards = read_object(path).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        raise BrokenModel(f"{path} has no weight_map from tensor names to files")
-    files = {}
-    for shard in sorted(set(shards.values())):
-        if Path(shard).name != shard:
-            raise BrokenModel(f"{path} names the file {shard}, which is not in its folder")
-        files[shard] = SafetensorsFile(folder / shard)
-    for name, shard in shards.items():
-        if name not in files[shard]:
-            raise BrokenModel(f"{folder / shard} has no tensor {name}, which {path.name} says it has")
-    return path, {name: files[shard] for name, shard in shards.items()}

@@ -11,10 +11,12 @@ import numpy.typing as npt
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.load import load_encoder
 from embert.engine.errors import InputError
+from embert.engine.forwards import forwards
+from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.model import Model, load_model
-from embert.engine.packing import PackedBatch, cumulative
-from embert.engine.tasks import Task
-from embert.engine.tokenization.encoded import Encoded
+from embert.engine.packing import cumulative
+from embert.engine.rows import SparseVector
+from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
@@ -84,29 +86,24 @@ class Engine:
         `batch_tokens` bounds the tokens of a forward; None is the encoder's own bound. `progress` is called after each
         batch with the number of its texts.
 
-        Raises InputError for an unknown prompt, for dimensions outside 1 … width, for a text that is not valid Unicode,
-        or too long while `truncate` is false; EncoderError if a forward fails.
+        Raises InputError for a model that does not embed, for an unknown prompt, for dimensions outside 1 … width, for
+        a text that is not valid Unicode, or too long while `truncate` is false; EncoderError if a forward fails.
         """
+        if Task.EMBED not in self.model.tasks:
+            raise self._missing(Task.EMBED, "texts")
         width = self._width(dimensions)
         encoded = self.tokenizer.encode(texts, truncate=truncate, prompt=self._prompt(prompt_name), param="texts")
-        budget = min(batch_tokens or self.encoder.max_batch_tokens, self.encoder.max_batch_tokens)
-        budget = max(budget, self.model.max_input_length)
         vectors = np.empty((len(texts), width), np.float32)
-        in_flight: tuple[npt.NDArray[np.intp], object] | None = None
-
-        def collect(rows: npt.NDArray[np.intp], ticket: object) -> None:
-            vectors[rows] = self.encoder.wait(ticket)[Task.EMBED].values[:, :width]
-            if progress is not None:
-                progress(len(rows))
-
-        for rows, batch in _batches(encoded, budget, width if dimensions else 0, normalize):
-            ticket = self.encoder.submit(batch)
-            # Submit the next batch before waiting for the last one, so that the device is never idle.
-            if in_flight is not None:
-                collect(*in_flight)
-            in_flight = rows, ticket
-        if in_flight is not None:
-            collect(*in_flight)
+        for numbers, rows in forwards(
+            self.encoder,
+            encoded,
+            Task.EMBED,
+            budget=self._budget(batch_tokens),
+            dimensions=width if dimensions else 0,
+            normalize=normalize,
+            progress=progress,
+        ):
+            vectors[numbers] = rows[Task.EMBED].values[:, :width]
         return vectors
 
     def embed_iter(self, texts: Iterable[str], *, window: int = WINDOW_TEXTS, **options: object) -> Iterator[Vectors]:
@@ -114,6 +111,73 @@ class Engine:
         source = iter(texts)
         while block := list(islice(source, window)):
             yield self.embed(block, **options)  # type: ignore[arg-type]  # the options are embed's own
+
+    def embed_sparse(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+        batch_tokens: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[SparseVector]:
+        """Sparse vectors of texts: weights of tokens of the vocabulary, in the order of the texts.
+
+        The options are those of `embed`. Raises InputError for a model that has no sparse vectors, and as `embed` does.
+        """
+        if Task.SPARSE not in self.model.tasks:
+            raise self._missing(Task.SPARSE, "texts")
+        encoded = self.tokenizer.encode(texts, truncate=truncate, prompt=self._prompt(prompt_name), param="texts")
+        vectors: dict[int, SparseVector] = {}
+        for numbers, rows in forwards(
+            self.encoder, encoded, Task.SPARSE, budget=self._budget(batch_tokens), progress=progress
+        ):
+            vectors.update(zip(numbers.tolist(), rows[Task.SPARSE].sparse_vectors(), strict=True))
+        return [vectors[number] for number in range(len(texts))]
+
+    def embed_multi(
+        self,
+        texts: Sequence[str],
+        *,
+        is_query: bool = False,
+        prompt_name: str | None = None,
+        truncate: bool = True,
+        batch_tokens: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Vectors]:
+        """Vectors of the tokens of texts, each of length 1: float32 [vectors, columns] for each text, in their order.
+
+        Queries and documents (`is_query`) differ in their prompts, their lengths, and the tokens that have a vector.
+        `prompt_name` names another of the model's prompts. The other options are those of `embed`. Raises InputError
+        for a model that has no multi-vectors, and as `embed` does.
+        """
+        head = self.model.heads.multi_vector
+        if head is None:
+            raise self._missing(Task.MULTI, "texts")
+        prompt = head.role(is_query).prompt if prompt_name is None else self._prompt(prompt_name)
+        encoded = self.tokenizer.encode(texts, truncate=truncate, prompt=prompt, param="texts", is_query=is_query)
+        starts = cumulative(encoded.lengths)
+        kept = kept_rows(encoded.ids, starts, head, is_query=is_query)
+        vectors: dict[int, Vectors] = {}
+        for numbers, rows in forwards(
+            self.encoder, encoded, Task.MULTI, budget=self._budget(batch_tokens), progress=progress
+        ):
+            every = rows[Task.MULTI]
+            for number, start, stop in zip(numbers.tolist(), every.offsets, every.offsets[1:], strict=False):
+                vectors[number] = every.values[start:stop][kept[starts[number] : starts[number + 1]]]
+        return [vectors[number] for number in range(len(texts))]
+
+    def _missing(self, task: Task, param: str) -> InputError:
+        """The error for a task that the model does not have."""
+        (missing,), has = task_names(task), ", ".join(task_names(self.model.tasks))
+        return InputError(
+            f"`{param}`: {self.model.model_id} does not have the task {missing}; it has {has}", param=param
+        )
+
+    def _budget(self, batch_tokens: int | None) -> int:
+        """Tokens of a batch: as asked, but no more than the encoder takes, and room for the longest text."""
+        most = self.encoder.max_batch_tokens
+        return max(min(batch_tokens or most, most), self.model.max_input_length)
 
     def _width(self, dimensions: int | None) -> int:
         width = self.model.width
@@ -129,28 +193,3 @@ class Engine:
             known = ", ".join(self.model.prompts) or "none"
             raise InputError(f"`prompt_name` {name!r} is not known; this model's prompts: {known}", param="prompt_name")
         return self.model.prompts[name]
-
-
-def _batches(
-    encoded: Encoded, budget: int, dimensions: int, normalize: bool
-) -> Iterator[tuple[npt.NDArray[np.intp], PackedBatch]]:
-    """Yield batches of at most `budget` tokens, longest texts first, each with the numbers of its texts."""
-    starts = cumulative(encoded.lengths)
-    # Longest first: the largest allocations come first, and a progress bar speeds up instead of slowing down.
-    order = np.argsort(-encoded.lengths, kind="stable")
-    ends = np.cumsum(encoded.lengths[order])
-    first = 0
-    while first < len(order):
-        spent = ends[first - 1] if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, spent + budget, side="right")))
-        rows = order[first:last]
-        yield (
-            rows,
-            PackedBatch(
-                ids=np.concatenate([encoded.ids[starts[row] : starts[row + 1]] for row in rows]),
-                cu_seqlens=cumulative(encoded.lengths[rows]),
-                dimensions=np.full(len(rows), dimensions, np.int32) if dimensions else None,
-                normalize=np.full(len(rows), normalize, np.bool_),
-            ),
-        )
-        first = last

@@ -9,7 +9,9 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.families import Architecture, read_architecture
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
-from embert.engine.heads.dense import Dense
+from embert.engine.heads.checkpoints.bge_m3 import CONVERT
+from embert.engine.heads.checkpoints.heads import read_vector_heads
+from embert.engine.heads.dense import Dense, width_after
 from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS
@@ -20,6 +22,7 @@ __all__ = ["Model", "load_model"]
 
 # tokenizer_config.json writes "no limit" as a very large number of tokens.
 NO_LENGTH_LIMIT = 1_000_000
+SPLADE = "splade"  # beside POOLINGS: the head of a masked language model, and its maximum over tokens
 # transformers, and the torch that it reads weights with, serve nobody's requests: an extra.
 INSTALL_CONVERT = "pip install 'embert[convert]'"
 
@@ -67,46 +70,56 @@ def load_model(
     """Find a model and read its JSON files.
 
     `model` is a local folder, a hub id (fetched into the hub's cache; `HF_HUB_OFFLINE` is honoured), or None for the
-    packaged default. `revision` is a hub branch, tag or commit. `pooling` overrides what the model says. `model_id`
-    overrides the name, for processes that get a folder. `progress` shows the download's progress bar.
+    packaged default. `revision` is a hub branch, tag or commit. `pooling` overrides what the model says;
+    "splade" makes sparse vectors with the head of a masked language model. `model_id` overrides the name, for processes
+    that get a folder. `progress` shows the download's progress bar.
 
     Raises ModelNotFound, UnsupportedModel or BrokenModel, each with one sentence for the user.
     """
-    if pooling is not None and pooling not in POOLINGS:
-        raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {', '.join(POOLINGS)}")
+    if pooling is not None and pooling not in (*POOLINGS, SPLADE):
+        named = ", ".join((*POOLINGS, SPLADE))
+        raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {named}")
     location = locate(model, revision=revision, progress=progress)
     folder, notices = location.folder, list(location.notices)
     modules = read_modules(folder, pooling=pooling) or Modules(pooling=pooling)
-    if modules.pooling is None:
-        notices.append("no pooling configuration found, using mean")
-
     transformer = folder / modules.transformer
     if not (transformer / "config.json").is_file():
         raise BrokenModel(f"{transformer} has no config.json, so it is not a model folder")
     # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
     architecture = read_architecture(transformer / "config.json")
     _check_files(transformer)
-    width = architecture.hidden_size
-    for layer in modules.dense:
-        if layer.inputs != width:
-            raise BrokenModel(f"{folder / layer.folder} takes {layer.inputs} columns, but is given {width}")
-        width = layer.outputs
     prompts, default_prompt_name = read_prompts(folder)
+    usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
+    found = read_vector_heads(folder, architecture, modules, prompts, usual_prompt, pooling=pooling)
+    if modules.pooling is None and found.embeds:
+        notices.append("no pooling configuration found, using mean")
+    if found.pickled:
+        notices.append(_pickled(folder, found.pickled))
+    dense = modules.dense if found.embeds else ()
+    max_input_length = _max_input_length(transformer, architecture, modules.max_length)
+    multi_vector = found.multi_vector
+    if multi_vector is not None:
+        # Queries and documents with lengths of their own are not bound by the transformer's: PyLate stores there the
+        # length of whatever it encoded last.
+        multi_vector = multi_vector.within(max_input_length)
+        max_input_length = min(architecture.max_positions, multi_vector.longest)
     return Model(
         model_id=model_id or location.model_id,
         folder=folder,
         revision=location.revision or revision,
         architecture=architecture,
-        pooling=modules.pooling or "mean",
-        dense=modules.dense,
+        pooling=modules.pooling if found.embeds and modules.pooling else "mean",
+        dense=dense,
         normalize=modules.normalize,
-        max_input_length=_max_input_length(transformer, architecture, modules.max_length),
+        max_input_length=max_input_length,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
-        width=width,
+        width=width_after(folder, dense, architecture.hidden_size),
         lowercase=modules.lowercase,
         transformer=modules.transformer,
         notices=tuple(notices),
+        heads=Heads(sparse=found.sparse, multi_vector=multi_vector),
+        embeds=found.embeds,
     )
 
 
@@ -121,6 +134,15 @@ def _max_input_length(folder: Path, architecture: Architecture, modules_limit: i
         if isinstance(stated, (int, float)) and 0 < stated < NO_LENGTH_LIMIT:
             limits.append(int(stated))
     return min(limits)
+
+
+def _pickled(folder: Path, names: tuple[str, ...]) -> str:
+    files = " and ".join(f"{name}.pt" for name in names)
+    return (
+        f"{files} in {folder} {'is' if len(names) == 1 else 'are'} pickled and not read: dense vectors only; to have "
+        f"all, convert once with: {INSTALL_CONVERT} && cd {folder} && python -c "
+        f'"{CONVERT.format(names=list(names))}"'
+    )
 
 
 def _check_files(folder: Path) -> None:

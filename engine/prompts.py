@@ -17,6 +17,8 @@ def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
         return {}, None
     fields = read_object(path)
     prompts = fields.get("prompts") or {}
+    if isinstance(prompts, dict):
+        prompts = {name: text for name, text in prompts.items() if text is not None}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise BrokenModel(f"{path}: prompts must map names to texts")
     default = fields.get("default_prompt_name")

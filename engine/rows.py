@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "SparseVector"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """The elements of a vector that are not 0."""
+
+    indices: Ints  # [n], ascending: ids of tokens
+    values: Floats  # [n]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,28 @@ class Rows:
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         indices = None if self.indices is None else self.indices[first:last]
         return Rows(self.values[first:last], self.offsets[start : stop + 1] - first, indices)
+
+    def taken(self, sequences: npt.NDArray[np.integer]) -> Rows:
+        """The rows of these sequences, in this order: a copy."""
+        counts = self.counts[sequences]
+        offsets = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        rows = np.repeat(self.offsets[sequences] - offsets[:-1], counts) + np.arange(offsets[-1], dtype=np.int32)
+        return Rows(self.values[rows], offsets, None if self.indices is None else self.indices[rows])
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> Rows:
+        """The rows that are kept, of the same sequences: `kept` is [R]."""
+        before = np.zeros(len(kept) + 1, np.int32)
+        np.cumsum(kept, out=before[1:])
+        indices = None if self.indices is None else self.indices[kept]
+        return Rows(self.values[kept], before[self.offsets], indices)
+
+    def sparse_vectors(self) -> list[SparseVector]:
+        """Of SPARSE: the pairs of each sequence. Raises ValueError for the rows of another task."""
+        if self.indices is None:
+            raise ValueError("only the rows of SPARSE are sparse vectors")
+        places = itertools.pairwise(self.offsets.tolist())
+        return [SparseVector(self.indices[start:stop], self.values[start:stop, 0]) for start, stop in places]
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:

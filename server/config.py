@@ -45,7 +45,7 @@ class ServeConfig:
     )
     encoder: str = _option("auto", "auto, cuda, cuda-portable, torch, or package.module:factory of your own")
     pooling: str | None = _option(
-        None, "pooling, in place of the model's own", choices=("cls", "mean", "max", "last-token")
+        None, "pooling, in place of the model's own", choices=("cls", "mean", "max", "last-token", "splade")
     )
     default_prompt_name: str | None = _option(
         None, "name of the model's prompt that precedes every text whose request names none"

@@ -5,17 +5,24 @@ from __future__ import annotations
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import TensorNames
+from embert.engine.families.tensor_names import MaskedLM, TensorNames
 
-__all__ = ["read", "read_bert_like"]
+__all__ = ["MASKED_LM", "read", "read_bert_like"]
 
 # HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 
+MASKED_LM = MaskedLM(
+    transform="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    decoder="cls.predictions.decoder",
+    biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
+)
+
 
 def read(config: ConfigFile) -> Architecture:
     """BERT's architecture. Raises BrokenModel or UnsupportedModel."""
-    return read_bert_like(config, TensorNames("bert."))
+    return read_bert_like(config, TensorNames("bert.", masked_lm=MASKED_LM))
 
 
 def read_bert_like(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.bert import read_bert_like
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames
+from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, MaskedLM, TensorNames
 
 __all__ = ["read"]
 
@@ -30,6 +30,12 @@ TENSORS = TensorNames(
         "output.LayerNorm": "output_layer_norm",
     },
     absent=frozenset({TOKEN_TYPE_EMBEDDINGS}),
+    masked_lm=MaskedLM(
+        transform="vocab_transform",
+        norm="vocab_layer_norm",
+        decoder="vocab_projector",
+        biases=("vocab_projector.bias",),
+    ),
 )
 
 

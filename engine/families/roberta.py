@@ -6,9 +6,18 @@ from embert.engine.errors import BrokenModel
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.bert import read_bert_like
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import TensorNames
+from embert.engine.families.tensor_names import MaskedLM, TensorNames
 
-__all__ = ["read"]
+__all__ = ["MASKED_LM", "read"]
+
+# HuggingFace's code fixes the head's activation, whatever hidden_act says.
+MASKED_LM = MaskedLM(
+    transform="lm_head.dense",
+    norm="lm_head.layer_norm",
+    decoder="lm_head.decoder",
+    biases=("lm_head.decoder.bias", "lm_head.bias"),
+    activation="gelu",
+)
 
 
 def read(config: ConfigFile) -> Architecture:
@@ -16,4 +25,4 @@ def read(config: ConfigFile) -> Architecture:
     padding = config.fields.get("pad_token_id", 1)
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise BrokenModel(f"{config.path}: pad_token_id must be an int of at least 0, found {padding!r}")
-    return read_bert_like(config, TensorNames("roberta."), first_position=padding + 1)
+    return read_bert_like(config, TensorNames("roberta.", masked_lm=MASKED_LM), first_position=padding + 1)

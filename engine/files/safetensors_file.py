@@ -1,4 +1,4 @@
-"""Reads a safetensors file: a length, a JSON header, then raw tensors.
+"""Reads a safetensors file: a length, a JSON header (safetensors_header.py), then raw tensors.
 
 The `safetensors` package does not fit: its numpy side has no bfloat16, and its torch side would bring torch into the
 CUDA engine. Tensors are views of the mapped file. Nothing is copied before it is converted, and processes that serve
@@ -7,8 +7,6 @@ the same model share the pages.
 
 from __future__ import annotations
 
-import json
-import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import BrokenModel
+from embert.engine.files.safetensors_header import broken, parse_header
 
 __all__ = ["SafetensorsFile", "Tensor"]
 
@@ -35,8 +34,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
 }
 FLOATS = ("F64", "F32", "F16", "BF16")
-
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +77,8 @@ class SafetensorsFile:
         except OSError as error:
             raise BrokenModel(f"{path} cannot be read: {error.strerror or error}") from error
         except ValueError as error:  # mmap of an empty file
-            raise self._broken("the file is empty") from error
-        self._header, self._data = self._read_header()
+            raise broken(path, "the file is empty") from error
+        self._header, self._data = parse_header(path, self._bytes, len(self._bytes))
 
     def __contains__(self, name: str) -> bool:
         return name in self._header
@@ -98,40 +95,3 @@ class SafetensorsFile:
         start, stop = entry["data_offsets"]
         flat = np.frombuffer(self._bytes, dtype, (stop - start) // dtype.itemsize, self._data + start)
         return Tensor(flat.reshape(entry["shape"]), entry["dtype"])
-
-    def _read_header(self) -> tuple[dict[str, Any], int]:
-        size = len(self._bytes)
-        if size < 8:
-            raise self._broken(f"it has {size} bytes, too few for a header")
-        length = int.from_bytes(self._bytes[:8], "little")
-        if length > MAX_HEADER_BYTES or 8 + length > size:
-            raise self._broken(f"its header claims {length} bytes, the file has {size}")
-        try:
-            header = json.loads(self._bytes[8 : 8 + length])
-        except ValueError as error:
-            raise self._broken(f"its header is not JSON: {error}") from error
-        if not isinstance(header, dict):
-            raise self._broken("its header is not a JSON object")
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            self._check(name, entry, size - 8 - length)
-        return header, 8 + length
-
-    def _check(self, name: str, entry: Any, size: int) -> None:
-        """Check that a tensor lies inside the `size` bytes of data and is as long as its shape says."""
-        try:
-            dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            valid = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
-        except (TypeError, KeyError, ValueError):
-            valid = False
-        if not valid:
-            raise self._broken(f"its header has no valid entry for {name}")
-        if dtype not in DTYPES:
-            raise self._broken(f"{name} has the dtype {dtype}, which is not known here")
-        if stop > size:
-            raise self._broken(f"{name} ends at byte {stop} of {size}: the file is truncated")
-        if stop - start != math.prod(shape) * DTYPES[dtype].itemsize:
-            raise self._broken(f"{name} has {stop - start} bytes, which its shape {shape} and dtype {dtype} contradict")
-
-    def _broken(self, reason: str) -> BrokenModel:
-        return BrokenModel(f"{self.path} is not a valid safetensors file: {reason}")

@@ -1,4 +1,4 @@
-"""What a Dense module's files say: a linear layer after pooling, activation(x · weightᵀ + bias).
+"""What a Dense module's files say: a linear layer after pooling or on tokens, activation(x · weightᵀ + bias).
 
 Imports no numpy: the supervisor reads descriptions, and computes nothing. `dense_layer` does.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 
-__all__ = ["Dense", "read_dense"]
+__all__ = ["Dense", "read_dense", "width_after"]
 
 # torch's class → our name.
 ACTIVATION_CLASSES = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "Sigmoid": "sigmoid"}
@@ -29,8 +29,11 @@ class Dense:
     activation: str  # "identity", "tanh", "relu", "sigmoid"
 
 
-def read_dense(folder: Path, name: str) -> Dense:
-    """Read the Dense module in the folder `name` of a model's `folder`. Raises BrokenModel or UnsupportedModel."""
+def read_dense(folder: Path, name: str, *, of: str = "sentence_embedding") -> Dense:
+    """Read the Dense module in the folder `name` of a model's `folder`. Raises BrokenModel or UnsupportedModel.
+
+    `of` is sentence-transformers' name for the rows it takes: "sentence_embedding" or "token_embeddings".
+    """
     path = folder / name / "config.json"
     fields = read_object(path)
     # sentence-transformers' own default is Tanh.
@@ -41,8 +44,8 @@ def read_dense(folder: Path, name: str) -> Dense:
             f"{path}: activation_function {activation} is not supported; supported: {', '.join(ACTIVATION_CLASSES)}"
         )
     _only(path, fields, "use_residual", False)
-    _only(path, fields, "module_input_name", "sentence_embedding")
-    _only(path, fields, "module_output_name", "sentence_embedding", None)
+    _only(path, fields, "module_input_name", of)
+    _only(path, fields, "module_output_name", of, None)
     inputs, outputs = fields.get("in_features"), fields.get("out_features")
     if not isinstance(inputs, int) or not isinstance(outputs, int) or min(inputs, outputs) < 1:
         raise BrokenModel(f"{path}: in_features and out_features must be positive ints, found {inputs!r}, {outputs!r}")
@@ -56,6 +59,15 @@ def read_dense(folder: Path, name: str) -> Dense:
             )
         raise BrokenModel(f"{folder / name} has no model.safetensors")
     return Dense(name, inputs, outputs, bool(fields.get("bias", True)), ACTIVATION_CLASSES[kind])
+
+
+def width_after(folder: Path, dense: tuple[Dense, ...], width: int) -> int:
+    """The columns of rows of `width` columns after a model's Dense modules. Raises BrokenModel if they do not fit."""
+    for layer in dense:
+        if layer.inputs != width:
+            raise BrokenModel(f"{folder / layer.folder} takes {layer.inputs} columns, but is given {width}")
+        width = layer.outputs
+    return width
 
 
 def _only(path: Path, fields: dict[str, Any], field: str, *supported: object) -> None:

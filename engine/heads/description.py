@@ -5,16 +5,30 @@ Imports no numpy: the supervisor reads descriptions, and computes nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from embert.engine.tasks import NO_TASK, Task
 
-__all__ = ["NO_HEADS", "Classifier", "Heads", "Layer", "MultiVector", "Splade", "TokenWeights"]
+__all__ = [
+    "NO_HEADS",
+    "Classifier",
+    "Expansion",
+    "Heads",
+    "Layer",
+    "MultiVector",
+    "Role",
+    "Splade",
+    "TokenWeights",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """activation(x · weightᵀ + bias). Its tensors are `name`.weight [outputs, inputs] and `name`.bias [outputs]."""
+    """activation(x · weightᵀ + bias). Its tensors are `name`.weight [outputs, inputs] and `name`.bias [outputs].
+
+    Without a name they are called weight and bias.
+    """
 
     name: str
     file: str  # inside the model's folder; empty: the file of the encoder's own weights
@@ -50,6 +64,32 @@ class TokenWeights:
     """bge-m3's sparse vectors: relu(w · h + b) for each token, maximum for each token id, special tokens left out."""
 
     layer: Layer  # one output
+    special_ids: tuple[int, ...]  # of the tokens that are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """ColBERT's query expansion: a token put after a shorter query as often as needed. Its rows are rows of the query.
+
+    Where the added tokens are not attended to, no row has their keys, not even their own, so the query's own rows are
+    those of the query alone. They are known by their ids: the run of `token` that ends a sequence (a query's own text
+    ends with another special token).
+    """
+
+    token: int  # its id, mostly [MASK]'s
+    length: int  # tokens of an expanded query
+    attended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What is special about queries, or about documents."""
+
+    prompt: str = ""  # put before a text
+    marker: int | None = None  # an id put before the text, after the tokenizer's own first tokens
+    length: int | None = None  # tokens at most, special tokens included; None: the model's max_input_length
+    expansion: Expansion | None = None
+    skipped: tuple[int, ...] = ()  # ids whose tokens have no vector, such as punctuation
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +98,29 @@ class MultiVector:
 
     layers: tuple[Layer, ...]
     skips_first: bool = False  # the first token has no vector
-    query_prompt: str = ""  # put before a query
-    document_prompt: str = ""  # put before a document
-    query_length: int | None = None  # tokens of a query at most; None: the model's
-    document_length: int | None = None  # likewise
-    skipped: tuple[str, ...] = ()  # tokens that have no vector in documents, such as punctuation
+    query: Role = Role()
+    document: Role = Role()
+
+    def role(self, is_query: bool) -> Role:
+        """Of queries or of documents."""
+        return self.query if is_query else self.document
+
+    def within(self, usual: int) -> MultiVector:
+        """The same, with a length of `usual` tokens where queries or documents have none of their own."""
+        roles = (dataclasses.replace(role, length=role.length or usual) for role in (self.query, self.document))
+        return MultiVector(self.layers, self.skips_first, *roles)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a query or a document. Call it on what `within` returns."""
+        filled = self.query.expansion.length if self.query.expansion else 0
+        return max(filled, self.query.length or 0, self.document.length or 0)
+
+    @property
+    def unattended(self) -> int | None:
+        """The id of tokens that are added to queries and not attended to; None where there are none."""
+        expansion = self.query.expansion
+        return None if expansion is None or expansion.attended else expansion.token
 
     @property
     def columns(self) -> int:

@@ -7,21 +7,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_json, read_object
+from embert.engine.heads.checkpoints.late_interaction import Mask, read_mask
+from embert.engine.heads.checkpoints.splade import read_splade_pooling
 from embert.engine.heads.dense import Dense, read_dense
 from embert.engine.heads.pooling import read_pooling
 
 __all__ = ["Modules", "read_modules"]
 
-# A module → those that it may follow; "" is the beginning.
+# A module → those that it may follow; "" is the beginning. "token Dense" and "token Normalize" take every token's row.
 FOLLOWS = {
     "Transformer": ("",),
     "Pooling": ("Transformer",),
     "Dense": ("Pooling", "Dense"),
     "Normalize": ("Pooling", "Dense"),
+    "SpladePooling": ("Transformer",),
+    "token Dense": ("Transformer", "token Dense"),
+    "MultiVectorMask": ("token Dense", "token Normalize"),
+    "token Normalize": ("token Dense", "MultiVectorMask"),
 }
+SUPPORTED = (
+    "Transformer, Pooling, then any number of Dense, then Normalize; Transformer, SpladePooling; "
+    "Transformer, Dense on tokens, then MultiVectorMask and Normalize"
+)
+PYLATE_DENSE = "pylate.models.Dense.Dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +44,18 @@ class Modules:
     max_length: int | None = None  # tokens
     lowercase: bool = False
     pooling: str | None = None
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[Dense, ...] = ()  # after pooling
     normalize: bool = False
+    splade: bool | None = None  # a SpladePooling module; true: it takes the logarithm twice
+    token_dense: tuple[Dense, ...] = ()  # on every token: late interaction
+    mask: Mask | None = None  # of late interaction; None: the model is PyLate's
 
 
 def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     """Read a model's modules.json and what it names; None if there is none. `pooling` replaces the model's own.
 
-    Raises UnsupportedModel for modules other than Transformer, Pooling, Dense …, Normalize in this order, and
-    BrokenModel for files that cannot be read.
+    Raises UnsupportedModel for modules in another order than FOLLOWS says, and BrokenModel for files that cannot be
+    read.
     """
     path = folder / "modules.json"
     if not path.is_file():
@@ -52,28 +67,74 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     ):
         raise BrokenModel(f"{path} must list objects with a type and a path")
 
-    transformer, normalize = "", False
-    dense: list[Dense] = []
-    previous = ""
+    kinds: list[str] = []
+    transformer, splade, mask = "", None, None
+    dense: dict[str, list[Dense]] = {"Dense": [], "token Dense": []}
     for module in listed:
-        # sentence_transformers.models.Pooling up to version 5, sentence_transformers.….pooling.Pooling since.
-        kind = module["type"].rpartition(".")[2]
-        if not module["type"].startswith("sentence_transformers.") or previous not in FOLLOWS.get(kind, ()):
+        previous = kinds[-1] if kinds else ""
+        kind = _kind(folder, module, previous)
+        if previous not in FOLLOWS.get(kind, ()) or (kind in kinds and "Dense" not in kind):
             raise UnsupportedModel(
                 f"{path}: module {module['type']} {f'after {previous} ' if previous else 'first '}is not supported; "
-                "supported: Transformer, Pooling, then any number of Dense, then Normalize"
+                f"supported: {SUPPORTED}"
             )
+        kinds.append(kind)
         if kind == "Transformer":
             transformer = module["path"]
         elif kind == "Pooling":
             pooling = pooling or read_pooling(folder / module["path"] / "config.json")
-        elif kind == "Dense":
-            dense.append(read_dense(folder, module["path"]))
-        else:
-            normalize = True
-        previous = kind
+        elif kind in dense:
+            of = "token_embeddings" if kind == "token Dense" else "sentence_embedding"
+            dense[kind].append(read_dense(folder, module["path"], of=of))
+        elif kind == "SpladePooling":
+            splade = read_splade_pooling(folder / module["path"] / "config.json")
+        elif kind == "MultiVectorMask":
+            mask = read_mask(folder / module["path"] / "config.json")
+    if dense["token Dense"] and not _is_pylate(folder, listed):
+        for kind in ("MultiVectorMask", "token Normalize"):
+            if kind not in kinds:
+                raise UnsupportedModel(
+                    f"{path}: Dense on tokens without {kind.rpartition(' ')[2]} is not supported; "
+                    f"supported: {SUPPORTED}"
+                )
     max_length, lowercase = _read_transformer(folder / transformer)
-    return Modules(transformer, max_length, lowercase, pooling, tuple(dense), normalize)
+    return Modules(
+        transformer=transformer,
+        max_length=max_length,
+        lowercase=lowercase,
+        pooling=pooling,
+        dense=tuple(dense["Dense"]),
+        normalize="Normalize" in kinds,
+        splade=splade,
+        token_dense=tuple(dense["token Dense"]),
+        mask=mask,
+    )
+
+
+def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
+    """The key of FOLLOWS for a module; anything else for one that is not known."""
+    if module["type"] == PYLATE_DENSE:
+        return "token Dense"
+    if not module["type"].startswith("sentence_transformers."):
+        return ""
+    # sentence_transformers.models.Pooling up to version 5, sentence_transformers.….pooling.Pooling since.
+    kind = str(module["type"].rpartition(".")[2])
+    if kind == "MLMTransformer":
+        return "Transformer"
+    if kind == "Dense" and previous in FOLLOWS["token Dense"]:
+        return "token Dense"
+    if kind == "Normalize":
+        path = folder / module["path"] / "config.json"
+        of = read_object(path).get("module_input_name") if module["path"] and path.is_file() else None
+        return "token Normalize" if of == "token_embeddings" else kind
+    return kind
+
+
+def _is_pylate(folder: Path, listed: list[dict[str, Any]]) -> bool:
+    """Whether masking and normalising are left to PyLate's code."""
+    path = folder / "config_sentence_transformers.json"
+    stated = path.is_file() and read_object(path).get("model_type") == "ColBERT"
+    return stated or any(module["type"] == PYLATE_DENSE for module in listed)
 
 
 def _read_transformer(folder: Path) -> tuple[int | None, bool]:

@@ -6,16 +6,14 @@ Each kind of work can be done in turns (turns.py). A long text is divided where 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from typing import Required, TypedDict, Unpack
 
-import numpy as np
-
 from embert.engine.errors import BrokenModel
 from embert.engine.model import Model
-from embert.engine.tokenization.backend import ID_BYTES, Backend
+from embert.engine.tokenization.backend import Backend
 from embert.engine.tokenization.encoded import Direction, Encoded, TokenInfo
+from embert.engine.tokenization.frames import Frame
 from embert.engine.tokenization.input_errors import too_long
 from embert.engine.tokenization.offsets import tokens_with_offsets
 from embert.engine.tokenization.pairs import PairOptions, Pairs
@@ -39,6 +37,7 @@ class EncodeOptions(TypedDict, total=False):
     direction: Direction  # the end that is cut off, "right" by default
     prompt: str  # put before every text, empty by default
     param: str  # the request field that errors name, "inputs" by default
+    is_query: bool | None  # as queries or as documents of late interaction; None, by default: as any text
 
 
 class Tokenizer:
@@ -53,13 +52,21 @@ class Tokenizer:
         self.vocab_size = model.architecture.vocab_size  # ids that may be given: 0 … vocab_size - 1
         self.max_input_length = model.max_input_length  # tokens, special tokens included
         self._backend = Backend(path, vocab_size=self.vocab_size, lowercase=model.lowercase)
-        self._prefix, self._suffix = self._backend.special.prefix, self._backend.special.suffix
-        # How many tokens of the text itself fit.
-        self._room = self.max_input_length - (len(self._prefix) + len(self._suffix)) // ID_BYTES
-        if self._room < 1:
-            raise BrokenModel(f"{path}: no room for text within max_input_length {self.max_input_length}")
+        head = model.heads.multi_vector
+        try:
+            self._frames = {
+                is_query: Frame.of(
+                    self._backend,
+                    self.max_input_length,
+                    None if head is None or is_query is None else head.role(is_query),
+                )
+                for is_query in (None, True, False)
+            }
+        except BrokenModel as error:
+            raise BrokenModel(f"{path}: {error}") from None
         self._pairs = Pairs(self._backend, model)
-        self._part = max(LEAST_PART_CHARACTERS, min(TURN_CHARACTERS, CHARACTERS_PER_TOKEN * self._room))
+        room = self._frames[None].room
+        self._part = max(LEAST_PART_CHARACTERS, min(TURN_CHARACTERS, CHARACTERS_PER_TOKEN * room))
 
     def encode(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded:
         """Tokenize, with the special tokens of a single text.
@@ -76,6 +83,7 @@ class Tokenizer:
         direction: Direction = "right",
         prompt: str = "",
         param: str = "inputs",
+        is_query: bool | None = None,
         most_unbroken: int = NO_LIMIT,
         turn_characters: int = TURN_CHARACTERS,
     ) -> Turns[Encoded]:
@@ -85,22 +93,20 @@ class Tokenizer:
         """
         if prompt:
             texts = [prompt + text for text in texts]
-        overhead = (len(self._prefix) + len(self._suffix)) // ID_BYTES
+        frame = self._frames[is_query]
         bodies = yield from read_bodies(
             self._backend,
             texts,
-            room=self._room,
+            room=frame.room,
             truncate=truncate,
             direction=direction,
             param=param,
             most_unbroken=most_unbroken,
             part=self._part,
             turn_characters=turn_characters,
-            refuse=lambda index, tokens: too_long(
-                index, tokens + overhead - 1, self.max_input_length, param, "more than "
-            ),
+            refuse=lambda index, tokens: too_long(index, tokens + frame.overhead - 1, frame.limit, param, "more than "),
         )
-        return self._encoded(bodies, truncate, direction, param)
+        return frame.around(bodies, truncate, direction, param)
 
     def encode_known(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded | None:
         """As `encode`, but None unless every word was seen before. A tenth of the work: too little for a thread."""
@@ -108,8 +114,9 @@ class Tokenizer:
         direction: Direction = options.get("direction", "right")
         if prompt := options.get("prompt"):
             texts = [prompt + text for text in texts]
-        bodies = self._backend.cached_ids(texts, self._room + 1 if truncate else None, direction)
-        return None if bodies is None else self._encoded(bodies, truncate, direction, options.get("param", "inputs"))
+        frame = self._frames[options.get("is_query")]
+        bodies = self._backend.cached_ids(texts, frame.room + 1 if truncate else None, direction)
+        return None if bodies is None else frame.around(bodies, truncate, direction, options.get("param", "inputs"))
 
     def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]) -> Encoded:
         """Tokenize pairs, with the special tokens and token types of pairs. One first text is for all the second ones.
@@ -233,22 +240,3 @@ class Tokenizer:
             tokens += sum(map(len, chosen))
             yield tokens
         return texts
-
-    def _encoded(self, bodies: Sequence[bytes], truncate: bool, direction: Direction, param: str) -> Encoded:
-        """Cut the ids of texts, put them between the special tokens, and lay them end to end."""
-        limit, truncated = self._room * ID_BYTES, 0
-        lengths = array("i")
-        pieces: list[bytes] = []
-        overhead = len(self._prefix) + len(self._suffix)
-        for body in bodies:
-            if len(body) > limit:
-                if not truncate:
-                    tokens = (len(body) + overhead) // ID_BYTES
-                    raise too_long(len(pieces) // 3, tokens, self.max_input_length, param)
-                truncated += 1
-                body = body[:limit] if direction == "right" else body[-limit:]
-            pieces += (self._prefix, body, self._suffix)
-            lengths.append((len(body) + overhead) // ID_BYTES)
-        # A bytearray, because torch wants a writable array.
-        ids = np.frombuffer(bytearray().join(pieces), np.int32)
-        return Encoded(ids, np.frombuffer(lengths, np.int32) if lengths else np.zeros(0, np.int32), truncated)

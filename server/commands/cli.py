@@ -113,7 +113,7 @@ def _add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fa
         "--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"), help=_help("dtype")
     )
     parser.add_argument("--encoder", default="auto", help=_help("encoder"))
-    parser.add_argument("--pooling", choices=("cls", "mean", "max", "last-token"), help=_help("pooling"))
+    parser.add_argument("--pooling", choices=("cls", "mean", "max", "last-token", "splade"), help=_help("pooling"))
 
 
 def _help(name: str) -> str:

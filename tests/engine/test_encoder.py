@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.torch.attention import attention
+from embert.engine.encoders.torch.attention import Group, attention
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
@@ -175,7 +175,7 @@ def test_attention_of_every_length(length: int, dtype: torch.dtype) -> None:
     torch.manual_seed(length)
     queries_keys_values = torch.tensor([0.7, -0.7, 0.0]).repeat_interleave(heads * size)
     qkv = (0.3 * torch.randn(texts * length + 3, 3 * heads * size) + queries_keys_values).to(dtype)  # scores near -4
-    got = attention(qkv, [(0, texts, length)], heads)
+    got = attention(qkv, [Group(0, texts, length)], heads)
     q, k, v = qkv[: texts * length].double().view(texts, length, 3, heads, size).permute(2, 0, 3, 1, 4)
     wanted = ((q @ k.transpose(-1, -2)).softmax(-1) @ v).transpose(1, 2).reshape(texts * length, heads * size)
     torch.testing.assert_close(
@@ -196,7 +196,7 @@ def test_bfloat16_attention_has_few_shapes(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch, "bmm", noting)
     for length in range(1, 513):
-        attention(torch.zeros(3 * length, 3 * 12 * 8, dtype=torch.bfloat16), [(0, 1 + length % 3, length)], 12)
+        attention(torch.zeros(3 * length, 3 * 12 * 8, dtype=torch.bfloat16), [Group(0, 1 + length % 3, length)], 12)
     assert len(shapes) == 2 * (512 - 64) // 16
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -10,7 +11,15 @@ from embert.engine.encoders.torch.relative_positions import RelativePositions
 
 __all__ = ["LENGTH_STEP", "SHORT_LENGTH", "Group", "attention"]
 
-Group = tuple[int, int, int]  # first token, number of sequences, length of each
+
+class Group(NamedTuple):
+    """Neighbours among sequences, which are of equal length."""
+
+    start: int  # the first token
+    sequences: int
+    length: int  # tokens of each
+    keys: int = 0  # its first tokens are attended to, so many of them; 0: all
+
 
 # Attention scores held at once. More are computed in turn, so that they stay in the cores' own caches.
 MAX_SCORE_BYTES = 2 << 20
@@ -35,7 +44,7 @@ def attention(
     size = hidden // heads
     context = qkv.new_empty(tokens, hidden)
     stop = 0
-    for start, n, length in groups:
+    for start, n, length, keys in groups:
         stop = start + n * length
         given = qkv[start:stop].view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4)
         padded = qkv.dtype != torch.float32 and length > SHORT_LENGTH
@@ -55,7 +64,7 @@ def attention(
             bias = None
             if relative is not None:
                 bias = relative.bias(rows, q.dtype)[first % heads :][:at_once]
-            torch.bmm(_weights(q[part], k[part], length, bias), v[part], out=mixed[part])
+            torch.bmm(_weights(q[part], k[part], keys or length, bias), v[part], out=mixed[part])
         mixed = mixed.view(n, heads, rows, size)[:, :, :length]
         context[start:stop].view(n, length, heads, size).copy_(mixed.transpose(1, 2))
     context[stop:] = 0

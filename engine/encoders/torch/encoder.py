@@ -8,6 +8,7 @@ scheduled, and beside other processes on the same cores such a loop took 200 tim
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -18,17 +19,20 @@ import torch
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
 from embert.engine.encoders.padding_positions import padding_positions
+from embert.engine.encoders.torch.heads import Hidden, kernels_of, load_heads
 from embert.engine.encoders.torch.host import cpu_name, keep_freed_memory
 from embert.engine.encoders.torch.linear import kernel_rows, limit_kernel_caches, row_counts
-from embert.engine.encoders.torch.pooling import ONE_ROW, pooled, pooled_rows
+from embert.engine.encoders.torch.pooling import ONE_ROW, pooled_rows
 from embert.engine.encoders.torch.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Run, cut_into_runs
+from embert.engine.encoders.torch.transformer import PRODUCTS as TRANSFORMER_PRODUCTS
 from embert.engine.encoders.torch.transformer import Transformer
+from embert.engine.encoders.unattended import attended_tokens
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.packing import PackedBatch
 from embert.engine.rows import Rows
-from embert.engine.tasks import Task
+from embert.engine.tasks import ALL_TASKS, Task
 
 __all__ = ["TorchEncoder"]
 
@@ -59,6 +63,7 @@ class _Ticket:
     tasks: npt.NDArray[np.uint8]  # [B] shortest sequence first
     order: Ints  # [B] sequence numbers, shortest first
     lengths: Ints  # [B] in that order
+    attended: Ints | None  # [B] in that order: tokens that are attended to, where those are not all
     tokens: Ints  # [T] where each token came from
     ids: Ints  # [T]
     positions: Ints  # [T] rows of the position table
@@ -66,9 +71,9 @@ class _Ticket:
     dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
 
-    def of(self, task: Task) -> Ints:
-        """The numbers of the sequences that want a task, in the order submitted."""
-        return np.sort(self.order[(self.tasks & np.uint8(task)) != 0])
+    def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
+        """Whether each sequence wants a task: [B], shortest first."""
+        return (self.tasks & np.uint8(task)) != 0
 
 
 class TorchEncoder(Encoder):
@@ -98,7 +103,9 @@ class TorchEncoder(Encoder):
         self._pooling = model.pooling
         self._pools_one_row = model.pooling in ONE_ROW
         self._has = model.tasks
-        limit_kernel_caches()
+        head = model.heads.multi_vector
+        self._unattended = None if head is None else head.unattended
+        limit_kernel_caches(TRANSFORMER_PRODUCTS + kernels_of(model.heads))
         keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
         self._threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
@@ -108,7 +115,8 @@ class TorchEncoder(Encoder):
         checkpoint = Checkpoint.open(model)
         with torch.inference_mode():
             self._transformer = Transformer(model.architecture, checkpoint, DTYPES[self.dtype])
-        self._head = EmbeddingHead(model.folder, model.dense)
+            self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], packed=self._transformer.packed)
+        self._embedding = EmbeddingHead(model.folder, model.dense)
         if self._transformer.packed:
             self._prepare(model.max_input_length)
 
@@ -119,7 +127,7 @@ class TorchEncoder(Encoder):
         """
         longest = min(longest, MAX_PREPARED_LENGTH)
         most = min(self.max_batch_tokens, MAX_RUN_TOKENS + longest, MAX_PREPARED_ROWS)
-        for _ in self._pool.map(self._transformer.prepare, row_counts(most)):
+        for _ in self._pool.map(self._prepare_rows, row_counts(most)):
             pass
         self._pool.submit(self._transformer.prepare_attention, longest).result()
         if self._threads > 1:  # a batch of one run has kernels for several threads
@@ -129,8 +137,14 @@ class TorchEncoder(Encoder):
                 # Few pooled rows may be left of many tokens: all threads then multiply them.
                 for threads in {self._threads_for(rows)} | ({self._threads} if self._pools_one_row else set()):
                     torch.set_num_threads(threads)
-                    self._transformer.prepare(rows)
+                    self._prepare_rows(rows)
             torch.set_num_threads(self._threads)
+
+    def _prepare_rows(self, rows: int) -> None:
+        self._transformer.prepare(rows)
+        with torch.inference_mode():
+            for head in self._heads.values():
+                head.prepare(rows)
 
     def _threads_for(self, tokens: int) -> int:
         """Threads of torch's loops for a batch of one run."""
@@ -150,7 +164,8 @@ class TorchEncoder(Encoder):
         check_tasks(batch, self._has)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
-        order = np.argsort(lengths, kind="stable")
+        attended = attended_tokens(batch, self._unattended)
+        order = np.argsort(lengths, kind="stable") if attended is None else np.lexsort((attended, lengths))
         lengths = lengths[order]
         sorted_starts = np.cumsum(lengths) - lengths
         positions = np.arange(batch.tokens) - np.repeat(sorted_starts, lengths)
@@ -162,6 +177,7 @@ class TorchEncoder(Encoder):
             tasks=np.full(len(order), Task.EMBED, np.uint8) if batch.tasks is None else batch.tasks[order],
             order=order,
             lengths=lengths,
+            attended=None if attended is None else attended[order].astype(np.int64),
             tokens=tokens,
             ids=batch.ids[tokens].astype(np.int64),
             positions=positions if around is None else around[tokens].astype(np.int64),
@@ -184,65 +200,57 @@ class TorchEncoder(Encoder):
     def close(self) -> None:
         """End the threads and release the weights."""
         self._pool.shutdown()
-        del self._transformer, self._head
+        del self._transformer, self._heads, self._embedding
 
     def _forward(self, ticket: _Ticket) -> dict[Task, Rows]:
-        sequences, tokens = len(ticket.order), len(ticket.ids)
-        shapes = {Task.EMBED: sequences, Task.TOKENS: tokens}
-        answers = {
-            task: np.empty((rows, self.hidden_size), np.float32)
-            for task, rows in shapes.items()
-            if task in ticket.wanted
-        }
-        runs = list(cut_into_runs(ticket.lengths, self._threads))
+        runs = list(cut_into_runs(ticket.lengths, ticket.attended, self._threads))
         if len(runs) <= 1:
-            for run in runs:
-                torch.set_num_threads(self._threads_for(len(ticket.ids)))
-                self._run(ticket, run, answers)
+            torch.set_num_threads(self._threads_for(len(ticket.ids)))
+            parts = [self._run(ticket, run) for run in runs]
         else:
             # Each run has its own thread, so torch must not add more.
             torch.set_num_threads(1)
             try:
                 # Longest sequences first: the short ones fill the gaps at the end.
-                running = [self._pool.submit(self._run, ticket, run, answers) for run in reversed(runs)]
+                running = [self._pool.submit(self._run, ticket, run) for run in reversed(runs)]
                 wait(running)
             finally:
                 torch.set_num_threads(self._threads)
-            for one in running:
-                one.result()
-        return {task: self._rows(task, values, ticket) for task, values in answers.items()}
+            parts = [one.result() for one in reversed(running)]
+        return {task: self._rows(task, parts, ticket) for task in ALL_TASKS if task in ticket.wanted}
 
-    def _rows(self, task: Task, values: npt.NDArray[np.float32], ticket: _Ticket) -> Rows:
-        """The rows of the sequences that want a task, from those of all sequences."""
-        wanting = ticket.of(task)
-        all_want = len(wanting) == len(ticket.order)
-        if task == Task.EMBED:
-            dimensions, normalize = ticket.dimensions, ticket.normalize
-            if not all_want:
-                values = values[wanting]
-                dimensions = None if dimensions is None else dimensions[wanting]
-                normalize = None if normalize is None else normalize[wanting]
-            return Rows.one_each(self._head(values, dimensions, normalize))
-        lengths = np.empty(len(ticket.order), np.int32)
-        lengths[ticket.order] = ticket.lengths
-        if not all_want:
-            values = values[np.repeat((ticket.tasks & np.uint8(task) != 0)[np.argsort(ticket.order)], lengths)]
-        return Rows(values, cumulative(lengths[wanting]))
+    def _rows(self, task: Task, parts: Sequence[Mapping[Task, Rows]], ticket: _Ticket) -> Rows:
+        """The rows of the sequences that want a task, in the order submitted, from those of the runs."""
+        wanting = ticket.order[ticket.wanting(task)]
+        of_runs = [part[task] for part in parts if task in part]
+        if not of_runs:  # a batch without sequences wants EMBED
+            return Rows.one_each(np.empty((0, self.width), np.float32))
+        rows = Rows.joined(of_runs).taken(np.argsort(wanting))
+        if task != Task.EMBED:
+            return rows
+        chosen = np.sort(wanting)
+        dimensions = None if ticket.dimensions is None else ticket.dimensions[chosen]
+        normalize = None if ticket.normalize is None else ticket.normalize[chosen]
+        return Rows.one_each(self._embedding(rows.values, dimensions, normalize))
 
-    def _run(self, ticket: _Ticket, run: Run, answers: dict[Task, npt.NDArray[np.float32]]) -> None:
-        """Take one run through the layers, and write its rows to their places in `answers`."""
+    def _run(self, ticket: _Ticket, run: Run) -> dict[Task, Rows]:
+        """Take one run through the layers and the heads: the rows of each task, in the run's order."""
         tokens = run.tokens
-        one_row = self._pools_one_row and Task.TOKENS not in answers
+        wanted = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
         with torch.inference_mode():  # the mode belongs to the thread
-            hidden = self._transformer(
+            one_row = self._pools_one_row and wanted == Task.EMBED
+            rows = self._transformer(
                 torch.from_numpy(ticket.ids[tokens]),
                 torch.from_numpy(ticket.positions[tokens]),
                 None if ticket.token_types is None else torch.from_numpy(ticket.token_types[tokens]),
                 run.groups,
                 pooled_rows(run.groups, self._pooling) if one_row else None,
             )
-            if Task.TOKENS in answers:
-                answers[Task.TOKENS][ticket.tokens[tokens]] = hidden.float().numpy()
-            if Task.EMBED in answers:
-                rows = hidden.float() if one_row else pooled(hidden, run.groups, self._pooling)
-                answers[Task.EMBED][ticket.order[run.sequences]] = rows.numpy()
+            if one_row:
+                return {Task.EMBED: Rows.one_each(rows.float().numpy())}
+            hidden = Hidden(rows, ticket.ids[tokens], run.groups)
+            return {
+                task: head(hidden.of(ticket.wanting(task)[run.sequences]))
+                for task, head in self._heads.items()
+                if task in wanted
+            }

@@ -33,17 +33,17 @@ Activation = Literal["none", "gelu", "gelu_tanh", "relu"]
 FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
 
 
-def limit_kernel_caches() -> None:
+def limit_kernel_caches(products: int) -> None:
     """Bound the caches of kernels: room for `row_counts(1024)` on one thread, on all threads, and for few rows on two.
 
-    Call this before the first product.
+    `products` are the different matrix products of a forward. Call this before the first product.
 
     oneDNN and torch's layer above it together keep about 0.6 MB for every product, number of rows and number of
     threads they meet, in two entries of oneDNN's cache. With their own limits of 1024 entries a server of MiniLM grew
     to 1.8 GB. With fewer entries than there are kernels, kernels would be made again and again (see `kernel_rows`).
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(cache, "896")
+        os.environ.setdefault(cache, str(224 * products))
 
 
 def kernel_rows(rows: int) -> int:

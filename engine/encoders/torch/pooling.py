@@ -16,7 +16,9 @@ ONE_ROW = ("cls", "last-token")
 
 def pooled_rows(groups: Sequence[Group], pooling: str) -> torch.Tensor:
     """The rows that a pooling of ONE_ROW takes, one a sequence: int64 [n]."""
-    rows = [torch.arange(n) * length + start + (0 if pooling == "cls" else length - 1) for start, n, length in groups]
+    rows = [
+        torch.arange(n) * length + start + (0 if pooling == "cls" else length - 1) for start, n, length, _ in groups
+    ]
     return torch.cat(rows)
 
 
@@ -28,6 +30,6 @@ def pooled(hidden: torch.Tensor, groups: Sequence[Group], pooling: str) -> torch
 
 
 def _pooled(hidden: torch.Tensor, group: Group, pooling: str) -> torch.Tensor:
-    start, n, length = group
+    start, n, length, _ = group
     rows = hidden[start : start + n * length].view(n, length, -1)
     return rows.mean(1, dtype=torch.float32) if pooling == "mean" else rows.amax(1).float()

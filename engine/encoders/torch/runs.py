@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.encoders.torch.attention import Group
-from embert.engine.packing import cumulative
 
 __all__ = ["MAX_RUN_TOKENS", "MIN_RUN_TOKENS", "Run", "cut_into_runs"]
+
+Ints = npt.NDArray[np.int64]
 
 # Tokens of a run. The upper bound is enough for full speed of the matrix products, and keeps what lies between two of
 # them in the last-level cache. Below the lower bound, reading the weights costs more than another thread gains.
@@ -26,11 +27,14 @@ class Run:
 
     sequences: slice
     tokens: slice
-    groups: list[Group]  # sequences of equal length; tokens count from the run's first
+    groups: list[Group]  # tokens count from the run's first
 
 
-def cut_into_runs(lengths: npt.NDArray[np.int64], threads: int) -> Iterator[Run]:
-    """Cut sorted lengths [B] into runs of about equal tokens, a multiple of `threads` of them where possible."""
+def cut_into_runs(lengths: Ints, attended: Ints | None, threads: int) -> Iterator[Run]:
+    """Cut sequences into runs of about equal tokens, a multiple of `threads` of them where possible.
+
+    They are sorted by `lengths` [B], and among equal ones by `attended` [B]: the tokens attended to; None: all.
+    """
     if not len(lengths):
         return
     ends = np.cumsum(lengths)
@@ -42,10 +46,23 @@ def cut_into_runs(lengths: npt.NDArray[np.int64], threads: int) -> Iterator[Run]
     cuts = np.searchsorted(ends - lengths / 2, shares)
     bounds = np.unique(np.concatenate([[0], cuts, [len(lengths)]])).tolist()
     for first, last in itertools.pairwise(bounds):
-        sizes, counts = np.unique(lengths[first:last], return_counts=True)
-        starts = cumulative((sizes * counts).astype(np.int32))[:-1]
+        own = lengths[first:last]
+        changes = np.diff(own, prepend=0) != 0
+        if attended is not None:
+            changes |= np.diff(attended[first:last], prepend=0) != 0
+        (firsts,) = np.nonzero(changes)
+        starts = ends[first:last] - ends[first] + own[0] - own  # of every sequence
         yield Run(
             sequences=slice(first, last),
             tokens=slice(int(ends[first] - lengths[first]), int(ends[last - 1])),
-            groups=list(zip(starts.tolist(), counts.tolist(), sizes.tolist(), strict=True)),
+            groups=[
+                Group(*group)
+                for group in zip(
+                    starts[firsts].tolist(),
+                    np.diff(firsts, append=len(own)).tolist(),
+                    own[firsts].tolist(),
+                    [0] * len(firsts) if attended is None else attended[first:last][firsts].tolist(),
+                    strict=True,
+                )
+            ],
         )

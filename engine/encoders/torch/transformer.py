@@ -26,8 +26,11 @@ from embert.engine.families.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
+from embert.engine.files.safetensors_file import Tensor
 
-__all__ = ["Transformer"]
+__all__ = ["PRODUCTS", "Transformer", "as_torch"]
+
+PRODUCTS = 4  # of a layer, each with kernels of its own
 
 NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
 QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
@@ -104,7 +107,7 @@ class Transformer:
             return
         for length in range(SHORT_LENGTH + 1, longest + 1, LENGTH_STEP):
             qkv = torch.zeros(length, 3 * self._architecture.hidden_size, dtype=self._dtype)
-            attention(qkv, [(0, 1, length)], self._architecture.heads, self._relative)
+            attention(qkv, [Group(0, 1, length)], self._architecture.heads, self._relative)
 
 
 class _Layer:
@@ -151,11 +154,14 @@ class _Layer:
         return F.layer_norm(self._outer(self._inner(x), x), x.shape[1:], *self._norms[1], eps)
 
 
-def _tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+def as_torch(stored: Tensor) -> torch.Tensor:
     """A stored tensor as torch sees it: a view of the mapped file."""
-    stored = checkpoint.stored(name)
     tensor = torch.from_numpy(stored.array)
     return tensor.view(torch.bfloat16) if stored.dtype == "BF16" else tensor
+
+
+def _tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    return as_torch(checkpoint.stored(name))
 
 
 def _norm(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,248 @@
+"""Heads on a CPU: the last hidden states of some sequences to the rows of one task."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
+
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.torch.attention import Group
+from embert.engine.encoders.torch.linear import Activation, Linear, kernel_rows, make_linear
+from embert.engine.encoders.torch.pooling import pooled
+from embert.engine.encoders.torch.transformer import as_torch
+from embert.engine.families.architecture import Architecture
+from embert.engine.families.tensor_names import WORD_EMBEDDINGS
+from embert.engine.heads import description
+from embert.engine.heads.token_weights import token_weight_rows
+from embert.engine.model import Model
+from embert.engine.packing import cumulative
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
+
+__all__ = ["Head", "Hidden", "kernels_of", "load_heads"]
+
+# Columns of SPLADE's logits that are computed at once, for all tokens of a run: 2 MB of float32 for most runs.
+SPLADE_COLUMNS = 1024
+
+# What a linear layer here computes as part of its product; other activations follow it.
+FUSED = {"identity": "none", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The last hidden states of n sequences of T tokens in all."""
+
+    rows: torch.Tensor  # [T, hidden], in the layers' dtype
+    ids: npt.NDArray[np.int64]  # [T]
+    groups: Sequence[Group]  # of all n sequences, in order
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Of each sequence: int32 [n]."""
+        counts = [group.sequences for group in self.groups]
+        return np.repeat(np.array([group.length for group in self.groups], np.int32), counts)
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> Hidden:
+        """Those of the sequences that `chosen` [n] says."""
+        if chosen.all():
+            return self
+        (tokens,) = np.nonzero(np.repeat(chosen, self.lengths))
+        groups, start = [], 0
+        bounds = np.cumsum([0, *(group.sequences for group in self.groups)])
+        for group, (first, last) in zip(self.groups, itertools.pairwise(bounds), strict=True):
+            if n := int(np.count_nonzero(chosen[first:last])):
+                groups.append(Group(start, n, group.length, group.keys))
+                start += n * group.length
+        return Hidden(self.rows[torch.from_numpy(tokens)], self.ids[tokens], groups)
+
+
+class Head(Protocol):
+    """Called by several threads at a time, each in inference mode."""
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """The rows of these sequences, in their order."""
+        ...
+
+    def prepare(self, rows: int) -> None:
+        """Make the kernels for so many tokens."""
+        ...
+
+
+def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, packed: bool) -> dict[Task, Head]:
+    """A head for each of the model's tasks. Raises BrokenModel."""
+    heads: dict[Task, Head] = {}
+    if model.embeds:
+        heads |= {Task.EMBED: Pooled(model.pooling), Task.TOKENS: LastHidden()}
+    sparse, multi_vector = model.heads.sparse, model.heads.multi_vector
+    if isinstance(sparse, description.Splade):
+        heads[Task.SPARSE] = Splade(sparse, model.architecture, checkpoint, dtype, packed=packed)
+    elif sparse is not None:
+        heads[Task.SPARSE] = TokenWeights(sparse, checkpoint)
+    if multi_vector is not None:
+        heads[Task.MULTI] = MultiVectors(multi_vector, checkpoint, dtype, packed=packed)
+    return heads
+
+
+def kernels_of(heads: description.Heads) -> int:
+    """The matrix products of heads that have kernels of their own, as the transformer's have."""
+    splade = 2 if isinstance(heads.sparse, description.Splade) else 0
+    return splade + (len(heads.multi_vector.layers) if heads.multi_vector is not None else 0)
+
+
+class Pooled:
+    """EMBED before the Dense modules and the normalisation, which `EmbeddingHead` does for all sequences at once."""
+
+    def __init__(self, pooling: str) -> None:
+        self._pooling = pooling
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """[n, hidden]."""
+        return Rows.one_each(pooled(hidden.rows, hidden.groups, self._pooling).numpy())
+
+    def prepare(self, rows: int) -> None:
+        """It has no products."""
+
+
+class LastHidden:
+    """TOKENS: the hidden states themselves."""
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """[T, hidden]."""
+        return Rows(hidden.rows.float().numpy(), cumulative(hidden.lengths))
+
+    def prepare(self, rows: int) -> None:
+        """It has no products."""
+
+
+class MultiVectors:
+    """MULTI: linear layers on every token, then length 1."""
+
+    def __init__(
+        self, head: description.MultiVector, checkpoint: Checkpoint, dtype: torch.dtype, *, packed: bool
+    ) -> None:
+        self._layers = [_Layer(layer, checkpoint, dtype, packed=packed) for layer in head.layers]
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """[T, columns]."""
+        x = hidden.rows
+        for layer in self._layers:
+            x = layer(x)
+        return Rows(F.normalize(x.float(), dim=1).numpy(), cumulative(hidden.lengths))
+
+    def prepare(self, rows: int) -> None:
+        """See Head."""
+        x = self._layers[0].zeros(rows)
+        for layer in self._layers:
+            x = layer(x)
+
+
+class TokenWeights:
+    """SPARSE of bge-m3: one number a token."""
+
+    def __init__(self, head: description.TokenWeights, checkpoint: Checkpoint) -> None:
+        weight, bias = checkpoint.layer(head.layer)
+        self._weight = as_torch(weight).float()
+        self._bias = None if bias is None else as_torch(bias).float()
+        self._special_ids = head.special_ids
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """Pairs of token ids and weights."""
+        weights = F.linear(hidden.rows.float(), self._weight, self._bias).relu_()[:, 0].numpy()
+        return token_weight_rows(hidden.ids, cumulative(hidden.lengths), weights, self._special_ids)
+
+    def prepare(self, rows: int) -> None:
+        """Its product needs no kernel of its own."""
+
+
+class Splade:
+    """SPARSE of a masked language model: log(1 + relu(logits)), the maximum over a text's tokens.
+
+    The logits of all tokens never exist: they are computed for some columns of the vocabulary at a time. relu and the
+    logarithm grow with their argument, so they follow the maximum.
+    """
+
+    def __init__(
+        self,
+        head: description.Splade,
+        architecture: Architecture,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        *,
+        packed: bool,
+    ) -> None:
+        hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
+        self._transform = _Layer(head.transform, checkpoint, dtype, packed=packed)
+        self._gamma, self._beta = (
+            as_torch(checkpoint.of_head(f"{head.norm}.{part}", (hidden,))).float() for part in ("weight", "bias")
+        )
+        self._eps, self._twice = head.norm_eps, head.twice
+        stored = checkpoint.of_head(head.decoder, (vocabulary, hidden)) if head.decoder else None
+        weight = as_torch(checkpoint.stored(WORD_EMBEDDINGS) if stored is None else stored)
+        bias = as_torch(checkpoint.of_head(head.bias, (vocabulary,)))
+        self._columns: list[Linear] = []
+        for first in range(0, vocabulary, SPLADE_COLUMNS):
+            part = slice(first, first + SPLADE_COLUMNS)
+            # The last part has as many columns as the others, so that one kernel serves all; theirs is no pair.
+            spare = max(0, first + SPLADE_COLUMNS - vocabulary) if vocabulary > SPLADE_COLUMNS else 0
+            rows, constants = weight[part].to(dtype), bias[part].to(dtype)
+            if spare:
+                rows, constants = F.pad(rows, (0, 0, 0, spare)), F.pad(constants, (0, spare), value=-1.0)
+            self._columns.append(make_linear(rows, constants, packed=packed))
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """Pairs of token ids and weights."""
+        x = self._transformed(hidden.rows)
+        owners, indices, values = [], [], []
+        for number, columns in enumerate(self._columns):
+            largest = pooled(columns(x), hidden.groups, "max").relu_()
+            found = largest.nonzero()  # by sequences, then columns; a value that is not a number is kept, to be seen
+            values.append(largest[found[:, 0], found[:, 1]])
+            owners.append(found[:, 0])
+            indices.append(found[:, 1] + number * SPLADE_COLUMNS)
+        weights = torch.cat(values).log1p_()
+        if self._twice:
+            weights.log1p_()
+        owner, index = torch.cat(owners).numpy(), torch.cat(indices).numpy()
+        order = np.argsort(owner, kind="stable")  # the indices of a sequence ascend already
+        offsets = cumulative(np.bincount(owner, minlength=len(hidden.lengths)).astype(np.int32))
+        return Rows(weights.numpy()[order].reshape(-1, 1), offsets, index[order].astype(np.int32))
+
+    def prepare(self, rows: int) -> None:
+        """See Head."""
+        self._columns[0](self._transformed(self._transform.zeros(rows)))
+
+    def _transformed(self, x: torch.Tensor) -> torch.Tensor:
+        x = self._transform(x, keep_spare=True)
+        return F.layer_norm(x, x.shape[1:], self._gamma, self._beta, self._eps)
+
+
+class _Layer:
+    """activation(x · weightᵀ + bias) on any number of rows, in the layers' dtype."""
+
+    def __init__(self, layer: description.Layer, checkpoint: Checkpoint, dtype: torch.dtype, *, packed: bool) -> None:
+        stored, stored_bias = checkpoint.layer(layer)
+        bias = torch.zeros(layer.outputs) if stored_bias is None else as_torch(stored_bias)
+        fused = FUSED.get(layer.activation, "none")
+        self._linear = make_linear(as_torch(stored).to(dtype), bias.to(dtype), cast("Activation", fused), packed=packed)
+        self._after = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}.get(layer.activation)
+        self._packed, self._inputs, self._dtype = packed, layer.inputs, dtype
+
+    def __call__(self, x: torch.Tensor, *, keep_spare: bool = False) -> torch.Tensor:
+        """[T, in] → [T, out]; with `keep_spare` a few rows more, as many as kernels are made for."""
+        tokens = len(x)
+        if self._packed and (spare := kernel_rows(tokens) - tokens):
+            x = F.pad(x, (0, 0, 0, spare))
+        y = self._linear(x)
+        y = y if self._after is None else self._after(y)
+        return y if keep_spare else y[:tokens]
+
+    def zeros(self, rows: int) -> torch.Tensor:
+        """Rows that it takes."""
+        return torch.zeros(rows, self._inputs, dtype=self._dtype)

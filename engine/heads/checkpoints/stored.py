@@ -1,0 +1,60 @@
+"""Which tensors a folder's weight files hold, and their shapes, from the files' headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from embert.engine.errors import BrokenModel
+from embert.engine.files.json_files import read_object
+from embert.engine.files.safetensors_header import read_header
+
+__all__ = ["Stored", "stored_in", "stored_tensors"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The tensors of one safetensors file, or of several with an index."""
+
+    path: Path  # the file or the index, for messages
+    files: dict[str, Path]  # a tensor's name → the file that holds it
+    shapes: dict[str, tuple[int, ...]]
+
+    def check(self, name: str, shape: tuple[int, ...]) -> str:
+        """The name itself. Raises BrokenModel if there is no such tensor, or one of another shape."""
+        if name not in self.shapes:
+            raise BrokenModel(f"{self.path} has no tensor {name}")
+        if self.shapes[name] != shape:
+            found = list(self.shapes[name])
+            raise BrokenModel(f"{self.path}: {name} has shape {found}, config.json implies {list(shape)}")
+        return name
+
+
+def stored_tensors(folder: Path) -> Stored:
+    """The tensors of model.safetensors, or of the files that its index names. Raises BrokenModel."""
+    path = folder / "model.safetensors"
+    if path.is_file():
+        return stored_in(path)
+    path = folder / "model.safetensors.index.json"
+    shards = read_object(path).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise BrokenModel(f"{path} has no weight_map from tensor names to files")
+    held: dict[str, Stored] = {}
+    for shard in sorted(set(shards.values())):
+        if Path(shard).name != shard:
+            raise BrokenModel(f"{path} names the file {shard}, which is not in its folder")
+        held[shard] = stored_in(folder / shard)
+    for name, shard in shards.items():
+        if name not in held[shard].shapes:
+            raise BrokenModel(f"{folder / shard} has no tensor {name}, which {path.name} says it has")
+    return Stored(
+        path,
+        {name: folder / shard for name, shard in shards.items()},
+        {name: held[shard].shapes[name] for name, shard in shards.items()},
+    )
+
+
+def stored_in(path: Path) -> Stored:
+    """The tensors of one file. Raises BrokenModel."""
+    header = read_header(path)
+    return Stored(path, dict.fromkeys(header, path), {name: tuple(entry["shape"]) for name, entry in header.items()})

@@ -1,0 +1,113 @@
+"""Small late-interaction models in the files of sentence-transformers, PyLate and Stanford's ColBERT."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from tests.engine.families import FAMILIES
+
+__all__ = ["COLUMNS", "encoder", "pylate", "save_tokenizer", "stanford", "words"]
+
+COLUMNS = 24
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def words(*, markers: bool = False) -> Backend:
+    """BERT's kind of tokenizer: letters, some punctuation, Stanford's markers, and on request PyLate's."""
+    tokens = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *"!?.,'"]
+    tokenizer = Backend(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    if markers:
+        tokenizer.add_tokens([AddedToken("[Q] "), AddedToken("[D] ")])  # PyLate's, which texts never match
+    return tokenizer
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write what transformers needs beside a tokenizer.json."""
+    path = str(folder / "tokenizer.json")
+    names = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("cls", "sep", "pad", "unk", "mask")}
+    transformers.PreTrainedTokenizerFast(tokenizer_file=path, model_max_length=128, **names).save_pretrained(folder)
+
+
+def encoder(folder: Path, *, family: str = "bert", markers: bool = False) -> Path:
+    """A random encoder in `folder`, with the tokenizer of `words`."""
+    folder.mkdir(exist_ok=True)
+    prefix, config = FAMILIES[family]
+    backend = words(markers=markers)
+    torch.manual_seed(0)
+    made: Any = getattr(transformers, prefix + "Model")(
+        getattr(transformers, prefix + "Config")(
+            vocab_size=backend.get_vocab_size(), initializer_range=0.3, **{**config, "pad_token_id": 0}
+        )
+    )
+    for name, parameter in made.named_parameters():
+        if "norm" in name.lower() or name.endswith("bias"):
+            parameter.data += torch.randn_like(parameter) * 0.2
+    made.save_pretrained(folder)
+    backend.save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder)
+    return folder
+
+
+def linear(columns: int = COLUMNS) -> torch.Tensor:
+    """A random projection."""
+    return torch.randn(columns, 64, generator=torch.Generator().manual_seed(1)) * 0.2
+
+
+def pylate(folder: Path, **config: Any) -> Path:
+    """PyLate's files, with `config` in config_sentence_transformers.json."""
+    encoder(folder, markers=True)
+    kinds = [("sentence_transformers.models.Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense")]
+    modules = [{"idx": i, "name": str(i), "type": kind, "path": path} for i, (kind, path) in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Dense").mkdir()
+    fields = {
+        "in_features": 64,
+        "out_features": COLUMNS,
+        "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity",
+        "use_residual": False,
+    }
+    (folder / "1_Dense" / "config.json").write_text(json.dumps(fields))
+    save_file({"linear.weight": linear()}, folder / "1_Dense" / "model.safetensors")
+    # What PyLate leaves there is the length of whatever it encoded last.
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 17, "do_lower_case": false}')
+    usual = {
+        "model_type": "ColBERT",
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "MaxSim",
+        "query_prefix": "[Q] ",
+        "document_prefix": "[D] ",
+        "query_length": 20,
+        "document_length": 40,
+        "attend_to_expansion_tokens": False,
+        "do_query_expansion": True,
+        "skiplist_words": ["!", "?", ".", ",", "#"],
+    }
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({**usual, **config}))
+    return folder
+
+
+def stanford(folder: Path, **metadata: Any) -> Path:
+    """Stanford's files, with `metadata` in artifact.metadata."""
+    encoder(folder)
+    path = folder / "model.safetensors"
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(path).items()}
+    save_file({**tensors, "linear.weight": linear()}, path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
+    usual = {"query_maxlen": 20, "doc_maxlen": 40, "mask_punctuation": True, "attend_to_mask_tokens": False}
+    (folder / "artifact.metadata").write_text(json.dumps({**usual, **metadata}))
+    return folder

@@ -1,0 +1,256 @@
+"""Multi-vectors: late interaction beside sentence-transformers, which reads PyLate's and Stanford's files, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from embert import engine
+from embert.engine.encoders.unattended import attended_tokens
+from embert.engine.errors import BrokenModel, InputError, UnsupportedModel
+from embert.engine.heads.multi_vector import kept_rows
+from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.tasks import Task
+from tests.engine.conftest import Floats, unit
+from tests.engine.heads.late_interaction import COLUMNS, encoder, linear, pylate, stanford
+from tests.server.models import edit_json
+
+QUERIES = ["who is it?", "a", "", "what, then. " * 9]
+DOCUMENTS = ["it is a cat!", "", "...", "don't", "no dog, no cat. " * 12, "[MASK]", "a [MASK]"]
+
+
+def native(folder: Path, expansion: dict[str, Any] | None, **mask: Any) -> Path:
+    """sentence-transformers' own files, written by hand."""
+    encoder(folder, family=mask.pop("family", "bert"))
+    kinds = {
+        "base.modules.transformer.Transformer": "",
+        "base.modules.dense.Dense": "1_Dense",
+        "multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask": "2_MultiVectorMask",
+        "base.modules.normalize.Normalize": "3_Normalize",
+    }
+    modules = [
+        {"idx": i, "name": str(i), "type": f"sentence_transformers.{kind}", "path": path}
+        for i, (kind, path) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    tokens = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    dense = {"in_features": 64, "out_features": COLUMNS, "bias": True}
+    files = {
+        "sentence_bert_config.json": {"query_length": 30, "document_length": 40, "query_expansion": expansion},
+        "config_sentence_transformers.json": {
+            "model_type": "MultiVectorEncoder",
+            "prompts": {"query": "q ", "document": "d, ", "none": None},
+        },
+        "1_Dense/config.json": {**dense, **tokens, "activation_function": "torch.nn.modules.activation.Tanh"},
+        "2_MultiVectorMask/config.json": {"skiplist_words": [","], **mask},
+        "3_Normalize/config.json": tokens,
+    }
+    for name, fields in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(fields))
+    bias = torch.randn(COLUMNS, generator=torch.Generator().manual_seed(2)) * 0.2
+    save_file({"linear.weight": linear(), "linear.bias": bias}, folder / "1_Dense" / "model.safetensors")
+    return folder
+
+
+def fixed(attend: bool) -> dict[str, Any]:
+    return {"strategy": "fixed", "attend": attend, "length": 20, "token": None}
+
+
+# "min" cuts nothing, and expands shorter queries only.
+FOLDERS: dict[str, Callable[[Path], Path]] = {
+    "expanded": lambda folder: native(folder, fixed(False)),
+    "attended": lambda folder: native(folder, fixed(True)),
+    "at least": lambda folder: native(folder, {**fixed(False), "strategy": "min", "length": 12}),
+    "not expanded": lambda folder: native(folder, None, skiplist_tasks=["query", "document"]),
+    "mpnet": lambda folder: native(folder, fixed(False), family="mpnet"),
+    "pylate": pylate,
+    "pylate, attended": lambda folder: pylate(folder, attend_to_expansion_tokens=True),
+    "pylate, not expanded": lambda folder: pylate(folder, do_query_expansion=False, skiplist_words=None),
+    "pylate, prompts": lambda folder: pylate(folder, query_prefix="ask: ", prompts={"document": "[D] text: "}),
+    "stanford": stanford,
+    "stanford, attended": lambda folder: stanford(folder, attend_to_mask_tokens=True, mask_punctuation=False),
+}
+
+
+def max_sim(query: Floats, document: Floats) -> float:
+    return float((query @ document.T).max(1).sum())
+
+
+@pytest.mark.parametrize("files", FOLDERS)
+def test_sentence_transformers(tmp_path: Path, files: str) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not of every environment")
+    folder = FOLDERS[files](tmp_path / "model")
+    if not hasattr(library, "MultiVectorEncoder"):
+        pytest.skip("this sentence-transformers is older than multi-vectors")
+    theirs = library.MultiVectorEncoder(str(folder), device="cpu")
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        assert loaded.model.tasks == Task.MULTI
+        found = {True: loaded.embed_multi(QUERIES, is_query=True), False: loaded.embed_multi(DOCUMENTS)}
+    wanted = {
+        True: [np.asarray(theirs.encode_query(text, convert_to_numpy=True)) for text in QUERIES],
+        False: [np.asarray(theirs.encode_document(text, convert_to_numpy=True)) for text in DOCUMENTS],
+    }
+    for is_query, expected in wanted.items():
+        for ours, one in zip(found[is_query], expected, strict=True):
+            assert ours.shape == one.shape
+            assert (ours.astype(np.float64) * one).sum(1).min(initial=1) >= 0.99999
+    ours = np.array([[max_sim(query, document) for document in found[False]] for query in found[True]])
+    scores = np.array([[max_sim(query, document) for document in wanted[False]] for query in wanted[True]])
+    np.testing.assert_allclose(ours, scores, rtol=1e-4)
+    apart = np.abs(scores[:, :, None] - scores[:, None, :]) > 1e-3
+    order = np.sign(ours[:, :, None] - ours[:, None, :]) == np.sign(scores[:, :, None] - scores[:, None, :])
+    assert (order | ~apart).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_added_tokens_that_nothing_attends_to(tmp_path: Path, dtype: str) -> None:
+    """HuggingFace's attention mask, by hand, in batches of expanded and other texts; the longest in bfloat16 too."""
+    folder = pylate(tmp_path / "model", query_length=100)
+    hugging_face = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    model = engine.load_model(str(folder))
+    mask = 4
+    loaded = engine.load_encoder(model, device="cpu", dtype=dtype)
+    random = np.random.default_rng(0)
+    known = [3, 20, 9, 20, 1, 97, 40, 20]
+    added = [17, 0, 91, 3, 99, 3, 40, 80]
+    sequences = [
+        np.concatenate([random.integers(5, 60, tokens), np.full(masks, mask)]).astype(np.int32)
+        for tokens, masks in zip(known, added, strict=True)
+    ]
+    rows = loaded.wait(loaded.submit(engine.pack(sequences).wanting(Task.MULTI)))[Task.MULTI]
+    assert rows.counts.tolist() == [len(ids) for ids in sequences]
+    for number, ids in enumerate(sequences):
+        attended = torch.arange(len(ids)) < known[number]
+        with torch.inference_mode():
+            hidden = hugging_face(torch.from_numpy(ids.astype(np.int64))[None], attended[None].long())
+        expected = unit((hidden.last_hidden_state[0] @ linear().T).numpy())
+        ours = rows.slice(number, number + 1).values
+        assert (ours * expected).sum(1).min() >= (0.99999 if dtype == "float32" else 0.995)
+
+
+def test_which_tokens_are_attended_to() -> None:
+    sequences = [[5, 9, 9], [9, 5], [9, 9], [5], [9], [5, 9, 6, 9, 9]]
+    batch = engine.pack([np.array(ids, np.int32) for ids in sequences])
+    assert attended_tokens(batch, 9) is None  # nobody wants multi-vectors
+    assert attended_tokens(batch.wanting(Task.MULTI), None) is None
+    attended = attended_tokens(batch.wanting(Task.MULTI), 9)
+    assert attended is not None
+    assert attended.tolist() == [1, 2, 2, 1, 1, 3]
+    assert attended_tokens(batch.wanting(Task.MULTI), 7) is None
+    some = np.array([Task.TOKENS, Task.MULTI, Task.MULTI, 1, 1, Task.MULTI | Task.TOKENS], np.uint8)
+    mixed = attended_tokens(PackedBatch(batch.ids, batch.cu_seqlens, tasks=some), 9)
+    assert mixed is not None
+    assert mixed.tolist() == [3, 2, 2, 1, 1, 3]
+
+
+def test_rows_that_are_kept(tmp_path: Path) -> None:
+    head = engine.load_model(str(pylate(tmp_path / "model"))).heads.multi_vector
+    assert head is not None
+    comma, letter = engine.Tokenizer(engine.load_model(str(tmp_path / "model"))).from_ids([[62, 8]], truncate=True).ids
+    lengths = np.array([3, 1, 2], np.int32)
+    ids = np.array([letter, comma, letter, comma, letter, letter], np.int32)
+
+    def kept(is_query: bool, **fields: Any) -> npt.NDArray[np.bool_]:
+        changed = type(head)(head.layers, query=head.query, document=head.document, **fields)
+        return kept_rows(ids, cumulative(lengths), changed, is_query=is_query)
+
+    assert kept(True).tolist() == [True] * 6
+    assert kept(False).tolist() == [True, False, True, False, True, True]
+    assert kept(True, skips_first=True).tolist() == [False, True, True, False, False, True]
+
+
+def test_lengths_of_queries_and_documents(tmp_path: Path) -> None:
+    assert engine.load_model(str(pylate(tmp_path / "pylate"))).max_input_length == 40  # not the 17 that PyLate left
+    model = engine.load_model(str(stanford(tmp_path / "stanford")))
+    assert model.max_input_length == 40
+    tokenizer = engine.Tokenizer(model)
+    texts = ["a", "a" * 50]
+    queries = tokenizer.encode(texts, truncate=True, is_query=True)
+    assert (queries.lengths.tolist(), queries.truncated) == ([20, 20], 1)
+    assert queries.ids[:4].tolist() == [2, 5, 7, 3]
+    assert set(queries.ids[4:20].tolist()) == {4}
+    documents = tokenizer.encode(texts, truncate=True, is_query=False)
+    assert (documents.lengths.tolist(), documents.truncated) == ([4, 40], 1)
+    assert documents.ids[-1] == 3
+    known = tokenizer.encode_known(["a"], truncate=True, is_query=True)
+    assert known is not None
+    assert known.ids.tolist() == queries.ids[:20].tolist()
+    for is_query, limit in ((True, 20), (False, 40)):
+        with pytest.raises(InputError, match=rf"text 1 has 53 tokens, the limit is {limit}"):
+            tokenizer.encode(texts, truncate=False, is_query=is_query)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (("1_Dense/config.json", {"use_residual": True}), UnsupportedModel, "use_residual True is not supported"),
+        (("1_Dense/config.json", {"in_features": 63}), BrokenModel, "1_Dense takes 63 columns, but is given 64"),
+        (
+            ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [7]}),
+            UnsupportedModel,
+            "keep_only_token_ids is not supported; supported: null",
+        ),
+        (
+            ("2_MultiVectorMask/config.json", {"skiplist_tasks": ["image"]}),
+            UnsupportedModel,
+            r"skiplist_tasks \['image'\] is not supported; supported: 'query', 'document'",
+        ),
+        (
+            ("sentence_bert_config.json", {"document_length": 0}),
+            BrokenModel,
+            "document_length must be a positive int, found 0",
+        ),
+        (
+            ("sentence_bert_config.json", {"query_expansion": {"strategy": "other"}}),
+            UnsupportedModel,
+            r"query_expansion .* is not supported; supported: 'fixed', 'min'",
+        ),
+        (
+            ("sentence_bert_config.json", {"query_expansion": {**fixed(True), "length": 129}}),
+            BrokenModel,
+            "queries are expanded to 129 tokens, the model takes 128",
+        ),
+        (
+            ("sentence_bert_config.json", {"query_expansion": {**fixed(True), "token": "[NONE]"}}),
+            BrokenModel,
+            r"query_expansion's token '\[NONE\]' is not a token",
+        ),
+        (
+            ("3_Normalize/config.json", {"module_input_name": "sentence_embedding"}),
+            UnsupportedModel,
+            "Normalize after MultiVectorMask is not supported; supported: Transformer, Pooling",
+        ),
+    ],
+)
+def test_files_that_cannot_be_served(
+    tmp_path: Path, change: tuple[str, dict[str, Any]], error: type[Exception], message: str
+) -> None:
+    folder = native(tmp_path / "model", None)
+    edit_json(folder / change[0], **change[1])
+    with pytest.raises(error, match=message) as caught:
+        engine.load_model(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_missing(tmp_path: Path) -> None:
+    folder = native(tmp_path / "model", None)
+    save_file({"linear.weight": linear()}, folder / "1_Dense" / "model.safetensors")
+    with pytest.raises(BrokenModel, match=r"1_Dense/model\.safetensors has no tensor linear\.bias$"):
+        engine.load_encoder(engine.load_model(str(folder)), device="cpu")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(modules[:3]))
+    with pytest.raises(UnsupportedModel, match="Dense on tokens without Normalize is not supported"):
+        engine.load_model(str(folder))
+    other = stanford(tmp_path / "other", query_token_id="[none]")
+    with pytest.raises(BrokenModel, match=r"query_token_id '\[none\]' is not a token of"):
+        engine.load_model(str(other))
