@@ -12,7 +12,7 @@ import numpy.typing as npt
 from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.dense_layer import DenseLayer, load_dense, load_layers, load_tensors
 from embert.engine.heads.description import Splade, TokenWeights
-from embert.engine.heads.token_pairs import token_pairs
+from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
@@ -33,8 +33,12 @@ def captured_tasks(model: Model) -> Task:
 
 
 def head_shapes(model: Model) -> dict[str, Any]:
-    """What `make_encoder` is told of the heads."""
+    """What `make_encoder` is told of the heads. Raises UnsupportedModel for what the extension cannot compute."""
     heads = model.heads
+    if heads.multi_vector is not None and heads.multi_vector.unattended is not None:
+        raise UnsupportedModel(
+            f"{model.model_id} expands queries by tokens that are not attended to, which the CUDA encoder does not run"
+        )
     classifier = heads.classifier.layers if heads.classifier else ()
     multi = heads.multi_vector.layers if heads.multi_vector else ()
     return {
@@ -141,7 +145,7 @@ class Layout:
         if offsets is not None:
             return Rows(values, offsets, indices)
         if task == Task.SPARSE and self.ids is not None:
-            return token_pairs(values[:, 0], self.ids, self.offsets[task], self.left_out)
+            return token_weight_rows(self.ids, self.offsets[task], values[:, 0], self.left_out)
         if task in self.offsets:
             return Rows(values, self.offsets[task])
         return Rows.one_each(values)

@@ -18,7 +18,7 @@ from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Splade, TokenWeights
-from embert.engine.heads.token_pairs import token_pairs
+from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
@@ -33,7 +33,7 @@ OUT = Layer("classifier.out_proj", "", HIDDEN, 2, False, "identity")
 COLBERT = Layer("colbert", "", HIDDEN, 16, False, "identity")
 HEADS = Heads(
     Classifier((DENSE, OUT), ("no", "yes"), "softmax"),
-    TokenWeights(Layer("sparse", "", HIDDEN, 1, True, "relu")),
+    TokenWeights(Layer("sparse", "", HIDDEN, 1, True, "relu"), ()),
     MultiVector((COLBERT,)),
 )
 
@@ -211,13 +211,15 @@ def floats(*values: float) -> npt.NDArray[np.float32]:
 def test_pairs_of_token_weights() -> None:
     ids = np.array([0, 9, 7, 9, 2, 0, 2, 0, 3, 3], np.int32)
     weights = floats(5, 0.5, 0.25, 1, 5, 5, 5, 5, 0, 0)
-    found = token_pairs(weights, ids, np.array([0, 5, 7, 10], np.int32), (0, 2))
+    found = token_weight_rows(ids, np.array([0, 5, 7, 10], np.int32), weights, (0, 2))
     assert found.indices is not None
     assert found.offsets.tolist() == [0, 2, 2, 2]
     assert found.indices.tolist() == [7, 9]
     assert found.values.tolist() == [[0.25], [1]]
-    kept = token_pairs(weights, ids, np.array([0, 5, 7, 10], np.int32), ())
+    kept = token_weight_rows(ids, np.array([0, 5, 7, 10], np.int32), weights, ())
     assert kept.offsets.tolist() == [0, 4, 6, 7]
-    nothing = token_pairs(floats(), np.empty(0, np.int32), np.zeros(1, np.int32), (0,))
+    nothing = token_weight_rows(np.empty(0, np.int32), np.zeros(1, np.int32), floats(), (0,))
     assert nothing.values.shape == (0, 1)
-    assert np.isnan(token_pairs(floats(np.nan), np.array([4], np.int32), np.array([0, 1], np.int32), ()).values).all()
+    assert np.isnan(
+        token_weight_rows(np.array([4], np.int32), np.array([0, 1], np.int32), floats(np.nan), ()).values
+    ).all()
