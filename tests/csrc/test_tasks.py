@@ -1,0 +1,322 @@
+"""Heads of the CUDA encoder beside transformers in float64, and sequences of different tasks in one batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from embert import engine
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.errors import EncoderError
+from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, TokenWeights
+from embert.engine.heads.token_pairs import token_pairs
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.rows import Rows
+from embert.engine.tasks import ALL_TASKS, Task
+from tests.csrc.reference import LENGTHS
+from tests.csrc.test_encoder import agrees, packed, random_bert, relative_error, with_cublaslt
+from tests.engine import families
+from tests.engine.conftest import write_modules
+
+pytestmark = pytest.mark.gpu
+
+HIDDEN, WIDTH, LABELS, COLUMNS = 384, 100, 3, 128
+CONFIG = {"hidden_size": HIDDEN, "num_hidden_layers": 3, "num_attention_heads": 12, "intermediate_size": 1536}
+Doubles = npt.NDArray[np.float64]
+CLASSIFIER = (
+    Layer("head.dense", "", HIDDEN, HIDDEN, True, "tanh"),
+    Layer("head.out", "", HIDDEN, LABELS, True, "identity"),
+)
+WEIGHTS = Layer("head.sparse", "", HIDDEN, 1, True, "relu")
+MULTI = (Layer("head.wide", "", HIDDEN, 768, True, "gelu"), Layer("head.narrow", "", 768, COLUMNS, False, "identity"))
+HEADS = Heads(Classifier(CLASSIFIER, ("a", "b", "c"), "softmax"), TokenWeights(WEIGHTS), MultiVector(MULTI))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with every head, and a Dense module."""
+    made = random_bert(tmp_path_factory.mktemp("heads"), **CONFIG)
+    path = made / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for layer in (*CLASSIFIER, WEIGHTS, *MULTI):
+        tensors[f"{layer.name}.weight"] = torch.randn(layer.outputs, layer.inputs) / layer.inputs**0.5
+        if layer.bias:
+            tensors[f"{layer.name}.bias"] = torch.randn(layer.outputs) * 0.3
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    write_modules(made, dense=[(HIDDEN, WIDTH, "torch.nn.modules.activation.Tanh")])
+    return made
+
+
+def described(folder: Path, **more: Any) -> Model:
+    return dataclasses.replace(engine.load_model(str(folder)), heads=HEADS, embeds=True, **more)
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> Iterator[CudaEncoder]:
+    made = CudaEncoder(described(folder, pooling="cls"), max_batch_tokens=16384)
+    yield made
+    made.close()
+
+
+def part(batch: PackedBatch, rows: npt.NDArray[np.int64] | list[int], tasks: Any) -> PackedBatch:
+    """Some sequences of a batch; `tasks`: of each, or of all."""
+    pieces = [batch.ids[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]] for i in rows]
+    lengths = np.array([len(piece) for piece in pieces], np.int32)
+    return PackedBatch(np.concatenate(pieces), cumulative(lengths), tasks=np.broadcast_to(np.uint8(tasks), len(rows)))
+
+
+def answered(encoder: CudaEncoder, batch: PackedBatch) -> dict[Task, Rows]:
+    return encoder.wait(encoder.submit(batch))
+
+
+def same(encoder: CudaEncoder, got: Rows, wanted: Rows) -> bool:
+    """The same bits, or up to rounding where no bits are promised. Rounding may add or drop a pair next to 0."""
+    if got.indices is not None and encoder.gemm != "hopper":
+        return True
+    if got.offsets.tolist() != wanted.offsets.tolist() or not agrees(encoder, got.values, wanted.values):
+        return False
+    return got.indices is None or (wanted.indices is not None and got.indices.tolist() == wanted.indices.tolist())
+
+
+def states_of(folder: Path, batch: PackedBatch, dtype: torch.dtype) -> list[Doubles]:
+    """The last hidden state of each text, from transformers on the GPU."""
+    model: Any = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype).cuda().eval()
+    found = []
+    for first, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
+        ids = torch.tensor(batch.ids[first:end].astype(np.int64), device="cuda")
+        with torch.inference_mode():
+            found.append(model(input_ids=ids[None]).last_hidden_state[0].double().cpu().numpy())
+    return found
+
+
+def linear(tensors: dict[str, torch.Tensor], layer: Layer, x: Doubles) -> Doubles:
+    y = torch.from_numpy(x) @ tensors[f"{layer.name}.weight"].double().T
+    if layer.bias:
+        y = y + tensors[f"{layer.name}.bias"].double()
+    kinds = {"identity": lambda v: v, "tanh": torch.tanh, "gelu": torch.nn.functional.gelu, "relu": torch.relu}
+    made: Doubles = kinds[layer.activation](y).numpy()
+    return made
+
+
+def reference(folder: Path, pooling: str, states: list[Doubles]) -> dict[Task, Doubles]:
+    """Every task of every text, in float64; SPARSE: a weight a token."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    (dense_folder,) = (each.folder for each in engine.load_model(str(folder)).dense)
+    tensors |= safetensors.torch.load_file(folder / dense_folder / "model.safetensors")
+    dense = Layer("linear", "", HIDDEN, WIDTH, "linear.bias" in tensors, "tanh")
+    pool = {
+        "cls": lambda x: x[0],
+        "mean": lambda x: x.mean(0),
+        "max": lambda x: x.max(0),
+        "last-token": lambda x: x[-1],
+    }
+    vectors = linear(tensors, dense, np.stack([pool[pooling](text) for text in states]))
+    tokens, first = np.concatenate(states), np.stack([text[0] for text in states])
+    multi = linear(tensors, MULTI[1], linear(tensors, MULTI[0], tokens))
+    return {
+        Task.EMBED: vectors / np.linalg.norm(vectors, axis=1, keepdims=True),
+        Task.TOKENS: tokens,
+        Task.CLASSIFY: linear(tensors, CLASSIFIER[1], linear(tensors, CLASSIFIER[0], first)),
+        Task.SPARSE: linear(tensors, WEIGHTS, tokens),
+        Task.MULTI: multi / np.linalg.norm(multi, axis=1, keepdims=True),
+    }
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
+@pytest.mark.parametrize(("gemm", "dtype", "limit"), [
+    ("auto", "float16", 0.0), ("auto", "bfloat16", 2e-2), ("cublaslt", "float16", 0.0), ("cublaslt", "float32", 2e-5),
+])  # fmt: skip
+def test_every_head_beside_float64(
+    folder: Path, random: np.random.Generator, pooling: str, gemm: str, dtype: str, limit: float
+) -> None:
+    ours = with_options(folder, pooling, gemm=gemm, dtype=dtype)
+    batch = packed(random, np.array([*LENGTHS, *random.integers(1, 200, 30)]))
+    lengths = np.diff(batch.cu_seqlens)
+    wanted = reference(folder, pooling, states_of(folder, batch, torch.float64))
+    of_torch = reference(folder, pooling, states_of(folder, batch, torch.float16))
+    answers = answered(ours, part(batch, list(range(len(lengths))), sum(ALL_TASKS)))
+    for task in ALL_TASKS:
+        allowed = limit or 1.5 * relative_error(of_torch[task], wanted[task])
+        values = answers[task].values
+        if task != Task.SPARSE:
+            assert relative_error(values, wanted[task]) <= allowed, task
+            continue
+        exact = token_pairs(wanted[task][:, 0].astype(np.float32), batch.ids, batch.cu_seqlens, ())
+        dense, dense_exact = (as_dense(rows) for rows in (answers[task], exact))
+        assert relative_error(dense, dense_exact) <= allowed
+        assert ((dense > 0) == (dense_exact > 0))[dense_exact > 1e-2].all()
+    for rows, counts in ((answers[Task.MULTI], lengths), (answers[Task.CLASSIFY], np.ones_like(lengths))):
+        assert (rows.counts == counts).all()
+    ours.close()
+
+
+def with_options(folder: Path, pooling: str, **options: Any) -> CudaEncoder:
+    """An encoder with all heads. Skips where it needs cuBLASLt and this build was made without its header."""
+    if options.get("gemm") == "cublaslt":
+        with_cublaslt(folder, pooling, **options).close()
+    return CudaEncoder(described(folder, pooling=pooling), max_batch_tokens=16384, **options)
+
+
+def as_dense(rows: Rows) -> npt.NDArray[np.float32]:
+    assert rows.indices is not None
+    dense = np.zeros((rows.sequences, 30522), np.float32)
+    dense[np.repeat(np.arange(rows.sequences), rows.counts), rows.indices] = rows.values[:, 0]
+    return dense
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
+@pytest.mark.parametrize("gemm", ["auto", "cublaslt"])
+def test_tasks_of_one_batch_do_not_touch_each_other(
+    folder: Path, random: np.random.Generator, pooling: str, gemm: str
+) -> None:
+    """A text has the same bits for a task alone, beside other tasks of its own, and beside other texts with others."""
+    ours = with_options(folder, pooling, gemm=gemm)
+    batch = packed(random, np.array([*LENGTHS, *random.integers(1, 200, 60)]))
+    everyone = np.arange(len(LENGTHS) + 60)
+    alone = {task: answered(ours, part(batch, everyone, task))[task] for task in ALL_TASKS}
+    for _ in range(20):
+        count = int(random.integers(1, len(everyone) + 1))
+        rows, tasks = random.permutation(everyone)[:count], random.integers(1, 32, count)
+        mixed = part(batch, rows, tasks)
+        answers = answered(ours, mixed)
+        assert set(answers) == {task for task in ALL_TASKS if task in mixed.wanted}
+        for task, got in answers.items():
+            chosen = rows[mixed.sequences_of(task)]
+            assert same(ours, got, Rows.joined([alone[task].slice(i, i + 1) for i in chosen])), task
+    for row in everyone:
+        for task in ALL_TASKS:
+            one = answered(ours, part(batch, [row], task))[task]
+            assert same(ours, one, alone[task].slice(row, row + 1)), (task, row)
+    ours.close()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_small_batches_of_logits(folder: Path, random: np.random.Generator, graphs: bool) -> None:
+    """As a graph, alone, and with other tasks: the same bits."""
+    ours = CudaEncoder(described(folder, pooling="mean"), max_batch_tokens=4096, graphs=graphs)
+    assert ours._encoder.graphs == (240 if graphs else 0)
+    for lengths in ([1], [16], [17], [128], [129, 3], [512], [500, 500], [7] * 64, [100, 90, 300, 1, 33]):
+        batch = packed(random, np.array(lengths))
+        rows = list(range(len(lengths)))
+        alone = answered(ours, part(batch, rows, Task.CLASSIFY))[Task.CLASSIFY]
+        beside = answered(ours, part(batch, rows, Task.CLASSIFY | Task.EMBED))
+        assert same(ours, beside[Task.CLASSIFY], alone)
+        assert same(ours, beside[Task.EMBED], answered(ours, part(batch, rows, Task.EMBED))[Task.EMBED])
+        for row in rows:
+            one = answered(ours, part(batch, [row], Task.CLASSIFY))[Task.CLASSIFY]
+            assert same(ours, one, alone.slice(row, row + 1))
+    ours.close()
+
+
+POOLER = {"bert": ("bert.pooler.dense", "classifier", "tanh"), "distilbert": ("pre_classifier", "classifier", "relu")}
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet"])
+def test_classification_heads_of_families(tmp_path: Path, random: np.random.Generator, family: str) -> None:
+    made = families.build(tmp_path, family, vocab_size=30522, head="ForSequenceClassification")
+    (made / "tokenizer.json").write_text("{}")
+    dense, out, activation = POOLER.get(family, ("classifier.dense", "classifier.out_proj", "tanh"))
+    layers = (Layer(dense, "", 64, 64, True, activation), Layer(out, "", 64, 2, True, "identity"))
+    model = dataclasses.replace(
+        engine.load_model(str(made)), heads=Heads(Classifier(layers, ("a", "b"), "softmax")), embeds=False
+    )
+    ours = CudaEncoder(model, max_batch_tokens=4096)
+    batch = packed(random, np.array([1, 2, 17, 64, 65, 128, *random.integers(2, 128, 40)]))
+    got = ours.encode(batch, Task.CLASSIFY)
+    ours.close()
+    hugging: Any = transformers.AutoModelForSequenceClassification.from_pretrained(made).eval()
+
+    def logits(dtype: torch.dtype) -> Doubles:
+        hugging.to("cuda", dtype)
+        texts = np.split(batch.ids.astype(np.int64), batch.cu_seqlens[1:-1])
+        with torch.inference_mode():
+            found = [hugging(input_ids=torch.tensor(text[None], device="cuda")).logits[0].double() for text in texts]
+        rows: Doubles = torch.stack(found).cpu().numpy()
+        return rows
+
+    wanted = logits(torch.float64)
+    assert relative_error(got, wanted) <= 1.1 * relative_error(logits(torch.float16), wanted)
+
+
+def test_dimensions_and_normalize_after_dense_modules(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    for count in (3, 100):
+        batch = packed(random, random.integers(1, 100, count))
+        raw = encoder.encode(dataclasses.replace(batch, normalize=np.zeros(count, np.bool_)))
+        dimensions = random.choice([0, 1, 64, WIDTH], count).astype(np.int32)
+        normalize = random.random(count) < 0.5
+        wanted = raw.copy()
+        for row, kept in zip(wanted, dimensions, strict=True):
+            row[kept or WIDTH :] = 0
+        wanted[normalize] /= np.linalg.norm(wanted[normalize], axis=1, keepdims=True)
+        asked = dataclasses.replace(batch, dimensions=dimensions, normalize=normalize)
+        np.testing.assert_allclose(encoder.encode(asked), wanted, rtol=1e-5, atol=1e-7)
+        some = np.where(random.random(count) < 0.5, Task.EMBED, Task.EMBED | Task.MULTI).astype(np.uint8)
+        some[0] = Task.CLASSIFY
+        mixed = answered(encoder, dataclasses.replace(asked, tasks=some))[Task.EMBED].values
+        assert same(encoder, Rows.one_each(mixed), Rows.one_each(encoder.encode(asked)[1:]))
+
+
+def test_two_batches_of_tasks_in_flight(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batches = []
+    for count in random.integers(1, 90, 20):
+        batch = packed(random, random.integers(1, 150, int(count)))
+        batches.append(dataclasses.replace(batch, tasks=random.integers(1, 32, int(count)).astype(np.uint8)))
+    alone = [answered(encoder, batch) for batch in batches]
+    tickets = [encoder.submit(batches[0])]
+    for i, batch in enumerate([*batches[1:], batches[0]]):
+        tickets.append(encoder.submit(batch))
+        found = encoder.wait(tickets[i])
+        assert found.keys() == alone[i].keys()
+        for task, rows in found.items():
+            assert rows.values.tobytes() == alone[i][task].values.tobytes()
+    encoder.wait(tickets[-1])
+
+
+def test_300_repeats_are_equal(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batch = packed(random, random.integers(1, 300, 40))
+    batch = dataclasses.replace(batch, tasks=random.integers(1, 32, 40).astype(np.uint8))
+    first = answered(encoder, batch)
+    for _ in range(300):
+        for task, rows in answered(encoder, batch).items():
+            assert rows.values.tobytes() == first[task].values.tobytes()
+
+
+def test_tasks_that_are_refused_harm_nothing(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batch = packed(random, np.array([5, 7]))
+    for wrong in ([1, 0], [32, 1]):
+        with pytest.raises(EncoderError, match="this model's tasks are"):
+            encoder.submit(dataclasses.replace(batch, tasks=np.array(wrong, np.uint8)))
+        with pytest.raises(RuntimeError, match="must be bits of 31"):
+            encoder._encoder.submit(batch.ids, batch.cu_seqlens, None, None, None, None, np.array(wrong, np.uint8))
+    assert encoder.encode(batch, Task.CLASSIFY).shape == (2, LABELS)
+    empty = PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))
+    assert encoder.encode(empty).shape == (0, WIDTH)
+
+
+@pytest.mark.alone
+def test_memory_for_tasks_does_not_grow(folder: Path, random: np.random.Generator) -> None:
+    ours = CudaEncoder(described(folder, pooling="cls"), max_batch_tokens=16384)
+
+    def forwards(count: int) -> None:
+        for _ in range(count):
+            texts = int(random.integers(1, 60))
+            batch = packed(random, random.integers(1, 250, texts))
+            answered(ours, dataclasses.replace(batch, tasks=random.integers(1, 32, texts).astype(np.uint8)))
+
+    answered(ours, dataclasses.replace(packed(random, np.full(16384, 1)), tasks=np.array([31, 1] * 8192, np.uint8)))
+    answered(ours, dataclasses.replace(packed(random, np.full(32, 512)), tasks=np.array([31, 30] * 16, np.uint8)))
+    forwards(50)
+    before = ours.memory[2]
+    forwards(500)
+    assert ours.memory[2] <= before
+    ours.close()
