@@ -21,9 +21,12 @@ MAX_TOKENS = 32768
 
 
 class CudaProcess:
-    """A process that holds the CUDA encoder. `build` is the file of its extension, empty for the installed one."""
+    """A process that holds the CUDA encoder.
 
-    def __init__(self, folder: Path, pooling: str, build: str = "") -> None:
+    `pooling` None is the model's own. `build` is the file of the extension, empty for the installed one.
+    """
+
+    def __init__(self, folder: Path, pooling: str | None, build: str = "") -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(str(folder), pooling, theirs, build), daemon=True)
@@ -46,7 +49,7 @@ class CudaProcess:
         self._process.join()
 
 
-def _serve(folder: str, pooling: str, pipe: Connection, build: str = "") -> None:
+def _serve(folder: str, pooling: str | None, pipe: Connection, build: str = "") -> None:
     """Load the encoder, send its load time and memory, then answer `ask` until None comes."""
     if build:
         use_build(build)

@@ -18,7 +18,7 @@ from embert import engine
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import EncoderError
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, TokenWeights
-from embert.engine.heads.token_pairs import token_pairs
+from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
@@ -151,7 +151,7 @@ def test_every_head_beside_float64(
         if task != Task.SPARSE:
             assert relative_error(values, wanted[task]) <= allowed, task
             continue
-        exact = token_pairs(wanted[task][:, 0].astype(np.float32), batch.ids, batch.cu_seqlens, ())
+        exact = token_weight_rows(batch.ids, batch.cu_seqlens, wanted[task][:, 0].astype(np.float32), ())
         dense, dense_exact = (as_dense(rows) for rows in (answers[task], exact))
         assert relative_error(dense, dense_exact) <= allowed
         assert ((dense > 0) == (dense_exact > 0))[dense_exact > 1e-2].all()
