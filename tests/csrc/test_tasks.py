@@ -39,7 +39,7 @@ CLASSIFIER = (
 )
 WEIGHTS = Layer("head.sparse", "", HIDDEN, 1, True, "relu")
 MULTI = (Layer("head.wide", "", HIDDEN, 768, True, "gelu"), Layer("head.narrow", "", 768, COLUMNS, False, "identity"))
-HEADS = Heads(Classifier(CLASSIFIER, ("a", "b", "c"), "softmax"), TokenWeights(WEIGHTS), MultiVector(MULTI))
+HEADS = Heads(Classifier(CLASSIFIER, ("a", "b", "c"), "softmax"), TokenWeights(WEIGHTS, ()), MultiVector(MULTI))
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
         for task, got in answers.items():
             chosen = rows[mixed.sequences_of(task)]
             assert same(ours, got, Rows.joined([alone[task].slice(i, i + 1) for i in chosen])), task
-    for row in everyone:
+    for row in range(len(everyone)):
         for task in ALL_TASKS:
             one = answered(ours, part(batch, [row], task))[task]
             assert same(ours, one, alone[task].slice(row, row + 1)), (task, row)
