@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
+from tokenizers import Tokenizer as Backend
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
@@ -21,32 +21,16 @@ from embert.engine.heads.description import TokenWeights
 from embert.engine.packing import PackedBatch
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
-from tests.engine.conftest import Floats, HuggingFace, Ids, random_sequences, unit, write_modules
-from tests.engine.families import build, unigram
+from tests.engine.conftest import Floats, HuggingFace, Ids, random_sequences, unit
+from tests.engine.heads.m3 import build_m3, heads
 
 LENGTHS = [5, 1, 33, 17, 17, 128, 2, 64, 9]
 ALL = Task.EMBED | Task.TOKENS | Task.SPARSE | Task.MULTI
-COLUMNS = 48
-
-
-def heads() -> dict[str, dict[str, torch.Tensor]]:
-    """Random tensors of the two heads; half of the tokens have a weight."""
-    torch.manual_seed(5)
-    return {
-        "sparse_linear": {"weight": torch.randn(1, 64), "bias": torch.randn(1) * 0.1},
-        "colbert_linear": {"weight": torch.randn(COLUMNS, 64) * 0.2, "bias": torch.randn(COLUMNS) * 0.2},
-    }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    build(tmp_path, "xlm-roberta", vocab_size=400)
-    write_modules(tmp_path, pooling="cls")
-    backend = unigram(400)
-    backend.save(str(tmp_path / "tokenizer.json"))
-    for name, tensors in heads().items():
-        save_file(tensors, tmp_path / f"{name}.safetensors")
-    return tmp_path
+    return build_m3(tmp_path)
 
 
 class Oracle:
@@ -139,7 +123,11 @@ def test_texts(folder: Path) -> None:
             assert dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True)) == pytest.approx(
                 dict(sorted(wanted.items())), abs=1e-4
             )
-            assert (vector.indices.dtype, vector.values.dtype, many.dtype) == (np.int32, np.float32, np.float32)
+            assert [str(each.dtype) for each in (vector.indices, vector.values, many)] == [
+                "int32",
+                "float32",
+                "float32",
+            ]
             np.testing.assert_allclose(many, oracle.multi(ids)[1:], atol=2e-4)
         queries, documents = (loaded.embed_multi(["two words"], is_query=is_query) for is_query in (True, False))
         np.testing.assert_array_equal(queries[0], documents[0])
@@ -197,8 +185,8 @@ def test_heads_that_are_missing_or_of_another_shape(
 
 def test_special_tokens_by_other_names(folder: Path) -> None:
     names = {"cls_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "<pad>", "unk_token": "a"}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
     (folder / "special_tokens_map.json").write_text(json.dumps(names))
     head = engine.load_model(str(folder)).heads.sparse
     assert isinstance(head, TokenWeights)
-    assert head.special_ids == (0, 1, 2, tokenizer.convert_tokens_to_ids("a"))
+    assert head.special_ids == (0, 1, 2, backend.token_to_id("a"))
