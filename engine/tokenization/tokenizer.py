@@ -13,12 +13,11 @@ from embert.engine.errors import BrokenModel
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import Backend
 from embert.engine.tokenization.encoded import Direction, Encoded, TokenInfo
-from embert.engine.tokenization.frames import Frame
 from embert.engine.tokenization.input_errors import too_long
 from embert.engine.tokenization.offsets import tokens_with_offsets
 from embert.engine.tokenization.pairs import PairOptions, Pairs
 from embert.engine.tokenization.parts import read_bodies
-from embert.engine.tokenization.token_ids import TURN_IDS, check_ids, pack_ids
+from embert.engine.tokenization.token_ids import TURN_IDS, Frame, check_ids, pack_ids
 from embert.engine.tokenization.turns import NO_LIMIT, Turns, finish, groups
 
 __all__ = ["EncodeOptions", "Tokenizer"]

@@ -129,7 +129,7 @@ def test_the_ids_are_those_of_the_whole(
     tokenizer = divided[kind]
     whole = tokenizer._backend.library_ids(texts)
     asked = tokenizer.encode_turns(texts, truncate=True, direction=direction, turn_characters=PART + 2)
-    expected = tokenizer._encoded(whole, True, direction, "inputs")
+    expected = tokenizer._frames[None].around(whole, True, direction, "inputs")
     encoded = finish(asked)
     assert encoded.ids.tolist() == expected.ids.tolist()
     assert encoded.lengths.tolist() == expected.lengths.tolist()
@@ -229,7 +229,7 @@ def test_words_too_long_to_be_known_are_not_read_whole(tokenizer: engine.Tokeniz
         "ab." * 20 + "x" * 300_000 + " y" + "z" * 400_000,
     ):
         whole = tokenizer._backend.library_ids([text])
-        expected = tokenizer._encoded(whole, True, "right", "inputs").ids.tolist()
+        expected = tokenizer._frames[None].around(whole, True, "right", "inputs").ids.tolist()
         for direction in ("right", "left"):
             read.clear()
             asked = tokenizer.encode_turns([text], truncate=True, direction=direction, most_unbroken=100_000)

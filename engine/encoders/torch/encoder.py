@@ -73,7 +73,8 @@ class _Ticket:
 
     def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
         """Whether each sequence wants a task: [B], shortest first."""
-        return (self.tasks & np.uint8(task)) != 0
+        wants: npt.NDArray[np.bool_] = (self.tasks & np.uint8(task)) != 0
+        return wants
 
 
 class TorchEncoder(Encoder):

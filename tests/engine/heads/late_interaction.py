@@ -37,7 +37,8 @@ def save_tokenizer(folder: Path) -> None:
     """Write what transformers needs beside a tokenizer.json."""
     path = str(folder / "tokenizer.json")
     names = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("cls", "sep", "pad", "unk", "mask")}
-    transformers.PreTrainedTokenizerFast(tokenizer_file=path, model_max_length=128, **names).save_pretrained(folder)
+    kind: Any = transformers.PreTrainedTokenizerFast
+    kind(tokenizer_file=path, model_max_length=128, **names).save_pretrained(folder)
 
 
 def encoder(folder: Path, *, family: str = "bert", markers: bool = False) -> Path:
@@ -83,7 +84,7 @@ def pylate(folder: Path, **config: Any) -> Path:
     save_file({"linear.weight": linear()}, folder / "1_Dense" / "model.safetensors")
     # What PyLate leaves there is the length of whatever it encoded last.
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 17, "do_lower_case": false}')
-    usual = {
+    usual: dict[str, Any] = {
         "model_type": "ColBERT",
         "prompts": {},
         "default_prompt_name": None,

@@ -116,7 +116,8 @@ def test_sentence_transformers(tmp_path: Path, files: str) -> None:
 def test_added_tokens_that_nothing_attends_to(tmp_path: Path, dtype: str) -> None:
     """HuggingFace's attention mask, by hand, in batches of expanded and other texts; the longest in bfloat16 too."""
     folder = pylate(tmp_path / "model", query_length=100)
-    hugging_face = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    hugging_face: Any = transformers.BertModel.from_pretrained(folder, attn_implementation="eager")
+    hugging_face.eval()
     model = engine.load_model(str(folder))
     mask = 4
     loaded = engine.load_encoder(model, device="cpu", dtype=dtype)

@@ -64,7 +64,8 @@ class MaskedLM:
 
     def weights(self, ids: Ids) -> Floats:
         """The sparse vector with its zeros: float32 [vocabulary]."""
-        return np.log1p(np.maximum(self.logits(ids), 0)).max(0)
+        weights: Floats = np.log1p(np.maximum(self.logits(ids), 0)).max(0)
+        return weights
 
 
 def dense(rows: Rows, sequence: int, columns: int) -> Floats:

@@ -1,0 +1,192 @@
+"""bge-m3's three outputs: one forward, its files, and the pickles that are not read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer as Backend
+
+from embert import engine
+from embert.engine.encoders.base import Encoder
+from embert.engine.errors import BrokenModel, EncoderError, InputError
+from embert.engine.heads.description import TokenWeights
+from embert.engine.packing import PackedBatch
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
+from tests.engine.conftest import Floats, HuggingFace, Ids, random_sequences, unit
+from tests.engine.heads.m3 import build_m3, heads
+
+LENGTHS = [5, 1, 33, 17, 17, 128, 2, 64, 9]
+ALL = Task.EMBED | Task.TOKENS | Task.SPARSE | Task.MULTI
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return build_m3(tmp_path)
+
+
+class Oracle:
+    """FlagEmbedding's computation in plain torch and Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self._hugging_face = HuggingFace(folder)
+
+    def tokens(self, ids: Ids) -> Floats:
+        return self._hugging_face.hidden(ids)
+
+    def embed(self, ids: Ids) -> Floats:
+        return unit(self.tokens(ids)[0])
+
+    def multi(self, ids: Ids) -> Floats:
+        layer = heads()["colbert_linear"]
+        return unit(self.tokens(ids) @ layer["weight"].numpy().T + layer["bias"].numpy())
+
+    def sparse(self, ids: Ids) -> dict[int, float]:
+        layer = heads()["sparse_linear"]
+        weights = torch.relu(torch.from_numpy(self.tokens(ids)) @ layer["weight"][0] + layer["bias"]).tolist()
+        largest: dict[int, float] = {}
+        for token, weight in zip(ids.tolist(), weights, strict=True):
+            if token > 3 and weight > largest.get(token, 0):
+                largest[token] = weight
+        return largest
+
+
+def wait(encoder: Encoder, sequences: list[Ids], tasks: Any) -> dict[Task, Rows]:
+    batch = engine.pack(sequences)
+    masks = np.full(len(sequences), tasks, np.uint8) if isinstance(tasks, Task) else np.array(tasks, np.uint8)
+    return encoder.wait(encoder.submit(PackedBatch(batch.ids, batch.cu_seqlens, tasks=masks)))
+
+
+def same(rows: Rows, number: int, task: Task, ids: Ids, oracle: Oracle) -> None:
+    one = rows.slice(number, number + 1)
+    if task == Task.SPARSE:
+        assert one.indices is not None
+        wanted = oracle.sparse(ids)
+        found = dict(zip(one.indices.tolist(), one.values[:, 0].tolist(), strict=True))
+        assert list(found) == sorted(found)
+        assert {token for token, weight in wanted.items() if weight > 1e-3} <= set(found)
+        assert found == pytest.approx({token: wanted.get(token, 0) for token in found}, abs=1e-4)
+        return
+    expected = {Task.EMBED: oracle.embed, Task.TOKENS: oracle.tokens, Task.MULTI: oracle.multi}[task](ids)
+    np.testing.assert_allclose(one.values, expected.reshape(one.values.shape), atol=2e-4)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "plain"])
+def test_all_outputs_of_one_forward(folder: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not packed:
+        monkeypatch.setattr("embert.engine.encoders.torch.transformer.packed_works", lambda *_: False)
+    model = engine.load_model(str(folder))
+    assert model.tasks == ALL
+    assert isinstance(model.heads.sparse, TokenWeights)
+    assert model.heads.sparse.special_ids == (0, 1, 2, 3)
+    encoder, oracle = engine.load_encoder(model, device="cpu"), Oracle(folder)
+    sequences = random_sequences(LENGTHS, 400)
+    rows = wait(encoder, sequences, ALL)
+    assert set(rows) == set(ALL)
+    for task in ALL:
+        assert rows[task].sequences == len(sequences)
+        for number, ids in enumerate(sequences):
+            same(rows[task], number, task, ids, oracle)
+
+
+def test_sequences_of_different_tasks_share_a_batch(folder: Path) -> None:
+    encoder, oracle = engine.load_encoder(engine.load_model(str(folder)), device="cpu"), Oracle(folder)
+    random = np.random.default_rng(3)
+    for _ in range(3):
+        sequences = random_sequences(random.integers(1, 129, 14).tolist(), 400, seed=int(random.integers(99)))
+        tasks = random.integers(1, 4, 14) | random.choice([0, 8, 16, 24], 14)
+        rows = wait(encoder, sequences, tasks)
+        for task in ALL:
+            wanting = [ids for ids, wants in zip(sequences, tasks.tolist(), strict=True) if wants & task]
+            assert rows[task].sequences == len(wanting)
+            for number, ids in enumerate(wanting):
+                same(rows[task], number, task, ids, oracle)
+    assert list(wait(encoder, sequences, Task.SPARSE)) == [Task.SPARSE]
+    assert wait(encoder, [], []) == {}
+
+
+def test_texts(folder: Path) -> None:
+    texts = ["a", "def build(folder): " * 40, "", "two words"]
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        oracle, encoded = Oracle(folder), loaded.tokenizer.encode(texts, truncate=True)
+        pieces = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
+        for ids, vector, many in zip(pieces, loaded.embed_sparse(texts), loaded.embed_multi(texts), strict=True):
+            wanted = oracle.sparse(ids)
+            assert dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True)) == pytest.approx(
+                dict(sorted(wanted.items())), abs=1e-4
+            )
+            assert [str(each.dtype) for each in (vector.indices, vector.values, many)] == [
+                "int32",
+                "float32",
+                "float32",
+            ]
+            np.testing.assert_allclose(many, oracle.multi(ids)[1:], atol=2e-4)
+        queries, documents = (loaded.embed_multi(["two words"], is_query=is_query) for is_query in (True, False))
+        np.testing.assert_array_equal(queries[0], documents[0])
+        assert loaded.embed_sparse([]) == loaded.embed_multi([]) == []
+
+
+def test_tasks_that_a_model_does_not_have(default_model: Any, float32_encoder: Encoder) -> None:
+    loaded = engine.Engine(default_model, engine.Tokenizer(default_model), float32_encoder)
+    for call, task in ((loaded.embed_sparse, "sparse"), (loaded.embed_multi, "multi_vector")):
+        with pytest.raises(InputError, match=rf"does not have the task {task}; it has embed, tokens$") as caught:
+            call(["a"])
+        assert caught.value.param == "texts"
+    with pytest.raises(EncoderError, match=r"sequence 0 wants <Task\.SPARSE: 8>"):
+        wait(float32_encoder, [np.array([101, 102], np.int32)], Task.SPARSE)
+
+
+def test_pickles_are_not_read_and_their_conversion_is_named(folder: Path) -> None:
+    for name, tensors in heads().items():
+        (folder / f"{name}.safetensors").unlink()
+        torch.save(tensors, folder / f"{name}.pt")
+    model = engine.load_model(str(folder))
+    assert model.tasks == Task.EMBED | Task.TOKENS
+    (notice,) = model.notices
+    assert notice.startswith(f"sparse_linear.pt and colbert_linear.pt in {folder} are pickled and not read: dense ")
+    command = notice.partition("python -c ")[2].strip('"')
+    subprocess.run([sys.executable, "-c", command], cwd=folder, check=True, timeout=120)
+    converted = engine.load_model(str(folder))
+    assert (converted.tasks, converted.notices) == (ALL, ())
+    encoder, oracle = engine.load_encoder(converted, device="cpu"), Oracle(folder)
+    sequences = random_sequences([30], 400)
+    same(wait(encoder, sequences, Task.SPARSE)[Task.SPARSE], 0, Task.SPARSE, sequences[0], oracle)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "message"),
+    [
+        ("sparse_linear", {"weight": torch.zeros(2, 64)}, "weight has 2 rows, expected 1$"),
+        (
+            "sparse_linear",
+            {"weight": torch.zeros(1, 63)},
+            r"weight has shape \[1, 63\], config\.json implies \[1, 64\]",
+        ),
+        ("colbert_linear", {"bias": torch.zeros(64)}, r"colbert_linear\.safetensors has no tensor weight$"),
+        ("colbert_linear", {"weight": torch.zeros(9, 64), "bias": torch.zeros(8)}, r"bias has shape \[8\], .* \[9\]$"),
+    ],
+)
+def test_heads_that_are_missing_or_of_another_shape(
+    folder: Path, name: str, tensors: dict[str, torch.Tensor], message: str
+) -> None:
+    save_file(tensors, folder / f"{name}.safetensors")
+    with pytest.raises(BrokenModel, match=message) as caught:
+        engine.load_model(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_special_tokens_by_other_names(folder: Path) -> None:
+    names = {"cls_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "<pad>", "unk_token": "a"}
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    (folder / "special_tokens_map.json").write_text(json.dumps(names))
+    head = engine.load_model(str(folder)).heads.sparse
+    assert isinstance(head, TokenWeights)
+    assert head.special_ids == (0, 1, 2, backend.token_to_id("a"))

@@ -1,0 +1,62 @@
+"""Heads' kernels are made at load, like the layers': see ../test_torch_linear.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.engine.families import build, unigram
+from tests.engine.heads.late_interaction import linear
+
+ENCODE = """
+import os, sys
+import numpy as np
+import torch
+from embert import engine
+from embert.engine.encoders.torch.encoder import TorchEncoder
+os.sched_getaffinity = lambda pid: set(range(2))
+torch.set_num_threads(2)
+model = engine.load_model(sys.argv[1], pooling=sys.argv[2] or None)
+encoder = TorchEncoder(model)
+print("loaded", flush=True)
+random = np.random.default_rng(0)
+tasks = [task for task in (1, 2, 8, 16, 24, 25) if task & model.tasks == task]
+for most in [1, 2, 5, 20, 100] * 6:
+    sequences = [np.full(n, 200, np.int32) for n in random.integers(1, 129, random.integers(1, most + 1))]
+    while sum(map(len, sequences)) > encoder.max_batch_tokens:
+        sequences.pop()
+    wanted = random.choice(tasks, len(sequences)).astype(np.uint8)
+    encoder.wait(encoder.submit(engine.pack(sequences, tasks=wanted)))
+print("encoded", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("head", "pooling"), [("ForMaskedLM", "splade"), ("Model", "")])
+def test_no_kernel_is_made_after_loading(tmp_path: Path, head: str, pooling: str) -> None:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        pytest.skip("this torch has no oneDNN")
+    build(tmp_path, "xlm-roberta", vocab_size=2500, head=head)
+    unigram(400).save(str(tmp_path / "tokenizer.json"))
+    save_file({"weight": linear()}, tmp_path / "colbert_linear.safetensors")
+    save_file({"weight": linear(1)}, tmp_path / "sparse_linear.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-c", ENCODE, str(tmp_path), pooling],
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"ONEDNN_VERBOSE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    loading, _, encoding = done.stdout.partition("\nloaded\n")
+    assert "encoded" in encoding
+    if "inner_product" not in loading:
+        pytest.skip("oneDNN's packed products do not work on this machine")
+    assert "inner_product" in encoding
+    assert "create:cache_miss" not in encoding
