@@ -1,30 +1,45 @@
-"""Texts in, vectors out, in one process: the shortest way to use this package, and what `embert embed` runs."""
+"""Texts in, vectors or scores out, in one process: the shortest way to use this package, and what `embert` runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.load import load_encoder
-from embert.engine.errors import InputError
+from embert.engine.errors import EncoderError, InputError
 from embert.engine.forwards import forwards
+from embert.engine.heads.description import Classifier
 from embert.engine.heads.multi_vector import kept_rows
+from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
 from embert.engine.model import Model, load_model
 from embert.engine.packing import cumulative
 from embert.engine.rows import SparseVector
 from embert.engine.tasks import Task, task_names
+from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "ScoreOptions"]
 
 Vectors = npt.NDArray[np.float32]
+Pair = tuple[str, str]
 
 # Texts that embed_iter sorts by length: enough that the texts of a batch are of nearly the same length.
 WINDOW_TEXTS = 4096
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Options of `Engine.score`, `Engine.rerank` and `Engine.classify`. The last three are those of `Engine.embed`."""
+
+    raw: bool  # the model's logits instead of scores; False by default
+    prompt_name: str | None  # goes before a text, of a pair before the first
+    truncate: bool
+    batch_tokens: int | None
+    progress: Callable[[int], None] | None
 
 
 class Engine:
@@ -167,6 +182,105 @@ class Engine:
                 vectors[number] = every.values[start:stop][kept[starts[number] : starts[number + 1]]]
         return [vectors[number] for number in range(len(texts))]
 
+    def score(self, pairs: Sequence[Pair], **options: Unpack[ScoreOptions]) -> Vectors:
+        """Score pairs of texts with a model of one label, such as a reranker: float32 [n].
+
+        Scores are what the model's files make of its logits, mostly their sigmoid. The second text of a pair that is
+        too long is cut. Raises InputError as `classify` does, and for a model with several labels.
+        """
+        classifier = self._scorer("pairs")
+        logits = self._pair_logits(classifier, dict(enumerate(pairs)), "pairs", options)
+        return scores(logits, _activation(classifier, options))[:, 0]
+
+    def rerank(
+        self, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+    ) -> list[Ranked]:
+        """Score each text with a query, as `score` does: the texts' indices and scores, best first.
+
+        Equals come in the order given. `top_n` keeps that many of the best. Raises InputError as `score` does, and for
+        a `top_n` below 1.
+        """
+        classifier = self._scorer("texts")
+        if top_n is not None and top_n < 1:
+            raise InputError(f"`top_n` must be at least 1, found {top_n}", param="top_n")
+        encoded = self.tokenizer.encode_pairs(
+            [self._prompt(options.get("prompt_name")) + query], texts, truncate=options.get("truncate", True)
+        )
+        return ranked(self._logits(classifier, encoded, options)[:, 0], _activation(classifier, options), top_n)
+
+    def classify(self, texts: Sequence[str | Pair], **options: Unpack[ScoreOptions]) -> list[list[LabelScore]]:
+        """Classify texts, pairs of texts or some of each: for each all labels with their scores, best first.
+
+        Raises InputError for a model that does not classify, for an unknown prompt, for a text that is not valid
+        Unicode, or too long while `truncate` is false, for a pair that is not two texts; EncoderError if a forward
+        fails or a logit is not finite.
+        """
+        classifier = self._classifier("texts")
+        logits = np.empty((len(texts), len(classifier.labels)), np.float32)
+        single = [number for number, text in enumerate(texts) if isinstance(text, str)]
+        pairs = {number: text for number, text in enumerate(texts) if not isinstance(text, str)}
+        if single:
+            encoded = self.tokenizer.encode(
+                [text for text in texts if isinstance(text, str)],
+                truncate=options.get("truncate", True),
+                prompt=self._prompt(options.get("prompt_name")),
+                param="texts",
+            )
+            logits[single] = self._logits(classifier, encoded, options)
+        if pairs:
+            logits[[*pairs]] = self._pair_logits(classifier, pairs, "texts", options)
+        return best_labels(logits, _activation(classifier, options), classifier.labels)
+
+    def _pair_logits(
+        self, classifier: Classifier, pairs: Mapping[int, Pair], param: str, options: ScoreOptions
+    ) -> Vectors:
+        """The logits of pairs, which have the numbers that they were given with: float32 [n, labels]."""
+        prompt = self._prompt(options.get("prompt_name"))
+        firsts, seconds = [], []
+        for number, pair in pairs.items():
+            if isinstance(pair, str) or len(pair) != 2:
+                found = "one" if isinstance(pair, str) else len(pair)
+                raise InputError(f"`{param}`: pair {number} must be two texts, found {found}", param=param)
+            firsts.append(prompt + pair[0])
+            seconds.append(pair[1])
+        encoded = self.tokenizer.encode_pairs(
+            firsts, seconds, truncate=options.get("truncate", True), params=(param, param)
+        )
+        return self._logits(classifier, encoded, options)
+
+    def _logits(self, classifier: Classifier, encoded: Encoded, options: ScoreOptions) -> Vectors:
+        """float32 [n, labels], all finite."""
+        answers = forwards(
+            self.encoder,
+            encoded,
+            Task.CLASSIFY,
+            budget=self._budget(options.get("batch_tokens")),
+            progress=options.get("progress"),
+        )
+        logits = np.empty((encoded.sequences, len(classifier.labels)), np.float32)
+        for numbers, rows in answers:
+            logits[numbers] = rows[Task.CLASSIFY].values
+        if not np.isfinite(logits).all():
+            raise EncoderError("the encoder returned a logit that is not finite")
+        return logits
+
+    def _classifier(self, param: str) -> Classifier:
+        classifier = self.model.heads.classifier
+        if classifier is None:
+            raise self._missing(Task.CLASSIFY, param)
+        return classifier
+
+    def _scorer(self, param: str) -> Classifier:
+        """A classifier of one label."""
+        classifier = self._classifier(param)
+        if len(classifier.labels) > 1:
+            raise InputError(
+                f"`{param}`: scores need a model of one label, and {self.model.model_id} has {len(classifier.labels)}; "
+                "classify gives the score of each",
+                param=param,
+            )
+        return classifier
+
     def _missing(self, task: Task, param: str) -> InputError:
         """The error for a task that the model does not have."""
         (missing,), has = task_names(task), ", ".join(task_names(self.model.tasks))
@@ -193,3 +307,7 @@ class Engine:
             known = ", ".join(self.model.prompts) or "none"
             raise InputError(f"`prompt_name` {name!r} is not known; this model's prompts: {known}", param="prompt_name")
         return self.model.prompts[name]
+
+
+def _activation(classifier: Classifier, options: ScoreOptions) -> str:
+    return "identity" if options.get("raw", False) else classifier.activation

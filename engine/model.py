@@ -10,6 +10,7 @@ from embert.engine.families import Architecture, read_architecture
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.bge_m3 import CONVERT
+from embert.engine.heads.checkpoints.classifier import check_classifier, read_classifier
 from embert.engine.heads.checkpoints.heads import read_vector_heads
 from embert.engine.heads.dense import Dense, width_after
 from embert.engine.heads.description import NO_HEADS, Heads
@@ -87,11 +88,17 @@ def load_model(
         raise BrokenModel(f"{transformer} has no config.json, so it is not a model folder")
     # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
     architecture = read_architecture(transformer / "config.json")
-    _check_files(transformer)
+    classifier = read_classifier(folder, modules.transformer, architecture) if modules.alone else None
+    _check_files(transformer, "AutoModel" if classifier is None else "AutoModelForSequenceClassification")
     prompts, default_prompt_name = read_prompts(folder)
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
     found = read_vector_heads(folder, architecture, modules, prompts, usual_prompt, pooling=pooling)
-    if modules.pooling is None and found.embeds:
+    embeds = found.embeds and (classifier is None or pooling is not None)
+    if classifier is not None:
+        check_classifier(classifier, transformer)
+        if embeds:
+            notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
+    elif modules.pooling is None and embeds:
         notices.append("no pooling configuration found, using mean")
     if found.pickled:
         notices.append(_pickled(folder, found.pickled))
@@ -108,7 +115,7 @@ def load_model(
         folder=folder,
         revision=location.revision or revision,
         architecture=architecture,
-        pooling=modules.pooling if found.embeds and modules.pooling else "mean",
+        pooling=modules.pooling if found.embeds and modules.pooling else ("mean" if classifier is None else "cls"),
         dense=dense,
         normalize=modules.normalize,
         max_input_length=max_input_length,
@@ -118,8 +125,8 @@ def load_model(
         lowercase=modules.lowercase,
         transformer=modules.transformer,
         notices=tuple(notices),
-        heads=Heads(sparse=found.sparse, multi_vector=multi_vector),
-        embeds=found.embeds,
+        heads=Heads(classifier, found.sparse, multi_vector),
+        embeds=embeds,
     )
 
 
@@ -145,8 +152,11 @@ def _pickled(folder: Path, names: tuple[str, ...]) -> str:
     )
 
 
-def _check_files(folder: Path) -> None:
-    """Raise a ModelError that names the missing file, and the command that makes it where there is one."""
+def _check_files(folder: Path, auto_class: str) -> None:
+    """Raise a ModelError that names the missing file, and the command that makes it where there is one.
+
+    `auto_class` is transformers' class that reads all of the model's weights, its head's too.
+    """
     if not (folder / "tokenizer.json").is_file():
         raise BrokenModel(
             f"{folder} has no tokenizer.json; make it with: {INSTALL_CONVERT} && "
@@ -158,7 +168,7 @@ def _check_files(folder: Path) -> None:
     if any(folder.glob("pytorch_model*.bin")):
         raise UnsupportedModel(
             f"{folder} has only pickled weights (pytorch_model.bin), which can run code when read and are refused; "
-            f'convert them once with: {INSTALL_CONVERT} && python -c "from transformers import AutoModel as M; '
+            f'convert them once with: {INSTALL_CONVERT} && python -c "from transformers import {auto_class} as M; '
             f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
         )
     raise BrokenModel(f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.bert import read_bert_like
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, MaskedLM, TensorNames
+from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, Classification, MaskedLM, TensorNames
 
 __all__ = ["read"]
 
@@ -36,6 +36,7 @@ TENSORS = TensorNames(
         decoder="vocab_projector",
         biases=("vocab_projector.bias",),
     ),
+    classification=Classification(dense="pre_classifier", activation="relu", out="classifier"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.bert import read_bert_like
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.roberta import MASKED_LM
+from embert.engine.families.roberta import CLASSIFICATION, MASKED_LM
 from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames
 
 __all__ = ["read"]
@@ -23,6 +23,7 @@ TENSORS = TensorNames(
     },
     absent=frozenset({TOKEN_TYPE_EMBEDDINGS}),
     masked_lm=MASKED_LM,
+    classification=CLASSIFICATION,
 )
 
 

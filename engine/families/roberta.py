@@ -6,9 +6,9 @@ from embert.engine.errors import BrokenModel
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.bert import read_bert_like
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import MaskedLM, TensorNames
+from embert.engine.families.tensor_names import Classification, MaskedLM, TensorNames
 
-__all__ = ["MASKED_LM", "read"]
+__all__ = ["CLASSIFICATION", "MASKED_LM", "read"]
 
 # HuggingFace's code fixes the head's activation, whatever hidden_act says.
 MASKED_LM = MaskedLM(
@@ -19,10 +19,13 @@ MASKED_LM = MaskedLM(
     activation="gelu",
 )
 
+CLASSIFICATION = Classification(dense="classifier.dense", out="classifier.out_proj")
+
 
 def read(config: ConfigFile) -> Architecture:
     """RoBERTa's architecture. Raises BrokenModel or UnsupportedModel."""
     padding = config.fields.get("pad_token_id", 1)
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise BrokenModel(f"{config.path}: pad_token_id must be an int of at least 0, found {padding!r}")
-    return read_bert_like(config, TensorNames("roberta.", masked_lm=MASKED_LM), first_position=padding + 1)
+    tensors = TensorNames("roberta.", masked_lm=MASKED_LM, classification=CLASSIFICATION)
+    return read_bert_like(config, tensors, first_position=padding + 1)

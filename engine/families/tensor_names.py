@@ -10,6 +10,7 @@ __all__ = [
     "RELATIVE_ATTENTION_BIAS",
     "TOKEN_TYPE_EMBEDDINGS",
     "WORD_EMBEDDINGS",
+    "Classification",
     "MaskedLM",
     "TensorNames",
     "spellings_of",
@@ -22,6 +23,18 @@ RELATIVE_ATTENTION_BIAS = "encoder.relative_attention_bias.weight"
 
 # Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
 TENSORFLOW_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What a family's checkpoints call the two linear layers of its `…ForSequenceClassification`.
+
+    They take the first token's row: out(activation(dense(x))).
+    """
+
+    dense: str  # hidden_size → hidden_size
+    out: str  # hidden_size → labels
+    activation: str = "tanh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,7 @@ class TensorNames:
     parts: Mapping[str, str] = field(default_factory=dict)  # parts of BERT's names → the family's words for them
     absent: frozenset[str] = frozenset()  # tensors that the family does not have: they count as zeros
     masked_lm: MaskedLM | None = None
+    classification: Classification | None = None
 
     def spellings(self, name: str) -> list[str]:
         """The names under which a checkpoint may store a tensor, the likeliest first."""

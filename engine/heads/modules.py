@@ -44,6 +44,7 @@ class Modules:
     max_length: int | None = None  # tokens
     lowercase: bool = False
     pooling: str | None = None
+    alone: bool = True  # nothing follows the transformer
     dense: tuple[Dense, ...] = ()  # after pooling
     normalize: bool = False
     splade: bool | None = None  # a SpladePooling module; true: it takes the logarithm twice
@@ -103,6 +104,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         max_length=max_length,
         lowercase=lowercase,
         pooling=pooling,
+        alone=len(kinds) == 1,
         dense=tuple(dense["Dense"]),
         normalize="Normalize" in kinds,
         splade=splade,

@@ -33,12 +33,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(folder: Path, family: str, *, vocab_size: int = 64, head: str = "Model") -> Path:
-    """A model folder with random weights. `head` "ForMaskedLM" stores the encoder under a prefix."""
+def build(
+    folder: Path, family: str, *, vocab_size: int = 64, head: str = "Model", modules: bool = True, **more: Any
+) -> Path:
+    """A model folder with random weights, and sentence-transformers' `modules` or none.
+
+    `head` "ForMaskedLM" or "ForSequenceClassification" stores the encoder under a prefix. `more` is more of the config.
+    """
     prefix, config = FAMILIES[family]
     torch.manual_seed(0)
     made: torch.nn.Module = getattr(transformers, prefix + head)(
-        getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **config)
+        getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **config, **more)
     )
     for name, parameter in made.named_parameters():
         # HuggingFace starts biases and the padding token's rows at 0 and LayerNorm at 1, so an encoder that forgets
@@ -46,7 +51,8 @@ def build(folder: Path, family: str, *, vocab_size: int = 64, head: str = "Model
         if "norm" in name.lower() or name.endswith(("bias", "_embeddings.weight")):
             parameter.data += torch.randn_like(parameter) * 0.2
     made.save_pretrained(folder)  # type: ignore[operator]
-    write_modules(folder)
+    if modules:
+        write_modules(folder)
     return folder
 
 

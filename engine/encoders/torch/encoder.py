@@ -19,6 +19,7 @@ import torch
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
 from embert.engine.encoders.padding_positions import padding_positions
+from embert.engine.encoders.torch.attention import Group
 from embert.engine.encoders.torch.heads import Hidden, kernels_of, load_heads
 from embert.engine.encoders.torch.host import cpu_name, keep_freed_memory
 from embert.engine.encoders.torch.linear import kernel_rows, limit_kernel_caches, row_counts
@@ -101,9 +102,9 @@ class TorchEncoder(Encoder):
         self.hidden_size = model.architecture.hidden_size
         self.max_batch_tokens = max_batch_tokens or max(MAX_BATCH_TOKENS, model.max_input_length)
         self._architecture = model.architecture
-        self._pooling = model.pooling
-        self._pools_one_row = model.pooling in ONE_ROW
         self._has = model.tasks
+        # The row of a sequence that a task reads, by the name of a pooling; a task that is not here reads all of them.
+        self._reads = {Task.EMBED: model.pooling, Task.CLASSIFY: "cls"}
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
         limit_kernel_caches(TRANSFORMER_PRODUCTS + kernels_of(model.heads))
@@ -135,8 +136,9 @@ class TorchEncoder(Encoder):
             torch.set_num_threads(self._threads)
             self._transformer.prepare_attention(longest)
             for rows in row_counts(min(max(2 * MIN_RUN_TOKENS, longest), most)):
-                # Few pooled rows may be left of many tokens: all threads then multiply them.
-                for threads in {self._threads_for(rows)} | ({self._threads} if self._pools_one_row else set()):
+                # Few rows may be left of many tokens: all threads then multiply them.
+                few = any(self._one_row(task) for task in self._has)
+                for threads in {self._threads_for(rows)} | ({self._threads} if few else set()):
                     torch.set_num_threads(threads)
                     self._prepare_rows(rows)
             torch.set_num_threads(self._threads)
@@ -146,6 +148,11 @@ class TorchEncoder(Encoder):
         with torch.inference_mode():
             for head in self._heads.values():
                 head.prepare(rows)
+
+    def _one_row(self, tasks: Task) -> str | None:
+        """Which one row of a sequence is all that these tasks read, "cls" or "last-token"; None if they read others."""
+        rows = {self._reads.get(task) for task in tasks}
+        return next((row for row in ONE_ROW if rows == {row}), None)
 
     def _threads_for(self, tokens: int) -> int:
         """Threads of torch's loops for a batch of one run."""
@@ -236,20 +243,21 @@ class TorchEncoder(Encoder):
 
     def _run(self, ticket: _Ticket, run: Run) -> dict[Task, Rows]:
         """Take one run through the layers and the heads: the rows of each task, in the run's order."""
-        tokens = run.tokens
+        ids, groups = ticket.ids[run.tokens], run.groups
         wanted = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
         with torch.inference_mode():  # the mode belongs to the thread
-            one_row = self._pools_one_row and wanted == Task.EMBED
+            one_row = self._one_row(wanted)
+            chosen = pooled_rows(groups, one_row) if one_row else None
             rows = self._transformer(
-                torch.from_numpy(ticket.ids[tokens]),
-                torch.from_numpy(ticket.positions[tokens]),
-                None if ticket.token_types is None else torch.from_numpy(ticket.token_types[tokens]),
-                run.groups,
-                pooled_rows(run.groups, self._pooling) if one_row else None,
+                torch.from_numpy(ids),
+                torch.from_numpy(ticket.positions[run.tokens]),
+                None if ticket.token_types is None else torch.from_numpy(ticket.token_types[run.tokens]),
+                groups,
+                chosen,
             )
-            if one_row:
-                return {Task.EMBED: Rows.one_each(rows.float().numpy())}
-            hidden = Hidden(rows, ticket.ids[tokens], run.groups)
+            if chosen is not None:  # as if each sequence had one token
+                ids, groups = ids[chosen.numpy()], [Group(0, len(chosen), 1)]
+            hidden = Hidden(rows, ids, groups)
             return {
                 task: head(hidden.of(ticket.wanting(task)[run.sequences]))
                 for task, head in self._heads.items()

@@ -80,7 +80,9 @@ def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, pack
     heads: dict[Task, Head] = {}
     if model.embeds:
         heads |= {Task.EMBED: Pooled(model.pooling), Task.TOKENS: LastHidden()}
-    sparse, multi_vector = model.heads.sparse, model.heads.multi_vector
+    classifier, sparse, multi_vector = model.heads.classifier, model.heads.sparse, model.heads.multi_vector
+    if classifier is not None:
+        heads[Task.CLASSIFY] = Logits(classifier, checkpoint)
     if isinstance(sparse, description.Splade):
         heads[Task.SPARSE] = Splade(sparse, model.architecture, checkpoint, dtype, packed=packed)
     elif sparse is not None:
@@ -108,6 +110,23 @@ class Pooled:
 
     def prepare(self, rows: int) -> None:
         """It has no products."""
+
+
+class Logits:
+    """CLASSIFY: linear layers on the first token's row, in float32."""
+
+    def __init__(self, head: description.Classifier, checkpoint: Checkpoint) -> None:
+        self._layers = [_Layer(layer, checkpoint, torch.float32, packed=False) for layer in head.layers]
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """[n, labels]."""
+        x = pooled(hidden.rows, hidden.groups, "cls")
+        for layer in self._layers:
+            x = layer(x)
+        return Rows.one_each(x.numpy())
+
+    def prepare(self, rows: int) -> None:
+        """Its products need no kernels of their own."""
 
 
 class LastHidden:

@@ -1,0 +1,116 @@
+"""Reads the classification head of a model: HuggingFace's `…ForSequenceClassification`.
+
+sentence-transformers' CrossEncoder writes such a folder too: config.json and the weights before version 6, modules.json
+with a Transformer alone since. Its files say what makes scores of the logits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.families.architecture import Architecture
+from embert.engine.files.json_files import read_object
+from embert.engine.heads.checkpoints.stored import stored_tensors
+from embert.engine.heads.description import Classifier, Layer
+
+__all__ = ["check_classifier", "read_classifier"]
+
+SUFFIX = "ForSequenceClassification"
+
+# sentence-transformers' name of what it applies to logits → ours.
+ACTIVATIONS = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
+}
+# HuggingFace's `problem_type` → what its own pipelines apply. Where there is none, the number of labels decides.
+PROBLEM_TYPES = {
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+    "regression": "identity",
+}
+
+
+def read_classifier(folder: Path, transformer: str, architecture: Architecture) -> Classifier | None:
+    """The head that config.json names; None if it names none. `folder` and `transformer` are `Model`'s.
+
+    Raises BrokenModel or UnsupportedModel, naming the file and the field.
+    """
+    path = folder / transformer / "config.json"
+    config, library = read_object(path), folder / "config_sentence_transformers.json"
+    library_fields = read_object(library) if library.is_file() else {}
+    named = config.get("architectures")
+    kind = str(named[0]) if isinstance(named, list) and named else ""
+    if not kind.endswith(SUFFIX):
+        if library_fields.get("model_type") == "CrossEncoder":
+            raise UnsupportedModel(
+                f"{library}: model_type CrossEncoder is supported where config.json's architectures are "
+                f"…{SUFFIX}, found {kind or 'none'}"
+            )
+        return None
+    head = architecture.tensors.classification
+    if head is None:
+        raise UnsupportedModel(f"{path}: architectures {kind} is not supported for {architecture.family}")
+    labels = _labels(path, config)
+    width = architecture.hidden_size
+    return Classifier(
+        layers=(
+            Layer(head.dense, "", width, width, True, head.activation),
+            Layer(head.out, "", width, len(labels), True, "identity"),
+        ),
+        labels=labels,
+        activation=_activation(path, config, library, library_fields, len(labels)),
+    )
+
+
+def check_classifier(classifier: Classifier, folder: Path) -> None:
+    """Raise BrokenModel where the weights in `folder`, the transformer's, lack a tensor of the head."""
+    stored = stored_tensors(folder)
+    for layer in classifier.layers:
+        stored.check(f"{layer.name}.weight", (layer.outputs, layer.inputs))
+        stored.check(f"{layer.name}.bias", (layer.outputs,))
+
+
+def _labels(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    """The labels in the order of their columns."""
+    stated = config.get("id2label")
+    if stated is None:
+        count = config.get("num_labels", 2)  # HuggingFace's default
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise BrokenModel(f"{path}: num_labels must be a positive int, found {count!r}")
+        return tuple(f"LABEL_{index}" for index in range(count))
+    if not isinstance(stated, dict) or set(stated) != {str(index) for index in range(len(stated))} or not stated:
+        raise BrokenModel(f"{path}: id2label must map the numbers from 0 on to labels, found {stated!r}")
+    return tuple(str(stated[str(index)]) for index in range(len(stated)))
+
+
+def _activation(path: Path, config: dict[str, Any], library: Path, library_fields: dict[str, Any], labels: int) -> str:
+    """What makes scores of logits: as sentence-transformers' files say, or by HuggingFace's `problem_type`."""
+    nested = config.get("sentence_transformers")
+    stated = [
+        (library, "activation_fn", library_fields.get("activation_fn")),  # version 6
+        (path, "activation_fn", nested.get("activation_fn") if isinstance(nested, dict) else None),  # 4 and 5
+        (path, "sbert_ce_default_activation_function", config.get("sbert_ce_default_activation_function")),
+    ]
+    for file, field, value in stated:
+        if value is None:
+            continue
+        if value not in ACTIVATIONS:
+            raise UnsupportedModel(f"{file}: {field} {value!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+        activation = ACTIVATIONS[value]
+        if activation == "softmax" and labels == 1:
+            raise UnsupportedModel(f"{file}: {field} {value} of one label is always 1; supported: Sigmoid, Identity")
+        # For several labels it writes Identity where nobody has chosen anything: that says nothing about classes.
+        if activation != "identity" or labels == 1:
+            return activation
+        break
+    problem = config.get("problem_type")
+    if problem is not None and problem not in PROBLEM_TYPES:
+        raise UnsupportedModel(
+            f"{path}: problem_type {problem!r} is not supported; supported: {', '.join(PROBLEM_TYPES)}"
+        )
+    if problem == "regression" or (problem is not None and labels > 1):
+        return PROBLEM_TYPES[problem]
+    return "sigmoid" if labels == 1 else "softmax"

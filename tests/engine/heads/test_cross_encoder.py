@@ -1,0 +1,92 @@
+"""Engine.score, rerank and classify beside sentence-transformers' CrossEncoder, from its own folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import processors
+
+from embert import engine
+from tests.engine.conftest import small_tokenizer
+from tests.engine.families import byte_level
+from tests.engine.heads.classifiers import build_classifier
+
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is of the extra clients")
+from sentence_transformers import CrossEncoder
+
+QUERY = "how do cats purr"
+TEXTS = [
+    "the cat purrs with its larynx",
+    "a tax form is due in may",
+    "",
+    "cats",
+    "dogs bark and cats purr, " * 20,  # cut
+    *(f"text {number} of many, about {word}" for number in range(8) for word in ("cats", "tax", "dogs")),
+]
+
+
+def saved(folder: Path, family: str, labels: int) -> tuple[Path, CrossEncoder]:
+    """A folder that CrossEncoder has written, and the CrossEncoder."""
+    built = folder / "transformers"
+    build_classifier(built, family, labels=labels, vocab_size=400 if family != "bert" else 99)
+    backend = small_tokenizer(99)
+    if family != "bert":
+        backend = byte_level(400)
+        backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    special = {
+        "bert": {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"},
+        "roberta": {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"},
+    }[family]
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if family == "bert" else [])]
+    fast: Any = transformers.PreTrainedTokenizerFast
+    fast(tokenizer_object=backend, model_max_length=100, model_input_names=names, **special).save_pretrained(built)
+    cross_encoder = CrossEncoder(str(built), device="cpu")
+    cross_encoder.save_pretrained(str(folder / "saved"))
+    return folder / "saved", cross_encoder
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_one_label(tmp_path: Path, family: str) -> None:
+    folder, theirs = saved(tmp_path, family, 1)
+    pairs = [(QUERY, text) for text in TEXTS]
+    expected = theirs.predict(pairs)
+    logits = theirs.predict(pairs, activation_fn=torch.nn.Identity())
+    with engine.Engine.load(str(folder), device="cpu") as ours:
+        np.testing.assert_allclose(ours.score(pairs), expected, atol=2e-5, rtol=0)
+        np.testing.assert_allclose(ours.score(pairs, raw=True), logits, atol=1e-4, rtol=0)
+        ranked = ours.rerank(QUERY, TEXTS)
+    theirs_ranked = theirs.rank(QUERY, TEXTS)
+    assert [each.index for each in ranked] == [each["corpus_id"] for each in theirs_ranked]
+    np.testing.assert_allclose([r.score for r in ranked], [float(r["score"]) for r in theirs_ranked], atol=2e-5)
+
+
+def test_an_activation_of_the_models_own_and_a_prompt(tmp_path: Path) -> None:
+    _, theirs = saved(tmp_path, "bert", 1)
+    theirs.activation_fn = torch.nn.Identity()
+    theirs.prompts, theirs.default_prompt_name = {"q": "find : "}, "q"
+    theirs.save_pretrained(str(tmp_path / "again"))
+    pairs = [(QUERY, text) for text in TEXTS]
+    with engine.Engine.load(str(tmp_path / "again"), device="cpu") as ours:
+        np.testing.assert_allclose(ours.score(pairs), theirs.predict(pairs), atol=1e-4, rtol=0)
+        assert [r.index for r in ours.rerank(QUERY, TEXTS)] == [r["corpus_id"] for r in theirs.rank(QUERY, TEXTS)]
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    folder, theirs = saved(tmp_path, "bert", 3)
+    assert json.loads((folder / "config_sentence_transformers.json").read_text())["activation_fn"].endswith("Identity")
+    pairs = [(QUERY, text) for text in TEXTS]
+
+    def rows(found: list[list[Any]]) -> list[list[float]]:
+        return [[next(e.score for e in each if e.label == f"label {i}") for i in range(3)] for each in found]
+
+    with engine.Engine.load(str(folder), device="cpu") as ours:
+        # CrossEncoder gives logits unless asked for more; ours are raw if asked for.
+        np.testing.assert_allclose(rows(ours.classify(pairs, raw=True)), theirs.predict(pairs), atol=1e-4, rtol=0)
+        expected = theirs.predict(pairs, apply_softmax=True)
+        np.testing.assert_allclose(rows(ours.classify(pairs)), expected, atol=2e-5, rtol=0)

@@ -1,0 +1,141 @@
+"""Engine.score, rerank and classify: order, batches, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embert import engine
+from embert.engine.errors import EncoderError, InputError
+from embert.engine.heads.scores import LabelScore
+from embert.engine.model import Model
+from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
+
+QUERY = "who purrs"
+TEXTS = ["a cat", "", "a tax form " * 9, "cats purr", "a cat", "x " * 200]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Models by their number of labels."""
+    made = {labels: build_classifier(tmp_path_factory.mktemp("model"), labels=labels) for labels in (1, 3)}
+    return made.__getitem__
+
+
+@pytest.fixture(scope="module")
+def reranker(folder: Callable[[int], Path]) -> engine.Engine:
+    return engine.Engine.load(str(folder(1)), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def classifier(folder: Callable[[int], Path]) -> engine.Engine:
+    return engine.Engine.load(str(folder(3)), device="cpu")
+
+
+def test_scores_are_in_the_order_of_the_pairs_however_they_are_batched(
+    reranker: engine.Engine, folder: Callable[[int], Path]
+) -> None:
+    encoded = reranker.tokenizer.encode_pairs([QUERY], TEXTS, truncate=True)
+    assert encoded.token_types is not None
+    cuts = np.cumsum(encoded.lengths)[:-1]
+    expected = hugging_face_logits(folder(1), np.split(encoded.ids, cuts), np.split(encoded.token_types, cuts))[:, 0]
+    pairs = [(QUERY, text) for text in TEXTS]
+    done: list[int] = []
+    logits = reranker.score(pairs, raw=True, batch_tokens=128, progress=done.append)
+    assert logits.dtype == np.float32
+    assert (logits.shape, sum(done), len(done) > 1) == ((6,), 6, True)
+    np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(reranker.score(pairs), 1 / (1 + np.exp(-expected)), atol=2e-5, rtol=0)
+    assert reranker.score([]).shape == (0,)
+
+
+def test_rerank_gives_the_best_first(reranker: engine.Engine) -> None:
+    scores = reranker.score([(QUERY, text) for text in TEXTS])
+    ranked = reranker.rerank(QUERY, TEXTS)
+    assert sorted(each.index for each in ranked) == [*range(6)]
+    assert [each.score for each in ranked] == sorted((each.score for each in ranked), reverse=True)
+    np.testing.assert_allclose([each.score for each in ranked], scores[[each.index for each in ranked]], atol=1e-6)
+    places = [each.index for each in ranked]
+    assert places.index(0) + 1 == places.index(4)  # equals, in the order given
+    assert [each.index for each in reranker.rerank(QUERY, TEXTS, top_n=2)] == places[:2]
+    assert len(reranker.rerank(QUERY, TEXTS, top_n=100)) == 6
+    assert reranker.rerank(QUERY, []) == []
+
+
+def test_texts_and_pairs_are_classified_together(classifier: engine.Engine, folder: Callable[[int], Path]) -> None:
+    answers = classifier.classify(["a cat", ("who purrs", "a cat"), "a tax form"])
+    single = classifier.tokenizer.encode(["a cat", "a tax form"], truncate=True)
+    logits = hugging_face_logits(folder(3), np.split(single.ids, single.lengths[:1]))
+    for answer, row in zip(answers[::2], logits, strict=True):
+        wanted = torch.from_numpy(row).softmax(0)
+        order = np.argsort(-row)
+        assert [each.label for each in answer] == [f"label {i}" for i in order]
+        np.testing.assert_allclose([each.score for each in answer], wanted[order], atol=2e-5)
+    assert answers[1] == classifier.classify([("who purrs", "a cat")])[0] != answers[0]
+    (raw,) = classifier.classify(["a cat"], raw=True)
+    np.testing.assert_allclose([each.score for each in raw], np.sort(logits[0])[::-1], atol=1e-4)
+    assert isinstance(raw[0], LabelScore)
+    assert classifier.classify([]) == []
+
+
+def test_a_model_of_one_label_classifies_too(reranker: engine.Engine) -> None:
+    ((only,),) = reranker.classify([(QUERY, "a cat")])
+    assert only.label == "label 0"
+    assert only.score == pytest.approx(float(reranker.score([(QUERY, "a cat")])[0]), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "param"),
+    [
+        (lambda e: e.score([("a", "b", "c")]), "`pairs`: pair 0 must be two texts, found 3", "pairs"),
+        (lambda e: e.score([("a", "b"), "ab"]), "`pairs`: pair 1 must be two texts, found one", "pairs"),
+        (lambda e: e.classify(["ab", ("a",)]), "`texts`: pair 1 must be two texts, found 1", "texts"),
+        (lambda e: e.rerank("a", ["b"], top_n=0), "`top_n` must be at least 1, found 0", "top_n"),
+        (
+            lambda e: e.score([("a", "b")], prompt_name="q"),
+            "`prompt_name` 'q' is not known; this model's p",
+            "prompt_name",
+        ),
+        (
+            lambda e: e.score([("a", "b " * 200)], truncate=False),
+            "`pairs`: pair 0 has 204 tokens, the limit is",
+            "pairs",
+        ),
+        (lambda e: e.embed(["a"]), "`texts`: FOLDER does not have the task embed; it has classify", "texts"),
+    ],
+)
+def test_wrong_input(reranker: engine.Engine, asked: Callable[[engine.Engine], Any], message: str, param: str) -> None:
+    with pytest.raises(InputError) as caught:
+        asked(reranker)
+    assert str(caught.value).startswith(message.replace("FOLDER", reranker.model.model_id))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("task", ["score", "rerank", "classify"])
+def test_a_model_that_embeds_does_not_score(default_model: Model, tokenizer: engine.Tokenizer, task: str) -> None:
+    loaded: Any = engine.Engine(default_model, tokenizer, None)  # type: ignore[arg-type]  # it is not asked
+    arguments = ("a", ["b"]) if task == "rerank" else ([("a", "b")],)
+    with pytest.raises(InputError, match=r"all-MiniLM-L6-v2 does not have the task classify; it has embed, tokens$"):
+        getattr(loaded, task)(*arguments)
+
+
+def test_several_labels_have_no_score(classifier: engine.Engine) -> None:
+    for ask in (lambda: classifier.score([("a", "b")]), lambda: classifier.rerank("a", ["b"])):
+        with pytest.raises(InputError, match=r"scores need a model of one label, and .* has 3; classify gives the sc"):
+            ask()
+
+
+def test_logits_that_are_not_finite_are_no_scores(tmp_path: Path) -> None:
+    path = build_classifier(tmp_path) / "model.safetensors"
+    save_file({**load_file(path), "classifier.bias": torch.tensor([0.0, torch.nan, 0.0])}, path)
+    with (
+        engine.Engine.load(str(tmp_path), device="cpu") as loaded,
+        pytest.raises(EncoderError, match="the encoder returned a logit that is not finite"),
+    ):
+        loaded.classify(["a cat"])
