@@ -1,4 +1,4 @@
-"""Embeddings from encoders of the BERT family: `from embert import Engine`, or `embert serve`.
+"""Embeddings and scores from encoders of the BERT family: `from embert import Engine`, or `embert serve`.
 
 `embert.engine` turns a model directory into vectors; `embert.server` serves it over HTTP. The names here are
 `embert.engine`'s, and docs/python.md shows each of them at work.
@@ -10,9 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embert.engine import Engine, Task, Tokenizer, errors, load_encoder, load_model, pack
+    from embert.engine import Engine, LabelScore, Ranked, Task, Tokenizer, errors, load_encoder, load_model, pack
 
-__all__ = ["Engine", "Task", "Tokenizer", "__version__", "errors", "load_encoder", "load_model", "pack"]
+__all__ = [
+    "Engine",
+    "LabelScore",
+    "Ranked",
+    "Task",
+    "Tokenizer",
+    "__version__",
+    "errors",
+    "load_encoder",
+    "load_model",
+    "pack",
+]
 
 __version__ = "0.1.0"
 

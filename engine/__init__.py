@@ -1,4 +1,4 @@
-"""A model directory in, vectors out. Knows nothing of HTTP.
+"""A model directory in, vectors or scores out. Knows nothing of HTTP.
 
     engine = Engine.load("path/or/hub-id")
     vectors = engine.embed(["a text", "another"])  # float32 [2, width]
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from embert.engine.encoders.base import Encoder
     from embert.engine.encoders.load import load_encoder
     from embert.engine.engine import Engine
+    from embert.engine.heads.scores import LabelScore, Ranked
     from embert.engine.model import Model, load_model
     from embert.engine.packing import PackedBatch, pack
     from embert.engine.rows import Rows, SparseVector
@@ -32,8 +33,10 @@ __all__ = [
     "Encoded",
     "Encoder",
     "Engine",
+    "LabelScore",
     "Model",
     "PackedBatch",
+    "Ranked",
     "Rows",
     "SparseVector",
     "Task",
@@ -48,8 +51,10 @@ _MODULES = {
     "Encoded": "embert.engine.tokenization.encoded",
     "Encoder": "embert.engine.encoders.base",
     "Engine": "embert.engine.engine",
+    "LabelScore": "embert.engine.heads.scores",
     "Model": "embert.engine.model",
     "PackedBatch": "embert.engine.packing",
+    "Ranked": "embert.engine.heads.scores",
     "Rows": "embert.engine.rows",
     "SparseVector": "embert.engine.rows",
     "Task": "embert.engine.tasks",

@@ -154,7 +154,7 @@ def test_commands_are_ours(page: str, command: str) -> None:
         case (("git" | "systemctl" | "read" | "hf"), _):
             pass
         case "embert", subcommand:
-            assert subcommand in ("serve", "embed", "info")
+            assert subcommand in ("serve", "embed", "rerank", "info")
         case script, _:
             assert (ROOT / script).is_file(), f"{page}: {command}"
 
@@ -224,6 +224,9 @@ def test_python_runs(page: Path, server: Live) -> None:
 
 
 def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    from tests.engine.heads.classifiers import build_classifier  # imports torch, which no other test here needs
+
+    build_classifier(tmp_path / "reranker", labels=1)
     program = "\n".join(blocks(PYTHON, "python"))
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -1,4 +1,4 @@
-"""The command `embert`: serve, embed, info."""
+"""The command `embert`: serve, embed, rerank, info."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             from embert.server.commands.embed import embed
 
             status = embed(arguments)
+        elif arguments.command == "rerank":
+            from embert.server.commands.rerank import rerank
+
+            status = rerank(arguments)
         else:
             from embert.server.commands.info import info
 
@@ -59,9 +63,9 @@ def _fail(error: Exception, status: int) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="embert", description="Embeddings from BERT-family encoders.")
+    parser = argparse.ArgumentParser(prog="embert", description="Embeddings and scores from BERT-family encoders.")
     parser.add_argument("--version", action="version", version=f"embert {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{serve,embed,info}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{serve,embed,rerank,info}")
 
     serve = commands.add_parser(
         "serve",
@@ -96,6 +100,24 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
     _add_model_options(embed)
 
+    rerank = commands.add_parser(
+        "rerank",
+        help="order texts by their scores with a query, without a server",
+        description="Score each text with a query: one JSON line for each, {index, score}, best first.",
+    )
+    rerank.add_argument("model", metavar="MODEL", help="a reranker: " + _help("model"))
+    rerank.add_argument("--query", required=True, metavar="TEXT", help="what the texts are scored with")
+    rerank.add_argument(
+        "--file", "-f", default="-", metavar="PATH", help="a UTF-8 file with one text a line; default: standard input"
+    )
+    rerank.add_argument("--top-n", type=int, metavar="N", help="the best N texts only")
+    rerank.add_argument("--raw", action="store_true", help="the model's logits instead of scores")
+    rerank.add_argument("--return-text", action="store_true", help="the texts too")
+    rerank.add_argument("--prompt-name", metavar="NAME", help="name of the model's prompt that precedes the query")
+    rerank.add_argument("--no-truncate", dest="truncate", action="store_false", help="fail on a pair that is too long")
+    rerank.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
+    _add_load_options(rerank)
+
     info = commands.add_parser("info", help="show what a model is and how it would be served")
     info.add_argument("--json", action="store_true", help="as JSON")
     _add_model_options(info, positional=True)
@@ -107,13 +129,17 @@ def _add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fa
         parser.add_argument("model", nargs="?", metavar="MODEL", help=_help("model"))
     else:
         parser.add_argument("--model", "-m", metavar="MODEL", help=_help("model"))
+    _add_load_options(parser)
+    parser.add_argument("--pooling", choices=("cls", "mean", "max", "last-token", "splade"), help=_help("pooling"))
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help=_help("revision"))
     parser.add_argument("--device", default="auto", help=_help("device"))
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"), help=_help("dtype")
     )
     parser.add_argument("--encoder", default="auto", help=_help("encoder"))
-    parser.add_argument("--pooling", choices=("cls", "mean", "max", "last-token", "splade"), help=_help("pooling"))
 
 
 def _help(name: str) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from tqdm import tqdm
 from embert.engine import Engine
 from embert.engine.errors import EngineError
 from embert.server.commands.embed_output import FileOutput, OutputError, StreamOutput
+from embert.server.commands.text_lines import TextLines
 from embert.server.config import ConfigError
 
 __all__ = ["embed"]
@@ -32,7 +31,7 @@ def embed(arguments: argparse.Namespace) -> int:
     try:
         with ExitStack() as stack:
             # Files first, so that their errors are reported before a model is loaded.
-            lines = _Lines(arguments, stack)
+            lines = TextLines(arguments.texts, arguments.file, stack)
             output = _output(arguments, stack)
             engine = stack.enter_context(
                 Engine.load(
@@ -63,7 +62,7 @@ def _output(arguments: argparse.Namespace, stack: ExitStack) -> FileOutput | Str
     return stack.enter_context(FileOutput(arguments.output))
 
 
-def _run(engine: Engine, arguments: argparse.Namespace, lines: _Lines, output: FileOutput | StreamOutput) -> None:
+def _run(engine: Engine, arguments: argparse.Namespace, lines: TextLines, output: FileOutput | StreamOutput) -> None:
     if isinstance(output, FileOutput):
         output.begin(_facts(engine, arguments), arguments.dimensions or engine.model.width, resume=arguments.resume)
         lines.skip(output.texts, output.digest)
@@ -110,53 +109,3 @@ def _facts(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
         "--no-normalize": not arguments.normalize,
         "--no-truncate": not arguments.truncate,
     }
-
-
-class _Lines:
-    """The texts, one by one, and a digest of those taken so far."""
-
-    def __init__(self, arguments: argparse.Namespace, stack: ExitStack) -> None:
-        """Raises OSError for a file that cannot be read."""
-        self._name = "standard input" if arguments.file == "-" else arguments.file
-        self._hash = hashlib.sha256()
-        self._taken = 0
-        self._lines: Iterator[bytes | str]
-        if arguments.texts:
-            self._lines = iter(arguments.texts)
-        elif arguments.file == "-":
-            self._lines = iter(sys.stdin.buffer)  # bytes: it is UTF-8 under any locale
-        else:
-            self._lines = stack.enter_context(Path(arguments.file).open("rb"))  # noqa: SIM115 - the stack closes it
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the texts taken so far."""
-        return self._hash.hexdigest()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self._taken += 1
-        if isinstance(line, str):
-            return line
-        line = line.rstrip(b"\r\n")
-        self._hash.update(line + b"\n")
-        try:
-            return line.decode()
-        except UnicodeDecodeError as error:
-            raise OutputError(
-                f"{self._name} line {self._taken} is not UTF-8: byte {line[error.start]:#04x} at position "
-                f"{error.start + 1}"
-            ) from None
-
-    def skip(self, texts: int, digest: str) -> None:
-        """Skip the completed texts. Raises OutputError where they are not the ones that were embedded."""
-        for _ in itertools.islice(self, texts):
-            pass
-        if texts and (self._taken != texts or self.digest != digest):
-            raise OutputError(
-                f"cannot resume: the first {texts} lines of {self._name} are not those that were embedded; "
-                "leave --resume out to begin anew"
-            )

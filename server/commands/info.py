@@ -11,6 +11,7 @@ import orjson
 
 from embert.engine import Model, load_encoder, load_model
 from embert.engine.errors import EngineError
+from embert.engine.tasks import task_names
 
 __all__ = ["info"]
 
@@ -33,7 +34,7 @@ def info(arguments: argparse.Namespace) -> int:
 
 
 def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
-    architecture = model.architecture
+    architecture, classifier = model.architecture, model.heads.classifier
     began = time.monotonic()
     encoder = load_encoder(model, device=arguments.device, dtype=arguments.dtype, encoder=arguments.encoder)
     load_s = time.monotonic() - began
@@ -49,8 +50,11 @@ def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
             "intermediate_size": architecture.intermediate_size,
             "activation": architecture.activation,
             "vocabulary": architecture.vocab_size,
-            "pooling": model.pooling,
-            "dimensions": model.width,
+            "tasks": task_names(model.tasks),
+            "labels": list(classifier.labels) if classifier else None,
+            "scores": classifier.activation if classifier else None,
+            "pooling": model.pooling if model.embeds else None,
+            "dimensions": model.width if model.embeds else None,
             "max_input_length": model.max_input_length,
             "prompts": sorted(model.prompts),
             "encoder": encoder.name,
