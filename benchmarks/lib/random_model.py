@@ -1,4 +1,4 @@
-"""A model folder of BERT-base's shape with random weights: same cost as a real model, no download."""
+"""Model folders with random weights: same cost as a real model, no download."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import json
 import shutil
 from pathlib import Path
 
-__all__ = ["make"]
+__all__ = ["make", "make_reranker"]
 
 _FROM_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 _MAX_TOKENS = 512
 
 
 def make(folder: Path, tokenizer: Path, layers: int = 12) -> Path:
-    """Write the model and the WordPiece tokenizer of the folder `tokenizer` into `folder`, and return it."""
+    """Write BERT-base and the WordPiece tokenizer of the folder `tokenizer` into `folder`, and return it."""
     import torch
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
     model = BertModel(BertConfig(num_hidden_layers=layers), add_pooling_layer=False)
     model.save_pretrained(folder)
-    for name in _FROM_TOKENIZER:
-        if (tokenizer / name).exists():
-            shutil.copy(tokenizer / name, folder / name)
+    _copy_tokenizer(tokenizer, folder)
     # sentence-transformers reads these files too.
     _write(folder / "modules.json", [_module(0, "", "Transformer"), _module(1, "1_Pooling", "Pooling")])
     _write(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_TOKENS, "do_lower_case": False})
@@ -30,6 +28,31 @@ def make(folder: Path, tokenizer: Path, layers: int = 12) -> Path:
     pooling = {"word_embedding_dimension": model.config.hidden_size, "pooling_mode_mean_tokens": True}
     _write(folder / "1_Pooling" / "config.json", {**pooling, "pooling_mode_cls_token": False})
     return folder
+
+
+def make_reranker(folder: Path, tokenizer: Path) -> Path:
+    """Write a cross-encoder of ms-marco-MiniLM-L6's shape and the tokenizer of the folder `tokenizer` into `folder`."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        id2label={0: "LABEL_0"},
+        initializer_range=0.05,  # larger than a fresh model's, whose scores are all alike
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    _copy_tokenizer(tokenizer, folder)
+    return folder
+
+
+def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:
+    for name in _FROM_TOKENIZER:
+        if (tokenizer / name).exists():
+            shutil.copy(tokenizer / name, folder / name)
 
 
 def _module(index: int, path: str, kind: str) -> dict[str, object]:

@@ -6,7 +6,7 @@ import dataclasses
 import resource
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,19 @@ SHORTEST_S = 0.2  # a turn repeats its workload for at least this long
 
 
 class Rival(ABC):
-    """One way to turn a workload into normalised vectors."""
+    """One way to turn a workload into normalised vectors, or into scores."""
 
     @abstractmethod
     def load(self, folder: Path, dtype: str) -> None:
         """Load the model."""
 
     @abstractmethod
-    def prepare(self, texts: Sequence[str]) -> Any:
+    def prepare(self, texts: Any) -> Any:
         """Return what `run` takes; this is not timed."""
 
     @abstractmethod
     def run(self, prepared: Any) -> Floats:
-        """Return vectors, float32 [n, width]; this is timed."""
+        """Return vectors, float32 [n, width], or scores, float32 [n]; this is timed."""
 
 
 class Embert(Rival):
@@ -150,13 +150,13 @@ FROM_IDS: dict[str, type[Rival]] = {"embert (encoder)": EmbertEncoder, "transfor
 ENCODERS = {**FROM_TEXTS, **FROM_IDS}
 
 
-def serve(name: str, folder: Path, dtype: str, workloads: dict[str, Sequence[str]], pipe: Connection) -> None:
-    """Load the encoder, then run a workload whenever its name arrives on `pipe`; None ends.
+def serve(kind: type[Rival], folder: Path, dtype: str, workloads: Mapping[str, Any], pipe: Connection) -> None:
+    """Load the rival, then run a workload whenever its name arrives on `pipe`; None ends.
 
-    The first time, a workload's answer is its vectors; later (seconds of a run, CPU seconds of the turn). The last
-    answer is the peak memory in bytes.
+    The first time, a workload's answer is what `run` returns; later (seconds of a run, CPU seconds of the turn). The
+    last answer is the peak memory in bytes.
     """
-    rival = ENCODERS[name]()
+    rival = kind()
     rival.load(folder, dtype)
     prepared: dict[str, Any] = {}
     pipe.send(None)

@@ -2,36 +2,26 @@
 
     python -m benchmarks.encoder.cpu [--dtype float32 bfloat16] [--workloads query passage] [--scale 0.25] [--plot PNG]
 
-Each encoder has a process of its own for the whole run, with its default settings. They take turns round by round, so
-that a change in the machine's speed affects them alike. Figures are medians over the rounds. A round in which other
-processes use CPU time is repeated, a few times; a workload with too few quiet rounds is marked ~. All vectors are
-compared before anything is timed.
+Each encoder has its default settings. They take turns (turns.py); figures are medians over the rounds. A workload with
+too few rounds in which no other process ran is marked ~. All vectors are compared before anything is timed.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
-import statistics
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from benchmarks.encoder import cpu_plot
-from benchmarks.encoder.cpu_workloads import WORKLOADS
+from benchmarks.encoder.cpu import plot
+from benchmarks.encoder.cpu.turns import ask, measure, processes
+from benchmarks.encoder.cpu.workloads import WORKLOADS
 from benchmarks.lib import record
-from benchmarks.rivals.cpu_encoders import ENCODERS, FROM_IDS, FROM_TEXTS, MAX_LENGTH, Floats, serve
+from benchmarks.rivals.cpu_encoders import ENCODERS, FROM_IDS, FROM_TEXTS, MAX_LENGTH, Floats
 
 # Below it a rival computes something else. sentence-transformers in bfloat16 has 0.997 against its own float32.
 COSINE = {"float32": 0.99999, "float16": 0.999, "bfloat16": 0.99}
-
-QUIET_CORES = 0.15  # most cores that other processes may use during a turn
-PATIENCE = 4  # at most so many times the rounds asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     rows, memory = [], {}
     for dtype in options.dtype:
-        with _processes(model.folder, dtype, workloads) as processes:
+        with processes(ENCODERS, model.folder, dtype, workloads) as pipes:
             for name, texts in workloads.items():
-                _compare(processes, name, COSINE[dtype])
-                ms, quiet = _measure(processes, name, options.rounds)
+                _compare(pipes, name, COSINE[dtype])
+                ms, quiet = measure(pipes, name, options.rounds)
                 rows.append(Row(name, dtype, len(texts), tokens[name], ms, quiet))
                 print(f"{dtype} {name}: done", flush=True)
-            memory[dtype] = {encoder: _ask(pipe, None) / 2**20 for encoder, pipe in processes.items()}
+            memory[dtype] = {encoder: ask(pipe, None) / 2**20 for encoder, pipe in pipes.items()}
     _print(rows, memory)
     figures = {
         "model": model.model_id,
@@ -82,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         options.json.write_text(path.read_text())
     print(f"\nwritten: {path}")
     if options.plot:
-        cpu_plot.draw(path, options.plot)
+        plot.draw(path, options.plot)
         print(f"written: {options.plot}")
 
 
@@ -98,72 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@contextmanager
-def _processes(folder: Path, dtype: str, workloads: dict[str, Sequence[str]]) -> Iterator[dict[str, Connection]]:
-    """Start every encoder, one after the other; end them with the block."""
-    context = multiprocessing.get_context("spawn")
-    pipes: dict[str, Connection] = {}
-    started = []
-    try:
-        for name in ENCODERS:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(name, folder, dtype, workloads, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            started.append(process)
-            ours.recv()
-            pipes[name] = ours
-        yield pipes
-    finally:
-        for process in started:
-            process.terminate()
-            process.join()
-
-
-def _ask(pipe: Connection, workload: str | None) -> Any:
-    pipe.send(workload)
-    return pipe.recv()
-
-
-def _compare(processes: dict[str, Connection], workload: str, least: float) -> None:
+def _compare(pipes: dict[str, Connection], workload: str, least: float) -> None:
     """End the program when encoders disagree."""
-    vectors: dict[str, Floats] = {name: _ask(pipe, workload) for name, pipe in processes.items()}
+    vectors: dict[str, Floats] = {name: ask(pipe, workload) for name, pipe in pipes.items()}
     first = next(iter(vectors))
     for name, rows in vectors.items():
         cosine = float((rows * vectors[first]).sum(1).min())
         if cosine < least:
             raise SystemExit(f"{name} and {first} disagree on {workload}: cosine {cosine:.6f}")
-
-
-def _measure(processes: dict[str, Connection], workload: str, rounds: int) -> tuple[dict[str, float], bool]:
-    """Return medians in ms by encoder, and whether enough rounds were quiet."""
-    quiet: list[dict[str, float]] = []
-    disturbed: list[dict[str, float]] = []
-    _round(processes, workload)  # a warm-up
-    while len(quiet) < rounds and len(quiet) + len(disturbed) < PATIENCE * rounds:
-        seconds, others = _round(processes, workload)
-        (quiet if others < QUIET_CORES else disturbed).append(seconds)
-    enough = len(quiet) >= 3
-    chosen = quiet if enough else quiet + disturbed
-    return {name: statistics.median(seconds[name] for seconds in chosen) * 1e3 for name in processes}, enough
-
-
-def _round(processes: dict[str, Connection], workload: str) -> tuple[dict[str, float], float]:
-    """Return seconds by encoder, and the cores that other processes used during the worst turn."""
-    seconds, others = {}, 0.0
-    for name, pipe in processes.items():
-        start, busy = time.perf_counter(), _busy_s()
-        seconds[name], cpu = _ask(pipe, workload)
-        others = max(others, (_busy_s() - busy - cpu) / (time.perf_counter() - start))
-    return seconds, others
-
-
-def _busy_s() -> float:
-    """Return the CPU seconds of all processes since the machine started."""
-    user, nice, system, _idle, _waiting, *interrupts = map(
-        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:8]
-    )
-    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def _print(rows: Sequence[Row], memory: dict[str, dict[str, float]]) -> None:
