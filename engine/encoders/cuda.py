@@ -30,7 +30,7 @@ from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
-from embert.engine.tasks import Task, task_names
+from embert.engine.tasks import Task
 
 __all__ = ["CudaEncoder", "unavailable_reason"]
 
