@@ -64,6 +64,9 @@ class ServeConfig:
         low=0.0,
     )
     max_client_batch_size: int = _option(2048, "maximum texts in one request, then 413", low=1)
+    max_client_documents: int = _option(
+        10_000, "maximum documents, or pairs of texts, of one request that reranks or scores, then 413", low=1
+    )
     payload_limit: int = _option(10_000_000, "maximum bytes of a request body, then 413", low=1)
     max_body_bytes: int | None = _option(
         None,

@@ -7,6 +7,7 @@ second no token is cut too: then HuggingFace's `longest_first` says how many tok
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
@@ -21,11 +22,23 @@ from embert.engine.tokenization.input_errors import too_long
 from embert.engine.tokenization.parts import read_bodies
 from embert.engine.tokenization.turns import Turns, finish, groups
 
-__all__ = ["PairOptions", "Pairs"]
+__all__ = ["NO_PAIR_LIMITS", "PairLimits", "PairOptions", "Pairs"]
 
 TURN_TOKENS = 131_072  # of pairs that are laid end to end in one turn
 
 Counts = npt.NDArray[np.int64]  # tokens of each text
+
+
+@dataclass(frozen=True, slots=True)
+class PairLimits:
+    """The most tokens that are read of pairs where these are cut; None: what the model takes."""
+
+    pair: int | None = None  # with the special ones
+    first: int | None = None
+    second: int | None = None
+
+
+NO_PAIR_LIMITS = PairLimits()
 
 
 class PairOptions(TypedDict, total=False):
@@ -33,6 +46,7 @@ class PairOptions(TypedDict, total=False):
 
     truncate: Required[bool]  # whether a pair that is too long is cut, or refused
     direction: Direction  # the end of a text that is cut off, "right" by default
+    limits: PairLimits  # used where `truncate` is true
     params: tuple[str, str]  # the request fields of first and second texts that errors name, "query" and "texts"
 
 
@@ -59,13 +73,14 @@ class Pairs:
         *,
         truncate: bool,
         direction: Direction = "right",
+        limits: PairLimits = NO_PAIR_LIMITS,
         params: tuple[str, str] = ("query", "texts"),
         most_unbroken: int,
         part: int,
         turn_characters: int,
     ) -> Turns[Encoded]:
         """See `Tokenizer.encode_pairs_turns`; `part` is that of `read_bodies`."""
-        template, room = self._checked(firsts, seconds, params)
+        template, rooms = self._checked(firsts, seconds, params, limits if truncate else NO_PAIR_LIMITS)
         how: dict[str, Any] = {
             "truncate": truncate,
             "direction": direction,
@@ -81,15 +96,17 @@ class Pairs:
             known = tokens + lengths[index % len(lengths)] + template.tokens - 1
             return too_long(index, known, self._limit, params[1], "more than ", "pair")
 
-        first = yield from read_bodies(self._backend, firsts, room=room, param=params[0], refuse=too_long_first, **how)
+        first = yield from read_bodies(
+            self._backend, firsts, room=rooms.first, param=params[0], refuse=too_long_first, **how
+        )
         lengths = [len(body) // ID_BYTES for body in first]
-        if not truncate and max(lengths, default=0) > room:
-            index = next(index for index, length in enumerate(lengths) if length > room)
+        if not truncate and max(lengths, default=0) > rooms.pair:
+            index = next(index for index, length in enumerate(lengths) if length > rooms.pair)
             raise too_long_first(index, lengths[index])
         second = yield from read_bodies(
-            self._backend, seconds, room=_most_seconds(first, room), param=params[1], refuse=too_long_second, **how
+            self._backend, seconds, room=_most_seconds(first, rooms), param=params[1], refuse=too_long_second, **how
         )
-        return (yield from self._joined(template, first, second, truncate, direction, params))
+        return (yield from self._joined(template, rooms, first, second, truncate, direction, params))
 
     def encode_known(
         self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]
@@ -98,18 +115,21 @@ class Pairs:
         truncate = options["truncate"]
         direction: Direction = options.get("direction", "right")
         params = options.get("params", ("query", "texts"))
-        template, room = self._checked(firsts, seconds, params)
-        first = self._backend.cached_ids(firsts, room + 1 if truncate else None, direction)
+        limits = options.get("limits", NO_PAIR_LIMITS) if truncate else NO_PAIR_LIMITS
+        template, rooms = self._checked(firsts, seconds, params, limits)
+        first = self._backend.cached_ids(firsts, rooms.first + 1 if truncate else None, direction)
         if first is None:
             return None
-        wanted = _most_seconds(first, room) + 1 if truncate else None
+        wanted = _most_seconds(first, rooms) + 1 if truncate else None
         second = self._backend.cached_ids(seconds, wanted, direction)
-        return None if second is None else finish(self._joined(template, first, second, truncate, direction, params))
+        if second is None:
+            return None
+        return finish(self._joined(template, rooms, first, second, truncate, direction, params))
 
     def _checked(
-        self, firsts: Sequence[str], seconds: Sequence[str], params: tuple[str, str]
-    ) -> tuple[PairTemplate, int]:
-        """The template, and how many tokens of the two texts fit."""
+        self, firsts: Sequence[str], seconds: Sequence[str], params: tuple[str, str], limits: PairLimits
+    ) -> tuple[PairTemplate, _Rooms]:
+        """The template, and how many tokens of the texts fit."""
         if len(firsts) not in (1, len(seconds)):
             raise InputError(
                 f"`{params[0]}` has {len(firsts)} texts and `{params[1]}` has {len(seconds)}; "
@@ -120,11 +140,20 @@ class Pairs:
             template = self.check()
         except BrokenModel as error:
             raise InputError(f"`{params[1]}`: {error}", param=params[1]) from None
-        return template, self._limit - template.tokens
+        most = self._limit if limits.pair is None else min(limits.pair, self._limit)
+        room = most - template.tokens
+        if room < 2:
+            raise InputError(
+                f"`{params[1]}`: a pair of texts has at least {template.tokens + 2} tokens, and {most} are allowed",
+                param=params[1],
+            )
+        first = room if limits.first is None else min(limits.first, room)
+        return template, _Rooms(room, first, room if limits.second is None else min(limits.second, room))
 
     def _joined(
         self,
         template: PairTemplate,
+        rooms: _Rooms,
         firsts: Sequence[bytes],
         seconds: Sequence[bytes],
         truncate: bool,
@@ -134,15 +163,19 @@ class Pairs:
         """Cut the ids of texts, put them between the special tokens, and lay the pairs end to end, in turns."""
         firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         seconds = [*seconds]
-        room = self._limit - template.tokens
         known_first, known_second = _counts(firsts), _counts(seconds)
-        first, second = _kept(known_first, known_second, room)
+        first, second = known_first, known_second
+        if rooms.first < rooms.pair:  # else a longer text still has to show that it is one
+            first = np.minimum(first, rooms.first)
+        if rooms.second < rooms.pair:
+            second = np.minimum(second, rooms.second)
+        first, second = _kept(first, second, rooms.pair)
         cut = (first < known_first) | (second < known_second)
         truncated = int(np.count_nonzero(cut))
         if truncated and not truncate:
             index = int(cut.argmax())
             tokens = int(known_first[index] + known_second[index]) + template.tokens
-            raise too_long(index, tokens, self._limit, params[int(known_first[index] < room)], what="pair")
+            raise too_long(index, tokens, self._limit, params[int(known_first[index] < rooms.pair)], what="pair")
         for index in np.flatnonzero(cut).tolist():
             firsts[index] = _cut(firsts[index], int(first[index]), direction)
             seconds[index] = _cut(seconds[index], int(second[index]), direction)
@@ -176,10 +209,20 @@ def _token_types(model: Model) -> int:
     return model.architecture.type_vocab_size if given else 1
 
 
-def _most_seconds(firsts: Sequence[bytes], room: int) -> int:
+@dataclass(frozen=True, slots=True)
+class _Rooms:
+    """How many tokens fit, without the special ones."""
+
+    pair: int
+    first: int
+    second: int
+
+
+def _most_seconds(firsts: Sequence[bytes], rooms: _Rooms) -> int:
     """The most tokens of a second text that can matter, beside these first texts."""
-    lengths = [len(body) // ID_BYTES for body in firsts]
-    return room if max(lengths, default=0) >= room else room - min(lengths, default=0)
+    lengths = [min(len(body) // ID_BYTES, rooms.first) for body in firsts]
+    room = rooms.pair if max(lengths, default=0) >= rooms.pair else rooms.pair - min(lengths, default=0)
+    return min(room, rooms.second)
 
 
 def _counts(bodies: Sequence[bytes]) -> Counts:

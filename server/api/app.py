@@ -17,7 +17,7 @@ from embert import __version__
 from embert.server.api.openapi import ERROR_MODELS, complete_document
 from embert.server.api.operations import Operations
 from embert.server.api.playground import hint
-from embert.server.api.routes import DIALECTS, METRIC_LABELS, OPERATIONS, PROBES, ROUTES, TASKS
+from embert.server.api.routes import DIALECTS, METRIC_LABELS, OPERATIONS, PROBES, ROUTES, tasks_by_path
 from embert.server.api.service import Service
 from embert.server.api.task_endpoint import TaskEndpoint
 from embert.server.http.auth import AuthMiddleware, Keys
@@ -27,7 +27,10 @@ from embert.server.http.request_metrics import RequestMetricsMiddleware
 
 __all__ = ["create_app"]
 
-_DESCRIPTION = "Embeddings from BERT-family encoders, in two dialects: OpenAI's and text-embeddings-inference's."
+_DESCRIPTION = (
+    "Embeddings, scores and labels from BERT-family encoders, in the dialects of OpenAI, text-embeddings-inference, "
+    "Cohere and vLLM."
+)
 
 
 def create_app(service: Service, keys: Keys) -> ASGIApp:
@@ -41,7 +44,10 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
         description=_DESCRIPTION,
         swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
     )
-    hot = {path: TaskEndpoint(service, row.handler, row.dialect, row.needs) for row in TASKS for path in row.paths}
+    hot = {
+        path: TaskEndpoint(service, row.handler, row.dialect, row.needs, reranks=row.reranks)
+        for path, row in tasks_by_path(service.model).items()
+    }
     app.router.routes[:0] = [
         Route(path, endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in hot.items()
     ]
@@ -85,7 +91,7 @@ def _complete_openapi(app: FastAPI, service: Service) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            complete_document(original(), service.model, service.config.max_client_batch_size)
+            complete_document(original(), service.model, service.config)
         return original()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way

@@ -9,16 +9,22 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from embert.engine import Model
+from embert.server.api.dialects.cohere import CohereError
 from embert.server.api.dialects.openai import OpenAIError
 from embert.server.api.dialects.tei import TeiError
-from embert.server.api.input.request_body import InputForms, RequestBody
-from embert.server.api.routes import TASKS, TaskRoute
+from embert.server.api.input.request_body import InputForm, RequestBody
+from embert.server.api.routes import TASKS, TaskRoute, tasks_by_path
+from embert.server.config import ServeConfig
 from embert.server.http.errors import Dialect
 
 __all__ = ["ERROR_MODELS", "complete_document"]
 
 
-ERROR_MODELS: dict[Dialect, type[BaseModel]] = {Dialect.OPENAI: OpenAIError, Dialect.TEI: TeiError}
+ERROR_MODELS: dict[Dialect, type[BaseModel]] = {
+    Dialect.COHERE: CohereError,
+    Dialect.OPENAI: OpenAIError,
+    Dialect.TEI: TeiError,
+}
 
 _ERRORS = {
     400: "The body is not JSON, or there is nothing to encode",
@@ -31,6 +37,7 @@ _ERRORS = {
     429: "Over the queue's token budget; see Retry-After",
     503: "Loading, draining, the engine restarting, or out of time",
 }
+_MISSING = ", or the model does not have the task"
 
 _HEADERS = (
     "The header `X-Request-Timeout` says in how many seconds the answer is wanted, `X-Priority: bulk` that others may "
@@ -48,8 +55,11 @@ _RAW = {
 }
 
 
-def complete_document(document: dict[str, Any], model: Model, max_texts: int) -> dict[str, Any]:
-    """Add the tasks to FastAPI's document in place, with the bounds of the model served, and return it."""
+def complete_document(document: dict[str, Any], model: Model, config: ServeConfig) -> dict[str, Any]:
+    """Add the tasks to FastAPI's document in place, with the bounds of the model served, and return it.
+
+    `x-task-missing` marks the routes that this model cannot answer.
+    """
     models = {model for task in TASKS for model in (task.request, task.answer)} | set(ERROR_MODELS.values())
     ordered = sorted(models, key=lambda model: model.__name__)
     inputs: list[tuple[Any, Literal["validation"]]] = [(model, "validation") for model in ordered]
@@ -60,49 +70,56 @@ def complete_document(document: dict[str, Any], model: Model, max_texts: int) ->
     operations: dict[str, Any] = document["paths"]
     for item in operations.values():
         item["get"]["responses"].pop("422", None)  # FastAPI's own, which no route of ours has
-    work: dict[str, Any] = {path: {"post": _operation(task, path, names)} for task in TASKS for path in task.paths}
+    work: dict[str, Any] = {
+        path: {"post": _operation(task, path, names, model)} for path, task in tasks_by_path(model).items()
+    }
     for path in work.keys() & operations.keys():
         work[path] |= operations.pop(path)
     document["paths"] = work | operations
-    _state_bounds(document["components"]["schemas"], model, max_texts)
+    _state_bounds(document["components"]["schemas"], model, config)
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
     return document
 
 
-def _operation(task: TaskRoute, path: str, names: dict[Any, Any]) -> dict[str, Any]:
+def _operation(task: TaskRoute, path: str, names: dict[Any, Any], model: Model) -> dict[str, Any]:
     error = {"application/json": {"schema": names[ERROR_MODELS[task.dialect], "validation"]}}
     content: dict[str, Any] = {"application/json": {"schema": names[task.answer, "validation"]}}
     body = {"schema": names[task.request, "validation"], "example": dict(task.example)}
-    return {
+    lacking = 424 if task.dialect is Dialect.TEI else 400
+    errors = {**_ERRORS, lacking: _ERRORS[lacking] + _MISSING} if task.needs else _ERRORS
+    operation = {
         "tags": [task.dialect.value],
         "summary": task.summary if path == task.path else f"Alias of {task.path}",
         "description": _HEADERS,
         "operationId": "post_" + (path.strip("/").replace("/", "_") or "root"),
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": {"description": "Answer", "content": content | _RAW if task.raw else content}}
-        | {str(status): {"description": text, "content": error} for status, text in _ERRORS.items()},
+        | {str(status): {"description": text, "content": error} for status, text in errors.items()},
     }
+    return operation if task.suits(model) else operation | {"x-task-missing": True}
 
 
-def _state_bounds(schemas: dict[str, Any], model: Model, max_texts: int) -> None:
+def _state_bounds(schemas: dict[str, Any], model: Model, config: ServeConfig) -> None:
     """Add what pydantic's models leave to the handlers, because it depends on the model or is 400 there."""
 
-    def bound(schema: dict[str, Any], shortest: int) -> None:
-        for form in schema.get("anyOf", [schema]):
-            if form["type"] == "string":
-                form["minLength"] = shortest
-            elif form["type"] == "integer":
-                form.update(minimum=0, maximum=model.architecture.vocab_size - 1)
-            elif form["type"] == "array":
-                form["minItems"] = 1
-                if form["items"]["type"] != "integer":
-                    form["maxItems"] = max_texts
-                bound(form["items"], shortest)
+    def bound(schema: dict[str, Any], form: InputForm, most: int) -> None:
+        for each in schema.get("anyOf", [schema]):
+            kind = each.get("type")
+            if kind == "string":
+                each["minLength"] = form.shortest
+            elif kind == "integer":
+                each.update(minimum=0, maximum=model.architecture.vocab_size - 1)
+            elif kind == "array":
+                item = each["items"].get("type")
+                each["minItems"] = 1
+                if item != "integer":
+                    each["maxItems"] = form.together if form.together and item == "string" else most
+                bound(each["items"], form, most)
 
-    for name, forms in _input_forms(RequestBody):
-        for field, form in forms.items():
-            bound(schemas[name]["properties"][field], form.shortest)
+    for body in _bodies(RequestBody):
+        for field, form in body.input_forms.items():
+            bound(schemas[body.__name__]["properties"][field], form, getattr(config, body.text_limit))
     for schema in schemas.values():
         for field, property_ in schema.get("properties", {}).items():
             if field == "dimensions" and "anyOf" in property_:
@@ -113,8 +130,8 @@ def _state_bounds(schemas: dict[str, Any], model: Model, max_texts: int) -> None
                     property_["anyOf"].pop(0)
 
 
-def _input_forms(base: type[RequestBody]) -> Iterator[tuple[str, InputForms]]:
-    """The fields with texts or ids of all request bodies and the objects in them."""
+def _bodies(base: type[RequestBody]) -> Iterator[type[RequestBody]]:
+    """All request bodies, and the objects in them."""
     for kind in base.__subclasses__():
-        yield kind.__name__, kind.input_forms
-        yield from _input_forms(kind)
+        yield kind
+        yield from _bodies(kind)

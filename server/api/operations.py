@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from embert import __version__
 from embert.engine import Model, Task
-from embert.engine.tasks import task_names
 from embert.server.api.playground import HEADERS, PAGE
 from embert.server.api.service import Service
 from embert.server.http.errors import ModelUnknown
@@ -122,7 +121,7 @@ class Operations:
             model_dtype=engine.dtype if engine else config.dtype,
             served_model_name=service.served_name,
             model_type=_model_type(model),
-            tasks=_tasks(model),
+            tasks=service.task_names,
             max_concurrent_requests=service.max_queue_tokens,  # each has at least one token
             max_input_length=model.max_input_length,
             max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens or 0,
@@ -171,10 +170,3 @@ def _model_type(model: Model) -> dict[str, Any]:
     labels = {str(index): label for index, label in enumerate(classifier.labels)}
     kind = "reranker" if len(labels) == 1 else "classifier"
     return {kind: {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}}
-
-
-def _tasks(model: Model) -> list[str]:
-    """The tasks' names; a classifier of one label also reranks."""
-    classifier = model.heads.classifier
-    reranks = ["rerank"] if classifier is not None and len(classifier.labels) == 1 else []
-    return task_names(model.tasks) + reranks

@@ -11,13 +11,16 @@ import numpy.typing as npt
 from starlette.types import Receive, Scope
 
 from embert.engine import Encoded, Task
+from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.engines.pending import Answer
 from embert.server.api.input.large_bodies import LARGE, SplitIds, check_values, split_ids
 from embert.server.api.input.request_body import RequestBody, TextOrIds, describe_name, parse
 from embert.server.api.input.request_options import read_request_options
+from embert.server.api.input.text_pairs import TextPairs
 from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.api.serialization import raw_rows
 from embert.server.api.service import Service
+from embert.server.config import option_name
 from embert.server.http.accept import prefers
 from embert.server.http.errors import UnsupportedEncoding
 
@@ -56,7 +59,13 @@ class RequestContext:
         split: list[SplitIds | None] = []
         request: list[RequestT] = []
         steps = (
-            lambda: check_values(body, service.config.max_client_batch_size, service.most_ids),
+            lambda: check_values(
+                body,
+                getattr(service.config, schema.text_limit),
+                service.most_ids,
+                option=option_name(schema.text_limit),
+                strings_per_text=schema.strings_per_text,
+            ),
             lambda: split.append(split_ids(body)),
             lambda: request.append(parse(schema, body, split[0])),
         )
@@ -83,6 +92,31 @@ class RequestContext:
             direction=direction,
             prompt_name=prompt_name,
         )
+        return self._noting_truncated(encoded)
+
+    async def tokenize_pairs(
+        self,
+        texts: TextPairs,
+        *,
+        params: tuple[str, str],
+        truncate: bool | None,
+        direction: Any = "right",
+        limits: PairLimits = NO_PAIR_LIMITS,
+    ) -> Encoded:
+        """Pairs of texts to packed ids; see Service.tokenize_pairs."""
+        encoded = await self.service.tokenize_pairs(
+            texts,
+            self.receive,
+            self.breakdown,
+            self.options,
+            params=params,
+            truncate=truncate,
+            direction=direction,
+            limits=limits,
+        )
+        return self._noting_truncated(encoded)
+
+    def _noting_truncated(self, encoded: Encoded) -> Encoded:
         if encoded.truncated:
             self.headers.append((b"x-truncated-texts", b"%d" % encoded.truncated))
         return encoded

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, TypeVar
 from fastapi import Response
 from pydantic import BaseModel
 
+from embert.engine import Model
 from embert.engine.tasks import NO_TASK, Task
-from embert.server.api.dialects import openai, tei
+from embert.server.api.dialects import cohere, openai, rerank, tei, tei_pairs, vllm
 from embert.server.api.input.request_body import RequestBody
 from embert.server.api.operations import Health, Operations, Readiness
 from embert.server.api.request_context import Handler
@@ -32,9 +33,10 @@ __all__ = [
     "Route",
     "TaskRoute",
     "keyless_paths",
+    "tasks_by_path",
 ]
 
-OPENAI, TEI = Dialect.OPENAI, Dialect.TEI
+COHERE, OPENAI, TEI = Dialect.COHERE, Dialect.OPENAI, Dialect.TEI
 ValueT = TypeVar("ValueT")
 
 
@@ -69,7 +71,14 @@ class TaskRoute(Route):
     answer: type[BaseModel]
     example: Mapping[str, Any]
     needs: Task = NO_TASK  # tasks that the model must have, whatever the request says
+    reranks: bool = False  # the model must be a classifier of one label
     raw: bool = False  # `Accept: application/octet-stream` gets raw float32 rows
+
+    def suits(self, model: Model) -> bool:
+        """Whether the model has the tasks."""
+        classifier = model.heads.classifier
+        reranks = classifier is not None and len(classifier.labels) == 1
+        return not self.needs & ~model.tasks and (reranks or not self.reranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +141,73 @@ TASKS = (
         answer=tei.Similarities,
         example={"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a car"]}},
         needs=Task.EMBED,
+    ),
+    TaskRoute(
+        path="/rerank",
+        aliases=("/",),
+        dialect=TEI,
+        summary="Texts by their relevance to a query, TEI's way, vLLM's or Infinity's",
+        handler=tei_pairs.rerank,
+        request=tei_pairs.RerankRequest,
+        answer=tei_pairs.Ranks,
+        example={"query": "a cat", "texts": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/v1/rerank",
+        dialect=COHERE,
+        summary="Documents by their relevance to a query, as Cohere's v1, Jina, vLLM and Infinity have it",
+        handler=rerank.rerank,
+        request=rerank.RerankDocumentsRequest,
+        answer=rerank.Reranked,
+        example={"query": "a cat", "documents": ["a car", {"text": "a kitten"}]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/v2/rerank",
+        dialect=COHERE,
+        summary="Documents by their relevance to a query, Cohere's way",
+        handler=cohere.rerank,
+        request=cohere.CohereRerankRequest,
+        answer=cohere.CohereRanking,
+        example={"query": "a cat", "documents": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/score",
+        aliases=("/v1/score",),
+        dialect=OPENAI,
+        summary="Scores of pairs of texts, vLLM's way",
+        handler=vllm.score,
+        request=vllm.ScoreRequest,
+        answer=vllm.Scores,
+        example={"queries": "a cat", "documents": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/predict",
+        aliases=("/",),
+        dialect=TEI,
+        summary="Labels of texts, or of pairs of texts, TEI's way",
+        handler=tei_pairs.predict,
+        request=tei_pairs.PredictRequest,
+        answer=tei_pairs.Predictions,
+        example={"inputs": [["I like it"], ["a cat", "a kitten"]]},
+        needs=Task.CLASSIFY,
+    ),
+    TaskRoute(
+        path="/classify",
+        dialect=OPENAI,
+        summary="Labels of texts, vLLM's way",
+        handler=vllm.classify,
+        request=vllm.ClassifyRequest,
+        answer=vllm.Classes,
+        example={"input": ["I like it", "I do not"]},
+        needs=Task.CLASSIFY,
     ),
     TaskRoute(
         path="/tokenize",
@@ -256,8 +332,18 @@ _DIALECT_BY_PATH = {path: route.dialect for route in ROUTES for path in route.pa
 # All values of the label `route`: what clients send must not make labels.
 METRIC_ROUTES = (*_DIALECT_BY_PATH, _OTHER)
 METRIC_LABELS: Mapping[str, str] = _ByPath({path: path for path in _DIALECT_BY_PATH}, _OTHER, {})
-# A path below /v1/ that is no route is a mistake of one of OpenAI's clients.
-DIALECTS: Dialects = _ByPath(_DIALECT_BY_PATH, TEI, {"/v1/": OPENAI})
+# A path below /v1/ that is no route is a mistake of one of OpenAI's clients, one below /v2/ of one of Cohere's.
+DIALECTS: Dialects = _ByPath(_DIALECT_BY_PATH, TEI, {"/v1/": OPENAI, "/v2/": COHERE})
+
+
+def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
+    """The row of every path of TASKS. Of a path in several rows, the first that suits the model, else the first."""
+    found: dict[str, TaskRoute] = {}
+    for row in TASKS:
+        for path in row.paths:
+            if path not in found or (row.suits(model) and not found[path].suits(model)):
+                found[path] = row
+    return found
 
 
 def keyless_paths(groups: Iterable[str]) -> frozenset[str]:

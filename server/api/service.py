@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any
 
 from embert.engine import Encoded, Model, Task, Tokenizer
+from embert.engine.heads.description import Classifier
 from embert.engine.tasks import task_names
+from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.engines.pending import Receive
 from embert.server.api.engines.router import Router
 from embert.server.api.input.large_bodies import CooperativeSteps
 from embert.server.api.input.request_body import TextOrIds, describe_name
 from embert.server.api.input.request_options import RequestOptions
+from embert.server.api.input.text_pairs import PairTokenizer, TextPairs
 from embert.server.api.input.tokenizer_pool import TokenizerPool, input_errors
 from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.config import ServeConfig
@@ -53,6 +56,7 @@ class Service:
         self.tokenizer_pool = TokenizerPool(
             config.tokenization_threads, config.payload_limit, self.admission.check_time
         )
+        self._pair_tokenizer = PairTokenizer(tokenizer, self.tokenizer_pool, config.max_unbroken_characters)
 
     @property
     def engine(self) -> EngineInfo | None:
@@ -102,12 +106,31 @@ class Service:
             )
         return self.model.prompts[name]
 
-    def check_tasks(self, needed: Task) -> None:
-        """Raise TaskMissing where the model does not have all these tasks."""
-        has = self.model.tasks
-        if missing := task_names(needed & ~has):
+    @property
+    def classifier(self) -> Classifier:
+        """The classification head. Raises TaskMissing where the model has none."""
+        self.check_tasks(Task.CLASSIFY)
+        classifier = self.model.heads.classifier
+        assert classifier is not None  # noqa: S101 - the task is made of it
+        return classifier
+
+    @property
+    def task_names(self) -> list[str]:
+        """The model's tasks; a classifier of one label also reranks."""
+        classifier = self.model.heads.classifier
+        return task_names(self.model.tasks) + ["rerank"] * (classifier is not None and len(classifier.labels) == 1)
+
+    def check_tasks(self, needed: Task, *, reranks: bool = False) -> None:
+        """Raise TaskMissing where the model does not have all these tasks, or is to rerank and cannot."""
+        has = self.task_names
+        missing = [name for name in task_names(needed) if name not in has]
+        if reranks and "rerank" not in has:
+            missing = ["rerank"]
+        if missing:
             word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
-            raise TaskMissing(f"{self.served_name} does not have the {word}; it has {', '.join(task_names(has))}")
+            labels = len(self.classifier.labels) if reranks and Task.CLASSIFY in self.model.tasks else 1
+            why = f", which needs a model of one label and not of {labels}" if labels > 1 else ""
+            raise TaskMissing(f"{self.served_name} does not have the {word}{why}; it has {', '.join(has)}")
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelUnknown when `name` is another model than the served one."""
@@ -128,6 +151,12 @@ class Service:
         if count > limit:
             raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
 
+    def check_documents(self, count: int, param: str) -> None:
+        """Raise PayloadTooLarge for more documents than one request may have."""
+        limit = self.config.max_client_documents
+        if count > limit:
+            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-documents)", param)
+
     def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """Raise PayloadTooLarge for more tokens than one request may have; `more`: not all are counted yet."""
         limit = self.config.max_client_batch_tokens
@@ -135,6 +164,16 @@ class Service:
             has = f"at least {tokens}" if more else f"{tokens}"
             raise PayloadTooLarge(
                 f"`{param}` has {has} tokens; the limit is {limit} (--max-client-batch-tokens)", param
+            )
+
+    def check_pair_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
+        """As `check_tokens` for pairs, whose texts may be in several: no more tokens than a body may have bytes."""
+        self.check_tokens(tokens, param, more=more)
+        limit = self.config.payload_limit
+        if tokens > limit:
+            has = f"at least {tokens}" if more else f"{tokens}"
+            raise PayloadTooLarge(
+                f"`{param}` makes pairs of {has} tokens; the limit is {limit} (--payload-limit)", param
             )
 
     def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
@@ -204,6 +243,44 @@ class Service:
         breakdown.tokenize_s = time.perf_counter() - began
         breakdown.tokens = encoded.tokens
         self.check_tokens(encoded.tokens, param)
+        self._observe(encoded, breakdown)
+        return encoded
+
+    async def tokenize_pairs(
+        self,
+        texts: TextPairs,
+        receive: Receive,
+        breakdown: LatencyBreakdown,
+        options: RequestOptions,
+        *,
+        params: tuple[str, str],
+        truncate: bool | None,
+        direction: Any = "right",
+        limits: PairLimits = NO_PAIR_LIMITS,
+    ) -> Encoded:
+        """Pairs of texts, which the caller has counted, to packed ids. Bounds and errors are those of `tokenize`.
+
+        `params` are the request fields of first and second texts. The default prompt precedes first texts.
+        """
+        began = time.perf_counter()
+        breakdown.characters = texts.characters
+        least = partial(texts.least_tokens, self.model.max_input_length, limits)
+        self.admission.check_room(least, texts.most_tokens, options)
+        if self.default_prompt:
+            texts = TextPairs([self.default_prompt + first for first in texts.firsts], texts.seconds)
+        encoded = await self._pair_tokenizer.encode(
+            texts,
+            receive,
+            options,
+            partial(self.check_pair_tokens, param=params[1], more=True),
+            params=params,
+            truncate=self.config.auto_truncate if truncate is None else truncate,
+            direction=direction,
+            limits=limits,
+        )
+        breakdown.tokenize_s = time.perf_counter() - began
+        breakdown.tokens = encoded.tokens
+        self.check_pair_tokens(encoded.tokens, params[1])
         self._observe(encoded, breakdown)
         return encoded
 

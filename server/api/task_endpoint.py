@@ -17,15 +17,19 @@ __all__ = ["TaskEndpoint"]
 class TaskEndpoint:
     """The ASGI app of one task's route."""
 
-    def __init__(self, service: Service, handler: Handler, dialect: Dialect, needs: Task) -> None:
-        """`needs` are the tasks without which the model cannot answer; the handler may need more."""
+    def __init__(self, service: Service, handler: Handler, dialect: Dialect, needs: Task, *, reranks: bool) -> None:
+        """`needs` are the tasks without which the model cannot answer; the handler may need more.
+
+        With `reranks` it must have one label, too.
+        """
         self._service, self._handler, self._dialect, self._needs = service, handler, dialect, needs
+        self._reranks = reranks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         service = self._service
         try:
-            service.check_tasks(self._needs)
+            service.check_tasks(self._needs, reranks=self._reranks)
             context = RequestContext(service, scope, receive)
             await context.read_body()
             content_type, body = await self._handler(context)

@@ -22,6 +22,7 @@ from embert import engine
 from embert.engine.errors import BrokenModel, InputError, InputTooLarge
 from embert.engine.model import Model
 from embert.engine.tokenization.encoded import Direction
+from embert.engine.tokenization.pairs import PairLimits
 from embert.engine.tokenization.turns import finish
 from tests.engine.conftest import small_tokenizer
 from tests.engine.families import byte_level, unigram
@@ -185,6 +186,36 @@ def test_two_texts_over_the_room(packaged: Kind) -> None:
     for first, second in ((30, 20), (20, 30), (20, 20), (3000, 2000)):
         encoded = packaged.tokenizers[12].encode_pairs(["a " * first], ["b " * second], truncate=True)
         assert [encoded.ids.tolist().count(1037), encoded.ids.tolist().count(1038)] == [4, 5]
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+@pytest.mark.parametrize("limits", [(None, 3, None), (None, None, 2), (12, 4, 5), (9, 1, 20), (8, None, 3), (20, 9, 9)])
+def test_limits_cut_as_if_the_texts_were_shorter_and_the_model_smaller(
+    packaged: Kind, limits: tuple[int | None, int | None, int | None], direction: Direction
+) -> None:
+    pair, *texts_limits = limits
+    smaller = dataclasses.replace(packaged.tokenizers[13]._pairs._model, max_input_length=min(pair or 13, 13))
+    tokenizer, oracle = packaged.tokenizers[13], engine.Tokenizer(smaller)
+    words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()
+
+    def shortened(text: str, limit: int | None) -> str:
+        each = text.split()
+        return " ".join(each if limit is None else each[:limit] if direction == "right" else each[-limit:])
+
+    for first in range(0, 15, 2):
+        for second in range(0, 15, 3):
+            texts = " ".join(words[:first]), " ".join(words[15 - second :])
+            cut = [shortened(text, limit) for text, limit in zip(texts, texts_limits, strict=True)]
+            expected = oracle.encode_pairs(cut[:1], cut[1:], truncate=True, direction=direction)
+            how: dict[str, Any] = {"truncate": True, "direction": direction, "limits": PairLimits(*limits)}
+            found = tokenizer.encode_pairs(texts[:1], texts[1:], **how)
+            assert pairs_of(found) == pairs_of(expected)
+            assert found.truncated == max(expected.truncated, cut != [*texts])
+            again = tokenizer.encode_known_pairs(texts[:1], texts[1:], **how)
+            assert again is not None and pairs_of(again) == pairs_of(expected)
+    with pytest.raises(InputError, match="`texts`: a pair of texts has at least 5 tokens, and 4 are allowed"):
+        tokenizer.encode_pairs(["a"], ["b"], truncate=True, limits=PairLimits(4))
+    assert tokenizer.encode_pairs(["a"], ["b"], truncate=False, limits=PairLimits(4)).lengths.tolist() == [5]
 
 
 def test_real_texts(tokenizer: engine.Tokenizer, packaged: Kind, real_texts: list[str]) -> None:

@@ -67,17 +67,26 @@ class CooperativeSteps:
             self._waiting -= size
 
 
-def check_values(body: bytes, most_texts: int, most_ids: int) -> None:
-    """Raise PayloadTooLarge for a body with more strings or values than so many texts, or ids, can explain."""
-    limit = most_texts + _OTHER_STRINGS
+def check_values(
+    body: bytes,
+    most_texts: int,
+    most_ids: int,
+    *,
+    option: str = "--max-client-batch-size",
+    strings_per_text: int = 1,
+) -> None:
+    """Raise PayloadTooLarge for a body with more strings or values than so many texts, or ids, can explain.
+
+    `option` is what limits the texts.
+    """
+    limit = strings_per_text * most_texts + _OTHER_STRINGS
     strings = body.count(b'"') // 2
     if strings > limit:
         # A quote after a backslash is part of a string. One after two may end it; leaving it out keeps a lower bound.
         strings -= (body.count(b'\\"') + 1) // 2
     if strings > limit:
         raise PayloadTooLarge(
-            f"the request body has {strings} strings or more; the limit is {limit}, for {most_texts} texts "
-            "(--max-client-batch-size)"
+            f"the request body has {strings} strings or more; the limit is {limit}, for {most_texts} texts ({option})"
         )
     limit = min(most_ids + _OTHER_VALUES, _MOST_VALUES)
     if body.count(b",") > limit and (commas := _commas(body)) > limit:

@@ -12,6 +12,7 @@ from embert.server.api.input.large_bodies import LARGE, SplitIds
 from embert.server.http.errors import BadRequest, Invalid
 
 __all__ = [
+    "FAIL_FAST",
     "IDS",
     "TEXT_OR_IDS",
     "Direction",
@@ -21,6 +22,7 @@ __all__ = [
     "InputForms",
     "RequestBody",
     "TextList",
+    "TextLists",
     "TextOrIds",
     "describe_name",
     "parse",
@@ -32,7 +34,9 @@ class _FailFast(FailFast):
 
 
 # The first wrong item ends the validation of a list: ten megabytes of nulls would be millions of complaints.
+FAIL_FAST = _FailFast()
 TextList = Annotated[list[str], _FailFast()]
+TextLists = Annotated[list[TextList], FAIL_FAST]
 IdList = Annotated[list[int], _FailFast()]
 IdLists = Annotated[list[IdList], _FailFast()]
 TextOrIds = str | TextList | IdList | IdLists
@@ -50,7 +54,9 @@ class InputForm:
     """What a field with texts or ids may hold."""
 
     words: str = ""  # for the error about another value; without them, pydantic's own
-    shortest: int = 1  # characters of a text, as the OpenAPI document states it
+    # As the OpenAPI document states it:
+    shortest: int = 1  # characters of a text
+    together: int = 0  # the most texts of a list that belong together; 0: a list holds several texts
 
 
 InputForms = dict[str, InputForm]  # of the fields with texts or ids
@@ -63,6 +69,8 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
     input_forms: ClassVar[InputForms] = {}
+    text_limit: ClassVar[str] = "max_client_batch_size"  # the option that limits its texts
+    strings_per_text: ClassVar[int] = 1  # at the most
 
 
 RequestT = TypeVar("RequestT", bound=RequestBody)
@@ -127,7 +135,7 @@ def _path(location: tuple[int | str, ...]) -> list[int | str]:
     first, *rest = location or ("",)
     if not location:
         return []
-    members = {"str", "int", "bool", "list[str]", "list[int]", "list[list[int]]", "none"}
+    members = {"str", "int", "bool", "list[str]", "list[int]", "list[list[int]]", "none", "list[list[str]]", "Document"}
     return [first, *(step for step in rest if step not in members)]
 
 

@@ -1,0 +1,82 @@
+"""Cohere's dialect, the second version of its API."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, Field
+
+from embert.engine.tokenization.pairs import PairLimits
+from embert.server.api.dialects.ranking import joined, rank
+from embert.server.api.dialects.rerank import RerankMeta, search_units
+from embert.server.api.input.request_body import InputForm, InputForms, RequestBody, TextList
+from embert.server.api.request_context import JSON, RequestContext
+from embert.server.http.errors import Invalid
+
+__all__ = ["CohereError", "CohereRanking", "CohereRerankRequest", "rerank"]
+
+
+class CohereError(BaseModel):
+    """Cohere's error."""
+
+    id: str
+    message: str
+
+
+class CohereRerankRequest(RequestBody):
+    """`POST /v2/rerank`."""
+
+    text_limit: ClassVar[str] = "max_client_documents"
+    input_forms: ClassVar[InputForms] = {"query": InputForm(), "documents": InputForm("a list of strings")}
+
+    model: str | None = Field(None, description="The served model's name or id.")
+    query: str = Field(description="What the documents are compared with.")
+    documents: TextList
+    top_n: int | None = Field(None, ge=1, description="Answer only the best. More than there are, or null: all.")
+    max_tokens_per_doc: int = Field(4096, ge=1, description="Cut documents to this many tokens.")
+    priority: int = Field(0, ge=0, le=999, description="Above 0: as `X-Priority: bulk`.")
+    relevant_spans: dict[str, Any] | None = Field(None, description="Not supported: must be null or disabled.")
+
+
+class CohereResult(BaseModel):
+    """A document's place in the request, and its score."""
+
+    index: int
+    relevance_score: float
+
+
+class CohereRanking(BaseModel):
+    """Answer of `/v2/rerank`."""
+
+    id: str
+    results: list[CohereResult]
+    meta: RerankMeta
+
+
+async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /v2/rerank`."""
+    service = context.service
+    request = await context.parse(CohereRerankRequest)
+    service.check_model(request.model)
+    if request.relevant_spans is not None and request.relevant_spans.get("mode") != "disabled":
+        raise Invalid("`relevant_spans` is not supported: its mode must be disabled", "relevant_spans")
+    if request.priority > 0:
+        context.options.bulk = True
+    ranking = await rank(
+        context,
+        request.query,
+        request.documents,
+        param="documents",
+        top_n=request.top_n,
+        raw=False,
+        truncate=None,
+        limits=PairLimits(second=request.max_tokens_per_doc),
+    )
+    rows = await joined(
+        b'{"index":%d,"relevance_score":%b}' % row for row in zip(ranking.indices, ranking.scores, strict=True)
+    )
+    return JSON, (
+        b'{"id":"%b","results":[%b],"meta":{"api_version":{"version":"2"},"billed_units":{"search_units":%d},'
+        b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'
+    ) % (str(uuid.uuid4()).encode(), rows, search_units(len(request.documents)), ranking.tokens)

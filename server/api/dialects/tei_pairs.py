@@ -1,0 +1,181 @@
+"""text-embeddings-inference's routes of pairs and classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from pydantic import BaseModel, Field, RootModel
+
+from embert.engine import Task
+from embert.engine.heads.description import Classifier
+from embert.engine.heads.scores import scores
+from embert.server.api.dialects.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
+from embert.server.api.dialects.rerank import Reranked, RerankFields, ranked, rerank_documents
+from embert.server.api.input.request_body import Direction, InputForm, InputForms, RequestBody, TextList, TextLists
+from embert.server.api.input.text_pairs import TextPairs
+from embert.server.api.request_context import JSON, RequestContext
+from embert.server.http.errors import EmptyInput, Invalid
+
+__all__ = ["PredictRequest", "Predictions", "Ranks", "RerankRequest", "predict", "rerank"]
+
+# --- rerank ---
+
+
+class RerankRequest(RerankFields):
+    """`POST /rerank`: with `texts` TEI's, with `documents` that of `/v1/rerank`."""
+
+    input_forms: ClassVar[InputForms] = {
+        "query": InputForm(),
+        "texts": InputForm("a list of strings"),
+        "documents": DOCUMENTS,
+    }
+
+    texts: TextList | None = Field(None, description="What is ranked, with an answer in TEI's form.")
+    documents: Documents | None = Field(None, description="What is ranked, with the answer of `/v1/rerank`.")
+    truncate: bool | None = Field(
+        None, description="Cut pairs that are too long. Default: the server's --auto-truncate."
+    )
+    truncation_direction: Direction = Field("right", description="The end of a text that is cut off.")
+    return_text: bool = Field(False, description="Answer the texts too.")
+
+
+class Rank(BaseModel):
+    """A text's place in the request, and its score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Ranks(RootModel[list[Rank] | Reranked]):
+    """The texts best first, or the answer of `/v1/rerank`."""
+
+
+async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /rerank`."""
+    request = await context.parse(RerankRequest)
+    truncate = request.cuts if request.truncate is None else request.truncate
+    direction = request.truncation_side or request.truncation_direction
+    texts, documents = request.texts, request.documents
+    if (texts is None) == (documents is None):
+        given = "neither" if texts is None else "both"
+        raise Invalid(f"`texts` is required, or `documents` in its place; the request has {given}", "texts")
+    if documents is not None:
+        return await rerank_documents(context, request, documents, truncate, direction)
+    assert texts is not None  # noqa: S101 - one of both is there
+    ranking = await ranked(context, request, texts, "texts", truncate, direction)
+    rows = zip(ranking.indices, ranking.scores, strict=True)
+    if request.return_text:
+        made = (
+            b'{"index":%d,"text":%b,"score":%b}' % (index, orjson.dumps(texts[index]), score) for index, score in rows
+        )
+    else:
+        made = (b'{"index":%d,"score":%b}' % row for row in rows)
+    return JSON, b"[%b]" % await joined(made)
+
+
+# --- predict ---
+
+_INPUTS = InputForm("a text, a pair [first, second], or a list of lists of one or two texts", together=2)
+_FUNCTIONS = {"sigmoid": "sigmoid", "softmax": "softmax", "none": "identity"}
+
+
+class PredictParameters(RequestBody):
+    """What huggingface_hub's `text_classification` sends beside the text."""
+
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = Field(
+        None, description="What makes scores of the model's logits. Default: as without parameters."
+    )
+    top_k: int | None = Field(None, ge=1, description="Answer only the best labels.")
+
+
+class PredictRequest(RequestBody):
+    """`POST /predict`: the labels of texts, or of pairs of texts."""
+
+    strings_per_text: ClassVar[int] = 2
+    input_forms: ClassVar[InputForms] = {"inputs": _INPUTS}
+
+    inputs: str | TextList | TextLists = Field(
+        description="A text, a pair, or several of either, each in a list of its own."
+    )
+    truncate: bool | None = Field(
+        None, description="Cut texts that are too long. Default: the server's --auto-truncate."
+    )
+    truncation_direction: Direction = Field("right", description="The end that is cut off.")
+    raw_scores: bool = Field(False, description="Answer the model's logits.")
+    parameters: PredictParameters | None = Field(
+        None,
+        description="Of Hugging Face's inference API, whose answer is a list for each text of `inputs`, even for one.",
+    )
+
+
+class Prediction(BaseModel):
+    """A label and its score."""
+
+    score: float
+    label: str
+
+
+class Predictions(RootModel[list[Prediction] | list[list[Prediction]]]):
+    """All labels, best first: of one text, or of each of several."""
+
+
+async def predict(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /predict`."""
+    service = context.service
+    request = await context.parse(PredictRequest)
+    texts = _pairs(request.inputs)
+    service.check_count(len(texts.seconds), "inputs")
+    encoded = await context.tokenize_pairs(
+        texts,
+        params=("inputs", "inputs"),
+        truncate=request.truncate,
+        direction=request.truncation_direction,
+    )
+    logits = (await context.run(encoded, Task.CLASSIFY)).vectors
+    classifier, parameters = service.classifier, request.parameters
+    how = activation(classifier, raw=request.raw_scores)
+    if parameters is not None and parameters.function_to_apply is not None:
+        how = _FUNCTIONS[parameters.function_to_apply]
+    rows = await joined(_rows(logits, how, classifier, None if parameters is None else parameters.top_k))
+    alone = parameters is None and (isinstance(request.inputs, str) or isinstance(request.inputs[0], str))
+    return JSON, rows if alone else b"[%b]" % rows
+
+
+def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:
+    """The texts. Raises Invalid for more than two that belong together, EmptyInput for empty ones."""
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if not inputs:
+        raise EmptyInput("`inputs` must not be an empty list", "inputs")
+    is_batch = not isinstance(inputs[0], str)
+    together = cast("list[list[str]]", inputs if is_batch else [inputs])
+    for index, texts in enumerate(together):
+        name = f"inputs[{index}]" if is_batch else "inputs"
+        if not texts:
+            raise EmptyInput(f"`{name}` must not be an empty list", "inputs")
+        if len(texts) > 2:
+            raise Invalid(
+                f"`{name}` is a list of {len(texts)} texts; a pair has 2, and several texts are a list of lists",
+                "inputs",
+            )
+        for place, text in enumerate(texts):
+            if not text:
+                raise EmptyInput(f"`{name}[{place}]` must not be empty", "inputs")
+    return TextPairs([texts[0] for texts in together], [texts[1] if len(texts) > 1 else None for texts in together])
+
+
+def _rows(logits: npt.NDArray[np.float32], how: str, classifier: Classifier, top_k: int | None) -> Iterator[bytes]:
+    """A list of labels for each text. Logits give the order: the scores of two may both be 1."""
+    labels = [b',"label":%b}' % orjson.dumps(label) for label in classifier.labels]
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    values = np.take_along_axis(scores(logits, how), order, axis=1)
+    for columns, row in zip(order.tolist(), values, strict=True):
+        made = [
+            b'{"score":%b%b' % (score, labels[column]) for score, column in zip(json_numbers(row), columns, strict=True)
+        ]
+        yield b"[%b]" % b",".join(made)
