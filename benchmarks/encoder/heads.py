@@ -33,19 +33,11 @@ from benchmarks.encoder.cuda_process import CudaProcess
 from benchmarks.encoder.gpu_timing import device_burst
 from benchmarks.encoder.gpu_workloads import lengths_of, random_batch
 from benchmarks.lib import record
+from benchmarks.lib.random_model import XLMR_LARGE
 from benchmarks.rivals.padded_transformers import padded_batches
 from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
 
-XLMR_LARGE: dict[str, Any] = {
-    "vocab_size": 250002,
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "max_position_embeddings": 8194,
-    "type_vocab_size": 1,
-}
 PAIR_TOKENS = 12 + 150 + 4
 POSITIVE_WEIGHTS = 200  # of a sparse vector, about as many as a trained SPLADE gives
 

@@ -196,7 +196,7 @@ def test_limits_cut_as_if_the_texts_were_shorter_and_the_model_smaller(
     pair, *texts_limits = limits
     smaller = dataclasses.replace(packaged.tokenizers[13]._pairs._model, max_input_length=min(pair or 13, 13))
     tokenizer, oracle = packaged.tokenizers[13], engine.Tokenizer(smaller)
-    words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()
+    words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()  # noqa: SIM905
 
     def shortened(text: str, limit: int | None) -> str:
         each = text.split()
@@ -212,7 +212,8 @@ def test_limits_cut_as_if_the_texts_were_shorter_and_the_model_smaller(
             assert pairs_of(found) == pairs_of(expected)
             assert found.truncated == max(expected.truncated, cut != [*texts])
             again = tokenizer.encode_known_pairs(texts[:1], texts[1:], **how)
-            assert again is not None and pairs_of(again) == pairs_of(expected)
+            assert again is not None
+            assert pairs_of(again) == pairs_of(expected)
     with pytest.raises(InputError, match="`texts`: a pair of texts has at least 5 tokens, and 4 are allowed"):
         tokenizer.encode_pairs(["a"], ["b"], truncate=True, limits=PairLimits(4))
     assert tokenizer.encode_pairs(["a"], ["b"], truncate=False, limits=PairLimits(4)).lengths.tolist() == [5]

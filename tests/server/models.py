@@ -77,7 +77,11 @@ def _tensors(labels: int) -> Iterator[tuple[str, tuple[int, ...], float, float]]
         yield f"{name}.weight", (hidden,), 0.2, 1.0
         yield f"{name}.bias", (hidden,), 0.2, 0.0
 
-    for kind, rows in (("word", "vocab_size"), ("position", "max_position_embeddings"), ("token_type", "type_vocab_size")):
+    for kind, rows in (
+        ("word", "vocab_size"),
+        ("position", "max_position_embeddings"),
+        ("token_type", "type_vocab_size"),
+    ):
         yield f"bert.embeddings.{kind}_embeddings.weight", (_SHAPE[rows], hidden), 1.0, 0.0
     yield from norm("bert.embeddings.LayerNorm")
     for index in range(_SHAPE["num_hidden_layers"]):

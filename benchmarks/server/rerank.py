@@ -1,0 +1,95 @@
+"""A reranker over HTTP beside its encoder alone: XLM-R-large's shape, one query and 100 passages a request, on a GPU.
+
+    python -m benchmarks.server.rerank [--connections 8] [--window 6] [--passage-tokens 150]
+
+The server's rate is that of clients that send one request after the other. The encoder alone runs texts of query and
+passage, as long as the pairs, from token ids: full batches, two in flight, with its pooling head. Weights are random, the
+tokenizer is the packaged model's. The two take turns; figures are medians of three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.lib import record
+from benchmarks.lib.load_generator import LoadGenerator
+from benchmarks.lib.load_plan import Plan, post
+from benchmarks.lib.random_model import XLMR_LARGE
+from benchmarks.lib.running_server import embert
+from benchmarks.lib.texts import QUERY_TOKENS, Lengths, texts
+from benchmarks.server.encoder_baseline import measure
+from embert.engine import Tokenizer, load_model
+
+DOCUMENTS = 100
+REQUESTS = 16  # different ones
+ROUNDS = 3
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(prog="benchmarks.server.rerank", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--window", type=float, default=6.0, help="seconds that one round measures")
+    parser.add_argument("--passage-tokens", type=int, default=150)
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _model(Path(scratch))
+        rates = _measured(folder, options)
+    pairs_per_s, alone = (statistics.median(rates[name]) for name in ("http", "alone"))
+    row = [f"{pairs_per_s:,.0f}", f"{alone:,.0f}", f"{pairs_per_s / alone:.3f}", "≥ 0.90"]
+    record.print_table(["pairs/s over HTTP", "encoder alone", "ratio", "target"], [row])
+    figures = {**vars(options), "rounds": rates, "pairs_per_s": pairs_per_s, "alone": alone}
+    print(f"\nwritten: {record.write('rerank', figures)}")
+
+
+def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
+    tokenizer = Tokenizer(load_model(str(folder)))
+    length = options.passage_tokens
+    passages = texts(Lengths(mean=length, low=length, high=length), REQUESTS * DOCUMENTS, folder / "tokenizer.json")
+    queries = texts(QUERY_TOKENS, REQUESTS, folder / "tokenizer.json", seed=1)
+    requests, joined = [], []
+    for index, query in enumerate(queries):
+        documents = [each.text for each in passages[index * DOCUMENTS : (index + 1) * DOCUMENTS]]
+        encoded = tokenizer.encode_pairs([query.text], documents, truncate=True)
+        body = {"query": query.text, "documents": documents}
+        requests.append(post("/v1/rerank", body, kind="rerank", texts=DOCUMENTS, tokens=encoded.tokens))
+        joined += [f"{query.text} {document}" for document in documents]
+    rates: dict[str, list[float]] = {"http": [], "alone": []}
+    for _ in range(ROUNDS):
+        baseline = measure(folder / "alone", "cuda", {"pairs": joined}, joined[:1], options.window / 2)
+        rates["alone"].append(baseline.texts_per_s["pairs"])
+        with LoadGenerator() as load, embert("--workers", "1", model=str(folder)) as server:
+            plan = Plan(server.port, tuple(requests), connections=options.connections, window_s=options.window)
+            answers = load.run(plan)
+            if (answers.status != 200).any():
+                raise SystemExit(f"requests failed, with status {set(answers.status.tolist())}")
+            inside = (answers.answered >= answers.opened) & (answers.answered < answers.opened + options.window)
+            rates["http"].append(float(inside.sum()) * DOCUMENTS / options.window)
+    return rates
+
+
+def _model(folder: Path) -> Path:
+    torch.manual_seed(0)
+    config = transformers.XLMRobertaConfig(**XLMR_LARGE)
+    config.num_labels = 1
+    model: Any = transformers.XLMRobertaForSequenceClassification(config)
+    model = model.half()
+    model.save_pretrained(folder)
+    model.roberta.save_pretrained(folder / "alone")
+    tokenizer = load_model(None).transformer_folder / "tokenizer.json"
+    for each in (folder, folder / "alone"):
+        shutil.copy(tokenizer, each / "tokenizer.json")
+    return folder
+
+
+if __name__ == "__main__":
+    main()
