@@ -5,8 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
-__all__ = ["make", "make_reranker"]
+__all__ = ["XLMR_LARGE", "make", "make_reranker"]
+
+# The shape of bge-m3 and bge-reranker-v2-m3, for transformers' XLMRobertaConfig.
+XLMR_LARGE: dict[str, Any] = {
+    "vocab_size": 250002,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 8194,
+    "type_vocab_size": 1,
+}
 
 _FROM_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 _MAX_TOKENS = 512

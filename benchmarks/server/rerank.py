@@ -3,8 +3,8 @@
     python -m benchmarks.server.rerank [--connections 8] [--window 6] [--passage-tokens 150]
 
 The server's rate is that of clients that send one request after the other. The encoder alone runs texts of query and
-passage, as long as the pairs, from token ids: full batches, two in flight, with its pooling head. Weights are random, the
-tokenizer is the packaged model's. The two take turns; figures are medians of three.
+passage, as long as the pairs, from token ids: full batches, two in flight, with its pooling head. Weights are random,
+the tokenizer is the packaged model's. The two take turns; figures are medians of three.
 """
 
 from __future__ import annotations
