@@ -12,14 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.encoders import cuda
 from embert.engine.errors import BrokenModel, EncoderError, ModelError, UnsupportedModel
 from embert.engine.heads.description import NO_HEADS, Classifier
 from embert.engine.tasks import Task
 from tests.engine.conftest import random_sequences, unit, write_modules
 from tests.engine.families import FAMILIES
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.engine.stand_in_gpu import StandInGpu
 
 LENGTHS = [1, 2, 3, 17, 33, 64, 5, 5, 128]
 
@@ -112,15 +110,6 @@ def test_a_cross_encoder_does_not_embed(tmp_path: Path) -> None:
     encoder = engine.load_encoder(engine.load_model(str(build_classifier(tmp_path))), device="cpu")
     with pytest.raises(EncoderError, match=r"this model's tasks are .*CLASSIFY.*; the batch wants .*EMBED"):
         encoder.encode(engine.pack(random_sequences([3], 90)))
-
-
-def test_a_gpu_that_cannot_run_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = engine.load_model(str(build_classifier(tmp_path)))
-    gpu = StandInGpu(model)
-    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
-    encoder = engine.load_encoder(model)
-    assert encoder.device == "cpu"
-    assert encoder.choice == "the GPU is not used: the CUDA encoder does not run the task classify"
 
 
 def test_a_sharded_checkpoint(tmp_path: Path) -> None:
