@@ -10,12 +10,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embert.engine import Engine, LabelScore, Ranked, Task, Tokenizer, errors, load_encoder, load_model, pack
+    from embert.engine import (
+        Engine,
+        LabelScore,
+        Ranked,
+        SparseVector,
+        Task,
+        Tokenizer,
+        errors,
+        load_encoder,
+        load_model,
+        pack,
+    )
 
 __all__ = [
     "Engine",
     "LabelScore",
     "Ranked",
+    "SparseVector",
     "Task",
     "Tokenizer",
     "__version__",

@@ -89,10 +89,12 @@ def load_model(
     # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
     architecture = read_architecture(transformer / "config.json")
     classifier = read_classifier(folder, modules.transformer, architecture) if modules.alone else None
-    _check_files(transformer, "AutoModel" if classifier is None else "AutoModelForSequenceClassification")
+    splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
+    auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
+    _check_files(transformer, auto_class if classifier is None else "AutoModelForSequenceClassification")
     prompts, default_prompt_name = read_prompts(folder)
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
-    found = read_vector_heads(folder, architecture, modules, prompts, usual_prompt, pooling=pooling)
+    found = read_vector_heads(folder, architecture, modules, prompts, usual_prompt, pooling=pooling, splade=splade)
     embeds = found.embeds and (classifier is None or pooling is not None)
     if classifier is not None:
         check_classifier(classifier, transformer)

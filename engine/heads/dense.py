@@ -51,11 +51,12 @@ def read_dense(folder: Path, name: str, *, of: str = "sentence_embedding") -> De
         raise BrokenModel(f"{path}: in_features and out_features must be positive ints, found {inputs!r}, {outputs!r}")
     if not (folder / name / "model.safetensors").is_file():
         if (folder / name / "pytorch_model.bin").is_file():
+            library = "SentenceTransformer" if of == "sentence_embedding" else "MultiVectorEncoder"
             raise UnsupportedModel(
                 f"{folder / name} has only pickled weights (pytorch_model.bin), which can run code when read and are "
                 "refused; convert the model once with: pip install sentence-transformers && "
                 'python -c "from sentence_transformers import '
-                f"SentenceTransformer as S; S('{folder}').save('{folder}')\""
+                f"{library} as S; S('{folder}').save_pretrained('{folder}')\""
             )
         raise BrokenModel(f"{folder / name} has no model.safetensors")
     return Dense(name, inputs, outputs, bool(fields.get("bias", True)), ACTIVATION_CLASSES[kind])

@@ -91,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
         help="where to write: float32 rows to a name in .npy, else JSON lines; default: stdout",
     )
     embed.add_argument("--resume", action="store_true", help="continue an interrupted run; with --file and --output")
+    kinds = embed.add_mutually_exclusive_group()
+    kinds.add_argument("--sparse", action="store_true", help="sparse vectors: ids of tokens and their weights")
+    kinds.add_argument("--multi", action="store_true", help="a vector for each token, for late interaction")
+    embed.add_argument("--queries", action="store_true", help="with --multi: the texts are queries, not documents")
     embed.add_argument("--dimensions", type=int, metavar="N", help="truncate the vectors to N numbers")
     embed.add_argument("--prompt-name", metavar="NAME", help="name of the model's prompt that precedes each text")
     embed.add_argument(

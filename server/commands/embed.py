@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from embert.engine import Engine
 from embert.engine.errors import EngineError
-from embert.server.commands.embed_output import FileOutput, OutputError, StreamOutput
+from embert.server.commands.embed_output import Embedded, FileOutput, OutputError, StreamOutput
 from embert.server.commands.text_lines import TextLines
 from embert.server.config import ConfigError
 
@@ -28,6 +29,14 @@ def embed(arguments: argparse.Namespace) -> int:
         raise ConfigError("give texts, or --file with a text a line (- for standard input), and not both")
     if arguments.resume and (arguments.file is None or arguments.output is None):
         raise ConfigError("--resume goes with --file and --output")
+    if arguments.queries and not arguments.multi:
+        raise ConfigError("--queries goes with --multi")
+    if arguments.sparse or arguments.multi:
+        kind = "--sparse" if arguments.sparse else "--multi"
+        if arguments.dimensions is not None or not arguments.normalize:
+            raise ConfigError(f"{kind} goes without --dimensions and --no-normalize")
+        if str(arguments.output).endswith(".npy"):
+            raise ConfigError(f"{kind} writes JSON lines: an array {arguments.output} has no room for them")
     try:
         with ExitStack() as stack:
             # Files first, so that their errors are reported before a model is loaded.
@@ -74,14 +83,7 @@ def _run(engine: Engine, arguments: argparse.Namespace, lines: TextLines, output
 
         try:
             while block := list(itertools.islice(lines, _BLOCK_TEXTS)):
-                vectors = engine.embed(
-                    block,
-                    prompt_name=arguments.prompt_name,
-                    normalize=arguments.normalize,
-                    dimensions=arguments.dimensions,
-                    truncate=arguments.truncate,
-                    progress=advance,
-                )
+                vectors = _embed(engine, arguments, block, advance)
                 if isinstance(output, FileOutput):
                     output.write(block, vectors, lines.digest)
                 else:
@@ -91,6 +93,26 @@ def _run(engine: Engine, arguments: argparse.Namespace, lines: TextLines, output
             if isinstance(output, FileOutput) and output.texts and arguments.file is not None:
                 bar.write(f"embert: {output.texts} texts are complete; --resume goes on after them", sys.stderr)
             raise
+
+
+def _embed(
+    engine: Engine, arguments: argparse.Namespace, texts: list[str], progress: Callable[[int], None]
+) -> Embedded:
+    prompt_name, truncate = arguments.prompt_name, arguments.truncate
+    if arguments.sparse:
+        return engine.embed_sparse(texts, prompt_name=prompt_name, truncate=truncate, progress=progress)
+    if arguments.multi:
+        return engine.embed_multi(
+            texts, is_query=arguments.queries, prompt_name=prompt_name, truncate=truncate, progress=progress
+        )
+    return engine.embed(
+        texts,
+        prompt_name=prompt_name,
+        normalize=arguments.normalize,
+        dimensions=arguments.dimensions,
+        truncate=truncate,
+        progress=progress,
+    )
 
 
 def _facts(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -104,6 +126,9 @@ def _facts(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
         "encoder": encoder.name,
         "device": encoder.device,
         "dtype": encoder.dtype,
+        "--sparse": arguments.sparse,
+        "--multi": arguments.multi,
+        "--queries": arguments.queries,
         "--prompt-name": arguments.prompt_name,
         "--dimensions": arguments.dimensions,
         "--no-normalize": not arguments.normalize,

@@ -21,20 +21,30 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-__all__ = ["FileOutput", "OutputError", "StreamOutput", "json_lines"]
+from embert.engine import SparseVector
+
+__all__ = ["Embedded", "FileOutput", "OutputError", "StreamOutput", "json_lines"]
 
 Vectors = npt.NDArray[np.float32]
+# Of n texts: one array [n, columns]; a sparse vector for each; an array [vectors, columns] for each.
+Embedded = Vectors | Sequence[SparseVector] | Sequence[Vectors]
 
 
 class OutputError(Exception):
     """The output cannot be written or resumed; the message is one sentence."""
 
 
-def json_lines(texts: Sequence[str], vectors: Vectors) -> bytes:
+def json_lines(texts: Sequence[str], vectors: Embedded) -> bytes:
     """One JSON line for each text."""
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     pairs = zip(texts, vectors, strict=True)
-    return b"".join(orjson.dumps({"text": text, "embedding": vector}, option=option) for text, vector in pairs)
+    return b"".join(orjson.dumps({"text": text, **_fields(vector)}, option=option) for text, vector in pairs)
+
+
+def _fields(vector: Vectors | SparseVector) -> dict[str, Any]:
+    if isinstance(vector, SparseVector):
+        return {"indices": vector.indices, "values": vector.values}
+    return {"embedding" if vector.ndim == 1 else "vectors": vector}
 
 
 class StreamOutput:
@@ -43,7 +53,7 @@ class StreamOutput:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
 
-    def write(self, texts: Sequence[str], vectors: Vectors) -> None:
+    def write(self, texts: Sequence[str], vectors: Embedded) -> None:
         """Write a block."""
         self._stream.write(json_lines(texts, vectors))
 
@@ -113,9 +123,12 @@ class FileOutput:
         self._file.seek(size)
         self.texts = texts
 
-    def write(self, texts: Sequence[str], vectors: Vectors, digest: str) -> None:
+    def write(self, texts: Sequence[str], vectors: Embedded, digest: str) -> None:
         """Write a block; it is complete when this returns. `digest` covers all input lines so far."""
-        self._file.write(np.ascontiguousarray(vectors, "<f4").data if self._as_array else json_lines(texts, vectors))
+        if self._as_array and isinstance(vectors, np.ndarray):
+            self._file.write(np.ascontiguousarray(vectors, "<f4").data)
+        else:
+            self._file.write(json_lines(texts, vectors))
         self._file.flush()
         os.fsync(self._file.fileno())
         self.texts += len(texts)

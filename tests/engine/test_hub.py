@@ -91,6 +91,18 @@ def test_a_token_of_the_environment_reads_a_private_model(hub: Hub, monkeypatch:
     assert hub.tokens == {f"Bearer {TOKEN}"}
 
 
+def test_pickled_heads_are_fetched_but_not_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notice names the command that converts them where they are, so that it needs no network."""
+    (hub.folder / "sparse_linear.pt").write_bytes(b"no pickle")
+    (hub.folder / "other.pt").write_bytes(b"no pickle")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    model = engine.load_model("org/private", progress=False)
+    assert (model.folder / "sparse_linear.pt").is_file()
+    assert not (model.folder / "other.pt").exists()
+    (notice,) = model.notices
+    assert notice.startswith(f"sparse_linear.pt in {model.folder} is pickled and not read: dense vectors only; ")
+
+
 def test_without_a_token(hub: Hub) -> None:
     with pytest.raises(ModelNotFound, match=r"or it is private: set HF_TOKEN to a token that may read it$"):
         engine.load_model("org/private", progress=False)

@@ -36,16 +36,17 @@ def read_vector_heads(
     usual_prompt: str,
     *,
     pooling: str | None,
+    splade: bool,
 ) -> VectorHeads:
-    """The heads of the model in `folder`. `pooling` is the user's own wish, if any.
+    """The heads of the model in `folder`. `pooling` is the user's own wish, if any; `splade` asks for SPLADE's head.
 
     Raises BrokenModel or UnsupportedModel.
     """
     transformer = folder / modules.transformer
     hidden_size = architecture.hidden_size
-    if pooling == "splade" or (pooling is None and modules.splade is not None):
-        splade = read_splade(transformer, architecture, twice=bool(modules.splade))
-        return VectorHeads(sparse=splade, embeds=False)
+    if splade:
+        head = read_splade(transformer, architecture, twice=bool(modules.splade))
+        return VectorHeads(sparse=head, embeds=False)
     multi_vector = None
     if modules.token_dense:
         width_after(folder, modules.token_dense, hidden_size)
