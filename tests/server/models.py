@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from embert import engine
 
-__all__ = ["build_classifier", "copy_model", "edit_json", "late_interaction", "splade", "three_heads"]
+__all__ = ["NAN_WORD", "build_classifier", "copy_model", "edit_json", "late_interaction", "splade", "three_heads"]
 
 
 def copy_model(folder: Path, *, without: tuple[str, ...] = ()) -> Path:
@@ -41,6 +41,9 @@ _SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
+NAN_WORD = "nan"  # a token whose embedding is not a number, so neither is any logit of a text with it
+
+
 def build_classifier(folder: Path, *labels: str, seed: int = 0) -> Path:
     """A BertForSequenceClassification with these labels; one: a cross-encoder. The seed alone makes its weights."""
     source = engine.load_model().transformer_folder
@@ -61,6 +64,8 @@ def build_classifier(folder: Path, *labels: str, seed: int = 0) -> Path:
         name: (random.standard_normal(shape) * scale + offset).astype(np.float32)
         for name, shape, scale, offset in _tensors(len(labels))
     }
+    vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
+    tensors["bert.embeddings.word_embeddings.weight"][vocabulary[NAN_WORD]] = np.nan
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
