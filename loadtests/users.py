@@ -57,7 +57,7 @@ def _tokenizer() -> Any:
 
 
 class EmbeddingUser(FastHttpUser):
-    """Asks for embeddings, or for documents in the order of their relevance. 200 is an answer; every other status is a failure."""
+    """Asks for embeddings, or for documents by relevance. 200 is an answer; every other status is a failure."""
 
     abstract = True
     wait_time = constant(0)
@@ -78,7 +78,14 @@ class EmbeddingUser(FastHttpUser):
         self._ask(name, "/v1/rerank", {"query": query, "documents": list(documents)}, "results", len(documents), due)
 
     def _ask(
-        self, name: str, path: str, body: Mapping[str, Any], field: str, rows: int, due: float | None, priority: str = ""
+        self,
+        name: str,
+        path: str,
+        body: Mapping[str, Any],
+        field: str,
+        rows: int,
+        due: float | None,
+        priority: str = "",
     ) -> None:
         """Send `body`, and check that the answer has so many rows in this field."""
         headers = {**self._headers, "x-priority": priority} if priority else self._headers

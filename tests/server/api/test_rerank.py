@@ -192,7 +192,9 @@ def test_limits_of_tokens(client: httpx.Client, reranker: Live) -> None:
     shorter = DOCUMENTS[0].split()
     (ten,) = logits_of(reranker, [(QUERY, " ".join(shorter[:4]))])[0]
     assert close([score(max_tokens_per_doc=4)], [ten])
-    assert close([score(truncate_prompt_tokens=5 + 3 + 4)], [ten])  # the query has five tokens, and there are three more
+    assert close(
+        [score(truncate_prompt_tokens=5 + 3 + 4)], [ten]
+    )  # the query has five tokens, and there are three more
     whole = score()
     for nothing in ({"max_tokens_per_doc": 0}, {"max_tokens_per_doc": 500}, {"truncate_prompt_tokens": 5000}):
         assert score(**nothing) == whole
