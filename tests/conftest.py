@@ -42,7 +42,7 @@ def http(server: Live) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="session")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """`embert serve` with a small cross-encoder of random weights, named `reranker`."""
-    folder = build_classifier(tmp_path_factory.mktemp("reranker"), "relevance", seed=2)
+    folder = build_classifier(tmp_path_factory.mktemp("reranker"), "relevance", seed=37)
     with live(str(folder), "--device", "cpu", "--served-model-name", "reranker") as running:
         yield running
 
@@ -50,6 +50,6 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """`embert serve` with a small classifier of three labels and random weights, named `classifier`."""
-    folder = build_classifier(tmp_path_factory.mktemp("classifier"), "negative", "neutral", "positive")
+    folder = build_classifier(tmp_path_factory.mktemp("classifier"), "negative", "neutral", "positive", seed=31)
     with live(str(folder), "--device", "cpu", "--served-model-name", "classifier") as running:
         yield running

@@ -23,8 +23,9 @@ VALUES: tuple[Any, ...] = (
     [{"text": "a"}, "b"], [{"txt": "a"}], [{"text": ""}], ["text"], {"mode": "enabled"}, {"top_k": 1},
 )  # fmt: skip
 NAMES = (
-    "extra", "__proto__", "constructor", "inputs", "input", "ids", "model", "dimensions", "truncate", "\x00", "", "query",
-    "texts", "documents", "top_n", "text_1", "text_2", "parameters", "max_tokens_per_doc", "truncate_prompt_tokens",
+    "extra", "__proto__", "constructor", "inputs", "input", "ids", "model", "dimensions", "truncate", "\x00", "",
+    "query", "texts", "documents", "top_n", "text_1", "text_2", "parameters", "max_tokens_per_doc",
+    "truncate_prompt_tokens",
 )  # fmt: skip
 SCRAPS = (
     b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\x00", b"\xef\xbb\xbf", b"\xf4\x90\x80\x80", b'"', b"\\", b"\\ud800",
