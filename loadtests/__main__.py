@@ -1,6 +1,7 @@
 """`python -m loadtests SCENARIO [--host URL] [--seconds 60] [--report FOLDER] [options of locust and of the scenario]`.
 
-Without --host it starts a server with the default model, and stops it at the end. The report (HTML, CSV) goes to
+Without --host it starts a server with the default model, for `rerank` with a cross-encoder of random weights, and stops
+it at the end. The report (HTML, CSV) goes to
 build/load/SCENARIO. The exit status is 0 when all thresholds were kept.
 """
 
@@ -13,11 +14,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from benchmarks.lib.random_model import make_reranker
 from benchmarks.lib.running_server import embert
+from embert.engine import load_model
 
 FOLDER = Path(__file__).parent
-SCENARIOS = {"queries": 4, "passages": 4, "mixed": 5, "spike": 1, "soak": 8}  # and their locust users
+SCENARIOS = {"queries": 4, "passages": 4, "rerank": 4, "mixed": 5, "spike": 1, "soak": 8}  # and their locust users
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -36,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with contextlib.ExitStack() as stack:
         host = options.host
         if host is None:
-            host = f"http://127.0.0.1:{stack.enter_context(embert(*shlex.split(options.serve_options))).port}"
+            model = _reranker(Path(stack.enter_context(TemporaryDirectory()))) if options.scenario == "rerank" else None
+            server = stack.enter_context(embert(*shlex.split(options.serve_options), model=model))
+            host = f"http://127.0.0.1:{server.port}"
         command = [sys.executable, "-m", "locust", "--locustfile", str(FOLDER / f"{options.scenario}.py"), "--headless"]
         command += ["--host", host, "--users", users, "--spawn-rate", users, "--run-time", f"{options.seconds:g}s"]
         command += ["--stop-timeout", "15", "--only-summary", "--html", str(folder / "report.html")]
@@ -44,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         status = subprocess.run(command, cwd=FOLDER.parent, check=False).returncode
     print(f"report: {folder / 'report.html'}")
     raise SystemExit(status)
+
+
+def _reranker(folder: Path) -> str:
+    return str(make_reranker(folder, load_model().transformer_folder))
 
 
 if __name__ == "__main__":

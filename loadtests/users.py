@@ -6,7 +6,7 @@ import argparse
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import gevent
@@ -57,7 +57,7 @@ def _tokenizer() -> Any:
 
 
 class EmbeddingUser(FastHttpUser):
-    """Asks for embeddings. 200 is an answer; every other status is a failure."""
+    """Asks for embeddings, or for documents by relevance. 200 is an answer; every other status is a failure."""
 
     abstract = True
     wait_time = constant(0)
@@ -70,9 +70,26 @@ class EmbeddingUser(FastHttpUser):
 
     def embed(self, name: str, inputs: Sequence[str], *, due: float | None = None, priority: str = "") -> None:
         """Send `inputs`. The response time counts from `due` (perf_counter), or from now."""
-        headers = {**self._headers, "x-priority": priority} if priority else self._headers
         body = {"input": list(inputs), "encoding_format": "base64"}
-        with self.client.post("/v1/embeddings", json=body, name=name, headers=headers, catch_response=True) as answer:
+        self._ask(name, "/v1/embeddings", body, "data", len(inputs), due, priority)
+
+    def rerank(self, name: str, query: str, documents: Sequence[str], *, due: float | None = None) -> None:
+        """Send a query and documents. The response time counts from `due` (perf_counter), or from now."""
+        self._ask(name, "/v1/rerank", {"query": query, "documents": list(documents)}, "results", len(documents), due)
+
+    def _ask(
+        self,
+        name: str,
+        path: str,
+        body: Mapping[str, Any],
+        field: str,
+        rows: int,
+        due: float | None,
+        priority: str = "",
+    ) -> None:
+        """Send `body`, and check that the answer has so many rows in this field."""
+        headers = {**self._headers, "x-priority": priority} if priority else self._headers
+        with self.client.post(path, json=body, name=name, headers=headers, catch_response=True) as answer:
             meta: dict[str, Any] = answer.request_meta
             if due is not None:
                 meta["response_time"] = (time.perf_counter() - due) * 1e3
@@ -81,8 +98,8 @@ class EmbeddingUser(FastHttpUser):
                 answer.success()
             elif answer.status_code != 200:
                 answer.failure(f"status {answer.status_code}")
-            elif len(answer.json()["data"]) != len(inputs):
-                answer.failure("an answer with another number of vectors")
+            elif len(answer.json()[field]) != rows:
+                answer.failure("an answer with another number of rows")
 
 
 class OpenLoopUser(EmbeddingUser):

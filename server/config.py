@@ -85,6 +85,9 @@ class ServeConfig:
     accept_token_ids: bool = _option(
         False, "accept token ids on OpenAI's routes too, in requests that name this model; TEI's routes always do"
     )
+    any_model_name: bool = _option(
+        False, "answer requests on OpenAI's routes whatever model they name, and say which one answered in `x-model`"
+    )
     auto_truncate: bool = _option(
         True, "truncate texts that are too long for the model, unless the request says otherwise"
     )

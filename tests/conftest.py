@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.server.live import Live, live
+from tests.server.models import build_classifier
 
 # Properties are about answers, not about time: a machine that stops for a moment must not fail one.
 settings.register_profile("embert", deadline=None)
@@ -36,3 +37,19 @@ def http(server: Live) -> Iterator[httpx.Client]:
     """A client of `server`."""
     with server.client() as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """`embert serve` with a small cross-encoder of random weights, named `reranker`."""
+    folder = build_classifier(tmp_path_factory.mktemp("reranker"), "relevance", seed=37)
+    with live(str(folder), "--device", "cpu", "--served-model-name", "reranker") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """`embert serve` with a small classifier of three labels and random weights, named `classifier`."""
+    folder = build_classifier(tmp_path_factory.mktemp("classifier"), "negative", "neutral", "positive", seed=31)
+    with live(str(folder), "--device", "cpu", "--served-model-name", "classifier") as running:
+        yield running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,6 +55,10 @@ class Frame:
     def room(self) -> int:
         """Tokens of the text itself that fit."""
         return self.limit - self.overhead
+
+    def within(self, limit: int | None) -> Frame:
+        """The same, with at most so many tokens where these are fewer. Raises BrokenModel if they leave no room."""
+        return self if limit is None or limit >= self.limit else dataclasses.replace(self, limit=limit)._checked()
 
     def around(self, bodies: Sequence[bytes], truncate: bool, direction: Direction, param: str) -> Encoded:
         """Cut the ids of texts, put them between the others, and lay them end to end.

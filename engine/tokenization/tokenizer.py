@@ -37,6 +37,7 @@ class EncodeOptions(TypedDict, total=False):
     prompt: str  # put before every text, empty by default
     param: str  # the request field that errors name, "inputs" by default
     is_query: bool | None  # as queries or as documents of late interaction; None, by default: as any text
+    limit: int | None  # tokens of a text at most, special ones included; None, by default: what the model takes
 
 
 class Tokenizer:
@@ -67,6 +68,10 @@ class Tokenizer:
         room = self._frames[None].room
         self._part = max(LEAST_PART_CHARACTERS, min(TURN_CHARACTERS, CHARACTERS_PER_TOKEN * room))
 
+    def least_limit(self, is_query: bool | None = None) -> int:
+        """The least `limit` for a text: beside the special tokens it has one of its own."""
+        return self._frames[is_query].overhead + 1
+
     def encode(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded:
         """Tokenize, with the special tokens of a single text.
 
@@ -83,6 +88,7 @@ class Tokenizer:
         prompt: str = "",
         param: str = "inputs",
         is_query: bool | None = None,
+        limit: int | None = None,
         most_unbroken: int = NO_LIMIT,
         turn_characters: int = TURN_CHARACTERS,
     ) -> Turns[Encoded]:
@@ -92,7 +98,7 @@ class Tokenizer:
         """
         if prompt:
             texts = [prompt + text for text in texts]
-        frame = self._frames[is_query]
+        frame = self._frames[is_query].within(limit)
         bodies = yield from read_bodies(
             self._backend,
             texts,
@@ -113,7 +119,7 @@ class Tokenizer:
         direction: Direction = options.get("direction", "right")
         if prompt := options.get("prompt"):
             texts = [prompt + text for text in texts]
-        frame = self._frames[options.get("is_query")]
+        frame = self._frames[options.get("is_query")].within(options.get("limit"))
         bodies = self._backend.cached_ids(texts, frame.room + 1 if truncate else None, direction)
         return None if bodies is None else frame.around(bodies, truncate, direction, options.get("param", "inputs"))
 
@@ -165,9 +171,10 @@ class Tokenizer:
         truncate: bool,
         direction: Direction = "right",
         param: str = "inputs",
+        limit: int | None = None,
     ) -> Encoded:
         """Take token ids unchanged: nothing is added. Raises InputError for ids that the model does not have."""
-        return finish(self.from_ids_turns(sequences, truncate=truncate, direction=direction, param=param))
+        return finish(self.from_ids_turns(sequences, truncate=truncate, direction=direction, param=param, limit=limit))
 
     def from_ids_turns(
         self,
@@ -176,12 +183,13 @@ class Tokenizer:
         truncate: bool,
         direction: Direction = "right",
         param: str = "inputs",
+        limit: int | None = None,
     ) -> Turns[Encoded]:
         """As `from_ids`, in turns."""
         return pack_ids(
             sequences,
             vocab_size=self.vocab_size,
-            limit=self.max_input_length,
+            limit=min(self.max_input_length, limit or self.max_input_length),
             truncate=truncate,
             direction=direction,
             param=param,

@@ -44,18 +44,19 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
         description=_DESCRIPTION,
         swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
     )
-    hot = {
+    work = {
         path: TaskEndpoint(service, row.handler, row.dialect, row.needs, reranks=row.reranks)
         for path, row in tasks_by_path(service.model).items()
     }
     app.router.routes[:0] = [
-        Route(path, endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in hot.items()
+        Route(_any_length(path), endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in work.items()
     ]
     _add_operations(app, service)
     app.add_exception_handler(ServerError, _on_server_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     _complete_openapi(app, service)
+    hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
     guarded = AuthMiddleware(app, hot, keys, PROBES, DIALECTS, service.metrics)
     return RequestMetricsMiddleware(
         with_cors(guarded, service.config, DIALECTS), METRIC_LABELS, DIALECTS, service.metrics
@@ -72,7 +73,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
             responses[status] = {"model": ERROR_MODELS[row.dialect], "description": text}
         for path in row.paths:
             app.add_api_route(
-                path.replace("}", ":path}"),  # an id may hold slashes
+                _any_length(path),
                 MethodType(row.endpoint, bound),
                 methods=["GET"],
                 tags=["operations"],
@@ -84,6 +85,11 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     for route in app.routes:
         if isinstance(route, APIRoute):
             route.description = ""  # the summary is for clients, the docstring for readers of the code
+
+
+def _any_length(path: str) -> str:
+    """A pattern for Starlette, whose `{id}` may hold slashes."""
+    return path.replace("}", ":path}")
 
 
 def _complete_openapi(app: FastAPI, service: Service) -> None:

@@ -26,6 +26,15 @@ class LatencyBreakdown:
         """Take over the engine's times."""
         self.queue_s, self.inference_s, self.answered = answer.queue_s, answer.inference_s, time.perf_counter()
 
+    def add(self, part: LatencyBreakdown) -> None:
+        """Take over what a part of the request took."""
+        self.queue_s = min(self.queue_s, part.queue_s) if self.answered is not None else part.queue_s
+        self.tokenize_s += part.tokenize_s
+        self.inference_s += part.inference_s
+        self.characters += part.characters
+        self.tokens += part.tokens
+        self.answered = max(self.answered or 0.0, part.answered or 0.0) or None
+
     def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
         """TEI's headers in whole milliseconds, Server-Timing in fractions; both of the same whole microseconds."""
         total_us = round((time.perf_counter() - self.started) * 1e6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -86,13 +87,21 @@ def _operation(task: TaskRoute, path: str, names: dict[Any, Any], model: Model) 
     error = {"application/json": {"schema": names[ERROR_MODELS[task.dialect], "validation"]}}
     content: dict[str, Any] = {"application/json": {"schema": names[task.answer, "validation"]}}
     body = {"schema": names[task.request, "validation"], "example": dict(task.example)}
+    if others := [each for each in TASKS if each.path in task.also]:
+        requests = dict.fromkeys(each.request for each in (task, *others))
+        body["schema"] = {"anyOf": [names[request, "validation"] for request in requests]}
+        answers = dict.fromkeys(each.answer for each in (task, *others))
+        content["application/json"]["schema"] = {"anyOf": [names[answer, "validation"] for answer in answers]}
+    place = re.search(r"\{(\w+)\}", path)
+    parameter = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     lacking = 424 if task.dialect is Dialect.TEI else 400
-    errors = {**_ERRORS, lacking: _ERRORS[lacking] + _MISSING} if task.needs else _ERRORS
+    errors = {**_ERRORS, lacking: _ERRORS[lacking] + _MISSING} if task.needs | task.needs_one else _ERRORS
     operation = {
         "tags": [task.dialect.value],
         "summary": task.summary if path == task.path else f"Alias of {task.path}",
         "description": _HEADERS,
-        "operationId": "post_" + (path.strip("/").replace("/", "_") or "root"),
+        "operationId": "post_" + (re.sub(r"\W+", "_", path).strip("_") or "root"),
+        **({"parameters": [{"name": place[1], **parameter}]} if place else {}),
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": {"description": "Answer", "content": content | _RAW if task.raw else content}}
         | {str(status): {"description": text, "content": error} for status, text in errors.items()},

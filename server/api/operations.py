@@ -13,6 +13,7 @@ from embert import __version__
 from embert.engine import Model, Task
 from embert.server.api.playground import HEADERS, PAGE
 from embert.server.api.service import Service
+from embert.server.http.accept import prefers
 from embert.server.http.errors import ModelUnknown
 
 __all__ = ["Health", "Operations", "Readiness"]
@@ -88,7 +89,8 @@ class Operations:
 
     async def front(self, request: Request) -> Response:
         """A page for browsers; a few lines of text for others."""
-        if "text/html" in request.headers.get("accept", ""):
+        asked = [value for name, value in request.scope["headers"] if name == b"accept"]
+        if prefers(b"text/html", b"text/plain", asked):
             return Response(PAGE, headers=HEADERS, media_type="text/html")
         return Response(self._hint, headers={"vary": "accept"}, media_type="text/plain")
 

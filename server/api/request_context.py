@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,10 +12,12 @@ import numpy.typing as npt
 from starlette.types import Receive, Scope
 
 from embert.engine import Encoded, Task
+from embert.engine.heads.multi_vector import kept_rows
+from embert.engine.packing import cumulative
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.engines.pending import Answer
 from embert.server.api.input.large_bodies import LARGE, SplitIds, check_values, split_ids
-from embert.server.api.input.request_body import RequestBody, TextOrIds, describe_name, parse
+from embert.server.api.input.request_body import RequestBody, TextsAndIds, describe_name, parse, validate
 from embert.server.api.input.request_options import read_request_options
 from embert.server.api.input.text_pairs import TextPairs
 from embert.server.api.latency_breakdown import LatencyBreakdown
@@ -22,66 +25,105 @@ from embert.server.api.serialization import raw_rows
 from embert.server.api.service import Service
 from embert.server.config import option_name
 from embert.server.http.accept import prefers
-from embert.server.http.errors import UnsupportedEncoding
+from embert.server.http.errors import PayloadTooLarge, UnsupportedEncoding
 
-__all__ = ["JSON", "Handler", "RequestContext"]
+__all__ = ["JSON", "OCTETS", "Handler", "RequestContext"]
 
 RequestT = TypeVar("RequestT", bound=RequestBody)
 
 JSON, OCTETS = b"application/json", b"application/octet-stream"
+_A_ROW_A_TOKEN = Task.TOKENS | Task.MULTI
 
 
 class RequestContext:
     """What handlers need of a request and of the service."""
 
-    __slots__ = ("_body", "breakdown", "headers", "options", "receive", "scope", "service")
+    __slots__ = (
+        "_given", "_is_query", "_param", "_size", "_token_vectors",
+        "breakdown", "headers", "options", "receive", "scope", "service", "truncated",
+    )  # fmt: skip
 
     def __init__(self, service: Service, scope: Scope, receive: Receive) -> None:
         """Raises Invalid for request options that cannot be read."""
         self.service, self.scope, self.receive = service, scope, receive
         self.breakdown = LatencyBreakdown()
         self.options = read_request_options(scope["headers"], time.monotonic(), service.config.request_timeout)
-        self._body = b""
+        self._given: bytes | dict[str, Any] = b""  # the body, or an object that stood in one
+        self._size = 0  # of the body, in bytes
+        self._param = ""  # the field with the texts
+        self._is_query = False  # the texts, to a model of late interaction
+        self._token_vectors = [0]  # asked for so far; one number for all parts of a request
         self.headers: list[tuple[bytes, bytes]] = []  # of the answer
+        self.truncated = 0  # texts that were cut
+
+    def part(self, given: dict[str, Any], parts: int) -> RequestContext:
+        """The context of a request that stands, with others, in this one's body. It is answered in JSON."""
+        part = RequestContext(self.service, {**self.scope, "headers": []}, self.receive)
+        part.options, part._given, part._size = self.options, given, self._size // parts
+        part._token_vectors = self._token_vectors
+        return part
 
     async def read_body(self) -> None:
         """Raises ServerError for a body that is too large, too slow or compressed."""
         headers = self.scope["headers"]
         _check_encoding(headers)
-        self._body = await self.service.bodies.read(headers, self.receive, self.options.deadline)
+        body = await self.service.bodies.read(headers, self.receive, self.options.deadline)
+        self._given, self._size = body, len(body)
+
+    def holds_object(self, field: str) -> bool:
+        """Whether the body has an object in this field; for a choice of schema, before `parse`."""
+        if isinstance(self._given, dict):
+            return isinstance(self._given.get(field), dict)
+        found = re.search(rb'"%b"\s*:\s*(.)' % field.encode(), self._given, re.DOTALL)
+        return found is not None and found[1] == b"{"
 
     async def parse(self, schema: type[RequestT]) -> RequestT:
         """The request in the body, once; the body is dropped."""
-        body, self._body = self._body, b""
-        if len(body) <= LARGE:
-            return parse(schema, body)
+        given, self._given = self._given, b""
+        if self._size <= LARGE:
+            return parse(schema, given) if isinstance(given, bytes) else validate(schema, given)
         service = self.service
         split: list[SplitIds | None] = []
         request: list[RequestT] = []
-        steps = (
-            lambda: check_values(
-                body,
-                getattr(service.config, schema.text_limit),
-                service.most_ids,
-                option=option_name(schema.text_limit),
-                strings_per_text=schema.strings_per_text,
-            ),
-            lambda: split.append(split_ids(body)),
-            lambda: request.append(parse(schema, body, split[0])),
-        )
-        await service.parse_steps.run(len(body), steps, lambda: service.admission.check_time(self.options))
+        steps: tuple[Callable[[], object], ...]
+        if isinstance(given, dict):
+            steps = (lambda: request.append(validate(schema, given)),)
+        else:
+            steps = (
+                lambda: check_values(
+                    given,
+                    getattr(service.config, schema.text_limit),
+                    service.most_ids,
+                    option=option_name(schema.text_limit),
+                    strings_per_text=schema.strings_per_text,
+                ),
+                lambda: split.append(split_ids(given)),
+                lambda: request.append(parse(schema, given, split[0])),
+            )
+        await service.parse_steps.run(self._size, steps, lambda: service.admission.check_time(self.options))
         return request[0]
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ModelUnknown for another model's name. Where any will do, the answer says which model it is of."""
+        service = self.service
+        service.check_model(name)
+        answers = (b"x-model", service.served_name.encode("latin-1", "replace"))
+        if name is not None and not service.names(name) and answers not in self.headers:
+            self.headers.append(answers)
 
     async def tokenize(
         self,
-        given: TextOrIds,
+        given: TextsAndIds,
         *,
         param: str,
         truncate: bool | None,
         direction: Any = "right",
         prompt_name: str | None = None,
+        is_query: bool | None = None,
+        limit: int | None = None,
     ) -> Encoded:
         """Texts or ids to packed ids; see Service.tokenize."""
+        self._param, self._is_query = param, bool(is_query)
         encoded = await self.service.tokenize(
             given,
             self.receive,
@@ -91,8 +133,11 @@ class RequestContext:
             truncate=truncate,
             direction=direction,
             prompt_name=prompt_name,
+            is_query=is_query,
+            limit=limit,
         )
-        return self._noting_truncated(encoded)
+        self.truncated += encoded.truncated
+        return encoded
 
     async def tokenize_pairs(
         self,
@@ -114,22 +159,34 @@ class RequestContext:
             direction=direction,
             limits=limits,
         )
-        return self._noting_truncated(encoded)
-
-    def _noting_truncated(self, encoded: Encoded) -> Encoded:
-        if encoded.truncated:
-            self.headers.append((b"x-truncated-texts", b"%d" % encoded.truncated))
+        self.truncated += encoded.truncated
         return encoded
 
     async def run(
         self, encoded: Encoded, tasks: Task = Task.EMBED, *, dimensions: int = 0, normalize: bool = True
     ) -> Answer:
-        """The rows of the tasks, through an engine; see Router.encode."""
+        """The rows of the tasks for what `tokenize` gave, through an engine; see Router.encode.
+
+        Of multi-vectors they are those that a query or a document has, not one a token. Raises PayloadTooLarge for more
+        tokens than may have a row each.
+        """
         router = self.service.router
+        if tasks & _A_ROW_A_TOKEN:
+            router.admission.check_ready()  # an engine says what the limit is
+            limit = self.service.token_vector_limit
+            self._token_vectors[0] += encoded.tokens
+            if (tokens := self._token_vectors[0]) > limit:
+                raise PayloadTooLarge(
+                    f"`{self._param}` has {tokens} tokens; the limit for token vectors is {limit}", self._param
+                )
         answer = await router.encode(
             encoded, self.receive, self.options, tasks=tasks, dimensions=dimensions, normalize=normalize
         )
         self.breakdown.note(answer)
+        head = self.service.model.heads.multi_vector
+        if Task.MULTI in tasks and head is not None:
+            kept = kept_rows(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
+            answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(kept)
         return answer
 
     @property
@@ -137,10 +194,18 @@ class RequestContext:
         """Whether the client asks for raw rows instead of JSON."""
         return prefers(OCTETS, JSON, [value for name, value in self.scope["headers"] if name == b"accept"])
 
-    def raw(self, vectors: npt.NDArray[np.float32]) -> tuple[bytes, bytes]:
-        """The answer with float32 [n, d] as raw rows."""
+    def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, bytes]:
+        """The answer with float32 [n, d] as raw rows; `counts` are those of each text, where it has not one."""
         self.headers.append((b"x-embedding-shape", b"%d,%d" % vectors.shape))
+        if counts is not None:
+            self.headers.append((b"x-sequence-rows", b",".join(b"%d" % count for count in counts)))
         return OCTETS, raw_rows(vectors)
+
+    @property
+    def answer_headers(self) -> list[tuple[bytes, bytes]]:
+        """What the answer's headers say of the work."""
+        cut = [(b"x-truncated-texts", b"%d" % self.truncated)] if self.truncated else []
+        return [*self.headers, *cut, *self.breakdown.headers(self.service.compute_type)]
 
 
 Handler = Callable[[RequestContext], Awaitable[tuple[bytes, bytes]]]  # → content type, body

@@ -15,10 +15,10 @@ from pydantic import BaseModel
 
 from embert.engine import Model
 from embert.engine.tasks import NO_TASK, Task
-from embert.server.api.dialects import cohere, openai, rerank, tei, tei_pairs, vllm
+from embert.server.api.dialects import cohere, openai, pooling, rerank, tei, tei_pairs, vertex, vllm
 from embert.server.api.input.request_body import RequestBody
 from embert.server.api.operations import Health, Operations, Readiness
-from embert.server.api.request_context import Handler
+from embert.server.api.request_context import Handler, RequestContext
 from embert.server.http.errors import Dialect, Dialects
 
 __all__ = [
@@ -45,7 +45,7 @@ class Route:
     """What all rows have."""
 
     method: ClassVar[str]
-    path: str  # and its label in metrics; `{id}` at the end stands for anything
+    path: str  # and its label in metrics; `{id}` stands for anything
     aliases: tuple[str, ...] = ()  # other paths of the same; each has a label of its own
     dialect: Dialect  # of errors
     summary: str
@@ -71,14 +71,17 @@ class TaskRoute(Route):
     answer: type[BaseModel]
     example: Mapping[str, Any]
     needs: Task = NO_TASK  # tasks that the model must have, whatever the request says
+    needs_one: Task = NO_TASK  # ... and of these at least one; the request says which
     reranks: bool = False  # the model must be a classifier of one label
+    also: tuple[str, ...] = ()  # the paths of other rows, whose requests it takes too
     raw: bool = False  # `Accept: application/octet-stream` gets raw float32 rows
 
     def suits(self, model: Model) -> bool:
         """Whether the model has the tasks."""
         classifier = model.heads.classifier
         reranks = classifier is not None and len(classifier.labels) == 1
-        return not self.needs & ~model.tasks and (reranks or not self.reranks)
+        has = model.tasks
+        return not self.needs & ~has and bool(self.needs_one & has or not self.needs_one) and reranks >= self.reranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,22 +100,50 @@ class Operation(Route):
 _NO_KEY = {401: "No key or a wrong one"}
 _TEXT = {"schema": {"type": "string"}}
 
+# Of these each model has one of several rows: see tasks_by_path.
+_BY_MODEL = ("/", "/invocations")
+
+
+async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /vertex`: every instance as a request of `POST /`. A reranker's may be classified, too, as TEI has it."""
+    rows = tasks_by_path(context.service.model)
+
+    def handler_of(instance: Mapping[str, Any]) -> Handler:
+        row = rows["/"]
+        if row.reranks and "inputs" in instance:
+            row = rows["/predict"]
+        context.service.check_tasks(row.needs, reranks=row.reranks)
+        return row.handler
+
+    return await vertex.answer_instances(context, handler_of)
+
+
 TASKS = (
     TaskRoute(
         path="/v1/embeddings",
-        aliases=("/embeddings",),
+        aliases=("/embeddings", "/openai/deployments/{name}/embeddings"),
         dialect=OPENAI,
         summary="Embeddings, OpenAI's way",
         handler=openai.embeddings,
         request=openai.EmbeddingsRequest,
         answer=openai.EmbeddingList,
         example={"input": "Hello, world"},
-        needs=Task.EMBED,
+        needs_one=Task.EMBED | Task.SPARSE | Task.MULTI,
+        raw=True,
+    ),
+    TaskRoute(
+        path="/pooling",
+        dialect=OPENAI,
+        summary="Vectors or classes, vLLM's way",
+        handler=pooling.pooling,
+        request=pooling.PoolingRequest,
+        answer=pooling.PoolingList,
+        example={"input": "Hello, world"},
+        needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI,
         raw=True,
     ),
     TaskRoute(
         path="/embed",
-        aliases=("/",),
         dialect=TEI,
         summary="Embeddings, TEI's way",
         handler=tei.embed,
@@ -123,14 +154,40 @@ TASKS = (
         raw=True,
     ),
     TaskRoute(
+        path="/",
+        aliases=("/invocations",),
+        dialect=TEI,
+        summary="What the model is for: `/embed` or `/similarity`, where it embeds",
+        handler=tei.embed_or_similarity,
+        request=tei.EmbedRequest,
+        answer=tei.Vectors,
+        example={"inputs": ["Hello, world"]},
+        needs=Task.EMBED,
+        also=("/similarity",),
+        raw=True,
+    ),
+    TaskRoute(
+        path="/embed_sparse",
+        aliases=_BY_MODEL,
+        dialect=TEI,
+        summary="Sparse vectors",
+        handler=tei.embed_sparse,
+        request=tei.EmbedSparseRequest,
+        answer=tei.SparseVectors,
+        example={"inputs": "Hello, world"},
+        needs=Task.SPARSE,
+    ),
+    TaskRoute(
         path="/embed_all",
+        aliases=_BY_MODEL,
         dialect=TEI,
         summary="A vector for every token",
         handler=tei.embed_all,
         request=tei.EmbedAllRequest,
         answer=tei.TokenVectors,
         example={"inputs": "Hello, world"},
-        needs=Task.TOKENS,
+        needs_one=Task.TOKENS | Task.MULTI,
+        raw=True,
     ),
     TaskRoute(
         path="/similarity",
@@ -144,7 +201,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/rerank",
-        aliases=("/",),
+        aliases=_BY_MODEL,
         dialect=TEI,
         summary="Texts by their relevance to a query, TEI's way, vLLM's or Infinity's",
         handler=tei_pairs.rerank,
@@ -190,7 +247,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/predict",
-        aliases=("/",),
+        aliases=_BY_MODEL,
         dialect=TEI,
         summary="Labels of texts, or of pairs of texts, TEI's way",
         handler=tei_pairs.predict,
@@ -226,6 +283,15 @@ TASKS = (
         request=tei.DecodeRequest,
         answer=tei.Texts,
         example={"ids": [101, 7592, 102]},
+    ),
+    TaskRoute(
+        path="/vertex",
+        dialect=TEI,
+        summary="Several requests of `POST /`, Vertex AI's way",
+        handler=_vertex,
+        request=vertex.VertexRequest,
+        answer=vertex.VertexPredictions,
+        example={"instances": [{"inputs": "Hello, world"}]},
     ),
 )
 
@@ -320,11 +386,20 @@ class _ByPath(dict[str, ValueT]):
 
     def __init__(self, values: Mapping[str, ValueT], rest: ValueT, prefixes: Mapping[str, ValueT]) -> None:
         super().__init__(values)
-        patterns = {path.partition("{")[0]: value for path, value in values.items() if "{" in path}
-        self._prefixes, self._rest = {**patterns, **prefixes}, rest
+        self._patterns = [(*_ends(path), value) for path, value in values.items() if "{" in path]
+        self._prefixes, self._rest = prefixes, rest
 
     def __missing__(self, path: str) -> ValueT:
+        for begin, end, value in self._patterns:
+            if path.startswith(begin) and path.endswith(end) and len(path) > len(begin) + len(end):
+                return value
         return next((value for prefix, value in self._prefixes.items() if path.startswith(prefix)), self._rest)
+
+
+def _ends(pattern: str) -> tuple[str, str]:
+    """What stands before `{id}`, and what after it."""
+    begin, _, rest = pattern.partition("{")
+    return begin, rest.partition("}")[2]
 
 
 _OTHER = "other"
@@ -332,8 +407,8 @@ _DIALECT_BY_PATH = {path: route.dialect for route in ROUTES for path in route.pa
 # All values of the label `route`: what clients send must not make labels.
 METRIC_ROUTES = (*_DIALECT_BY_PATH, _OTHER)
 METRIC_LABELS: Mapping[str, str] = _ByPath({path: path for path in _DIALECT_BY_PATH}, _OTHER, {})
-# A path below /v1/ that is no route is a mistake of one of OpenAI's clients, one below /v2/ of one of Cohere's.
-DIALECTS: Dialects = _ByPath(_DIALECT_BY_PATH, TEI, {"/v1/": OPENAI, "/v2/": COHERE})
+# A path below these that is no route is a mistake of one of OpenAI's clients, or of Cohere's.
+DIALECTS: Dialects = _ByPath(_DIALECT_BY_PATH, TEI, {"/v1/": OPENAI, "/openai/": OPENAI, "/v2/": COHERE})
 
 
 def tasks_by_path(model: Model) -> dict[str, TaskRoute]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,25 +13,22 @@ from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.engines.pending import Receive
 from embert.server.api.engines.router import Router
 from embert.server.api.input.large_bodies import CooperativeSteps
-from embert.server.api.input.request_body import TextOrIds, describe_name
+from embert.server.api.input.request_body import TextsAndIds, describe_name
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.api.input.text_pairs import PairTokenizer, TextPairs
-from embert.server.api.input.tokenizer_pool import TokenizerPool, input_errors
+from embert.server.api.input.texts_and_ids import GivenTexts, TextTokenizer
+from embert.server.api.input.tokenizer_pool import TokenizerPool
 from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.config import ServeConfig
-from embert.server.http.errors import EmptyInput, Invalid, ModelUnknown, PayloadTooLarge, TaskMissing
+from embert.server.http.errors import Invalid, ModelUnknown, PayloadTooLarge, TaskMissing
 from embert.server.http.timeouts import BodyReader
 from embert.server.ipc.control import EngineInfo
 from embert.server.observability.metrics import ApiMetrics
 from embert.server.observability.scrapes import Scrapes
 
-__all__ = ["Service"]
+__all__ = ["TEI_NAME", "Service"]
 
-# Up to so many are tokenised on the event loop, which costs less than the way to a thread and back.
-_INLINE_CHARACTERS = 4096
-_INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words: half a millisecond
-_INLINE_IDS = 16384
-_WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the event loop
+TEI_NAME = "text-embeddings-inference"  # what its users write into `model`, whatever it serves: no model's own name
 
 
 class Service:
@@ -56,6 +52,7 @@ class Service:
         self.tokenizer_pool = TokenizerPool(
             config.tokenization_threads, config.payload_limit, self.admission.check_time
         )
+        self._text_tokenizer = TextTokenizer(tokenizer, self.tokenizer_pool, config.max_unbroken_characters)
         self._pair_tokenizer = PairTokenizer(tokenizer, self.tokenizer_pool, config.max_unbroken_characters)
 
     @property
@@ -83,7 +80,7 @@ class Service:
 
     @property
     def token_vector_limit(self) -> int:
-        """Most tokens of one `/embed_all` request: one batch, since a token's vector is as large as a text's."""
+        """Most tokens of a request for a vector a token: one batch, since such a vector is as large as a text's."""
         engine = self.engine
         return engine.max_batch_tokens if engine is not None else self.model.max_input_length
 
@@ -94,10 +91,17 @@ class Service:
         name = config.default_prompt_name or model.default_prompt_name
         return model.prompts[name] if name is not None else ""
 
-    def prompt(self, name: str | None) -> str:
-        """The text of a prompt, or of the default one. Raises Invalid for a name that the model does not have."""
+    def prompt(self, name: str | None, *, is_query: bool | None = None) -> str:
+        """The text of a prompt; without a name, that of queries or of documents (None: neither), or the default one.
+
+        Raises Invalid for a name that the model does not have.
+        """
         if name is None:
-            return self.default_prompt
+            head = self.model.heads.multi_vector
+            chosen = self.config.default_prompt is not None or self.config.default_prompt_name is not None
+            if is_query is None or head is None or chosen:
+                return self.default_prompt
+            return head.role(is_query).prompt
         if name not in self.model.prompts:
             known = ", ".join(sorted(self.model.prompts)) or "none"
             raise Invalid(
@@ -132,9 +136,13 @@ class Service:
             why = f", which needs a model of one label and not of {labels}" if labels > 1 else ""
             raise TaskMissing(f"{self.served_name} does not have the {word}{why}; it has {', '.join(has)}")
 
+    def names(self, name: str | None) -> bool:
+        """Whether it is a name of the served model."""
+        return name in (self.served_name, self.model.model_id)
+
     def check_model(self, name: str | None) -> None:
-        """Raise ModelUnknown when `name` is another model than the served one."""
-        if name is not None and name not in (self.served_name, self.model.model_id):
+        """Raise ModelUnknown when `name` is another model than the served one, unless any name will do."""
+        if name is not None and not (self.names(name) or name == TEI_NAME or self.config.any_model_name):
             raise ModelUnknown(f"`model` must be {self.served_name}; it is {describe_name(name)}", "model")
 
     def check_dimensions(self, dimensions: int | None) -> int:
@@ -191,7 +199,7 @@ class Service:
 
     async def tokenize(
         self,
-        given: TextOrIds,
+        given: TextsAndIds,
         receive: Receive,
         breakdown: LatencyBreakdown,
         options: RequestOptions,
@@ -200,46 +208,36 @@ class Service:
         truncate: bool | None,
         direction: Any = "right",
         prompt_name: str | None,
+        is_query: bool | None = None,
+        limit: int | None = None,
     ) -> Encoded:
         """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them.
 
+        `is_query` says what a text is to a model of late interaction; None: a text as any. `limit` is for tokens of a
+        text, special ones included; None: what the model takes.
         Raises Overloaded where the queue has no room for as many tokens as there are words: rejected texts are not
         tokenised.
         """
-        sequences, is_text = self.sequences(given, param)
-        self.check_count(len(sequences), param)
-        how: dict[str, Any] = {
-            "truncate": self.config.auto_truncate if truncate is None else truncate,
-            "direction": direction,
-            "param": param,
-        }
+        texts = GivenTexts.of(given, param)
+        self.check_count(len(texts.items), param)
+        if texts.kind is not str and prompt_name is not None:
+            raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
+        prompt = self.prompt(prompt_name, is_query=is_query)
         began = time.perf_counter()
-        size = sum(map(len, sequences))  # characters or ids
-        tokenizer = self.tokenizer
-        at_once: Callable[..., Encoded | None] | None
-        if is_text:
-            how["prompt"] = self.prompt(prompt_name)
-            breakdown.characters = size
-            most = size + 2 * len(sequences)
-            at_once = tokenizer.encode
-            if size > _INLINE_CHARACTERS:
-                at_once = tokenizer.encode_known if size <= _INLINE_KNOWN_CHARACTERS else None
-        else:
-            if prompt_name is not None:
-                raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
-            most = size
-            at_once = tokenizer.from_ids if size <= _INLINE_IDS else None
-        self.admission.check_room(partial(_least_tokens, sequences, self.model.max_input_length), most, options)
-        with input_errors():
-            encoded = at_once(sequences, **how) if at_once is not None else None
-            if encoded is None:
-                if is_text:
-                    limit = self.config.max_unbroken_characters
-                    turns = tokenizer.encode_turns(sequences, **how, most_unbroken=limit)
-                else:
-                    turns = tokenizer.from_ids_turns(sequences, **how)
-                check = partial(self.check_tokens, param=param, more=True)
-                encoded = await self.tokenizer_pool.run(turns, size, receive, options, check)
+        breakdown.characters = texts.characters
+        self.admission.check_room(partial(texts.least_tokens, self.model.max_input_length), texts.most_tokens, options)
+        encoded = await self._text_tokenizer.encode(
+            texts,
+            receive,
+            options,
+            partial(self.check_tokens, param=param, more=True),
+            prompt=prompt,
+            is_query=is_query,
+            truncate=self.config.auto_truncate if truncate is None else truncate,
+            direction=direction,
+            param=param,
+            limit=limit,
+        )
         breakdown.tokenize_s = time.perf_counter() - began
         breakdown.tokens = encoded.tokens
         self.check_tokens(encoded.tokens, param)
@@ -284,20 +282,6 @@ class Service:
         self._observe(encoded, breakdown)
         return encoded
 
-    def sequences(self, given: TextOrIds, param: str) -> tuple[Sequence[Any], bool]:
-        """A list of texts or of id lists, and which of the two. Raises EmptyInput when there is nothing to encode."""
-        if isinstance(given, str):
-            given = [given]
-        if not given:
-            raise EmptyInput(f"`{param}` must not be an empty list", param)
-        if isinstance(given[0], int):
-            return [given], False
-        for index, sequence in enumerate(given):
-            if not sequence:
-                name = f"{param}[{index}]" if len(given) > 1 else param
-                raise EmptyInput(f"`{name}` must not be empty", param)
-        return given, isinstance(given[0], str)
-
     def _observe(self, encoded: Encoded, breakdown: LatencyBreakdown) -> None:
         metrics = self.metrics
         metrics.tokenize_duration.observe(breakdown.tokenize_s)
@@ -317,19 +301,3 @@ class Service:
         """Stop the threads."""
         self.scrapes.close()
         self.tokenizer_pool.close()
-
-
-def _least_tokens(sequences: Sequence[Any], longest: int) -> int:
-    """A lower bound for texts or lists of ids, cut to `longest`: no token spans a space. Reads only the beginning."""
-    tokens = 0
-    characters = _WORDS_SOUGHT_IN
-    for each in sequences:
-        if isinstance(each, str):
-            words = len(each[:characters].split(maxsplit=longest))
-            characters -= len(each)
-            if characters <= 0:
-                return tokens + min(words, longest)
-            tokens += min(words, longest)
-        else:
-            tokens += min(len(each), longest)
-    return tokens

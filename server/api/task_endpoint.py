@@ -41,7 +41,6 @@ class TaskEndpoint:
         breakdown = context.breakdown
         if breakdown.answered is not None:
             service.metrics.response_encode_duration.observe(time.perf_counter() - breakdown.answered)
-        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *context.headers]
-        headers += breakdown.headers(service.compute_type)
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *context.answer_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

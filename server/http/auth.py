@@ -78,12 +78,14 @@ class Keys:
         """Raise Unauthorized unless the request carries one of the keys, or needs none."""
         if not self._digests or (scope["path"] in self._open and scope["method"] in ("GET", "HEAD")):
             return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two alike, the first counts
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if not scheme and (azures := headers.get(b"api-key")):
+            scheme, key = b"bearer", azures
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all: no early exit to time
         if scheme.lower() != b"bearer" or not any(matches):
-            wrong = "is wrong" if given else "is missing"
+            wrong = "is wrong" if scheme or key else "is missing"
             raise Unauthorized(f"the API key {wrong}; send it as `Authorization: Bearer KEY`")
 
     def refresh(self) -> None:

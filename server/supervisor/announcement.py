@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 
+from embert.engine.model import Model
+from embert.engine.tasks import Task
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import EngineInfo
 
@@ -13,7 +15,9 @@ __all__ = ["announce"]
 log = logging.getLogger(__name__)
 
 
-def announce(config: ServeConfig, info: EngineInfo, devices: list[str], sock: socket.socket, took_s: float) -> None:
+def announce(
+    config: ServeConfig, model: Model, info: EngineInfo, devices: list[str], sock: socket.socket, took_s: float
+) -> None:
     """Log encoder, limits and address, and a command to try. `sock` is a listening one, `took_s` the whole start."""
     shown = ", ".join(devices) if len(devices) > 1 else info.device
     log.info("encoder  %s on %s (%s), %s; %s", info.encoder, shown, info.device_name, info.dtype, info.choice)
@@ -36,9 +40,18 @@ def announce(config: ServeConfig, info: EngineInfo, devices: list[str], sock: so
         url,
     )
     if config.log_format == "text":
+        path, body = _example(model)
         key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
-        body = '{"input": "Hello, world"}'
-        log.info("try      curl %s/v1/embeddings -H 'content-type: application/json'%s -d '%s'", url, key, body)
+        log.info("try      curl %s%s -H 'content-type: application/json'%s -d '%s'", url, path, key, body)
+
+
+def _example(model: Model) -> tuple[str, str]:
+    """A path and a body that this model answers."""
+    if Task.EMBED in model.tasks:
+        return "/v1/embeddings", '{"input": "Hello, world"}'
+    if model.heads.classifier is not None and len(model.heads.classifier.labels) == 1:
+        return "/rerank", '{"query": "Hello", "texts": ["Hello, world", "Goodbye"]}'
+    return "/", '{"inputs": "Hello, world"}'
 
 
 def _url(sock: socket.socket, *, tls: bool) -> str:

@@ -220,7 +220,8 @@ class Supervisor:
             self._announced = True
             info = self._states[0].info
             assert info is not None  # noqa: S101 - engines are ready
-            announce(self.config, info, self.devices, self.sockets[0][0], time.monotonic() - self.began)
+            took_s = time.monotonic() - self.began
+            announce(self.config, self.model, info, self.devices, self.sockets[0][0], took_s)
 
     def _on_failed(self, message: Failed) -> None:
         if self._stopping:

@@ -95,11 +95,20 @@ def test_equals_the_library(tokenizer: engine.Tokenizer, library: Backend, texts
     direction=st.sampled_from(["right", "left"]),
 )
 def test_truncation_equals_the_library(
-    short_tokenizers: dict[int, engine.Tokenizer], library: Backend, text: str, limit: int, direction: Direction
+    tokenizer: engine.Tokenizer,
+    short_tokenizers: dict[int, engine.Tokenizer],
+    library: Backend,
+    text: str,
+    limit: int,
+    direction: Direction,
 ) -> None:
-    encoded = short_tokenizers[limit].encode([text], truncate=True, direction=direction)
-    assert sequences(encoded) == [expected(library, text, limit, direction)]
-    assert encoded.truncated == (len(library.encode(text).ids) > limit)
+    """To what the model takes, and to a caller's own limit."""
+    for encoded in (
+        short_tokenizers[limit].encode([text], truncate=True, direction=direction),
+        tokenizer.encode([text], truncate=True, direction=direction, limit=limit),
+    ):
+        assert sequences(encoded) == [expected(library, text, limit, direction)]
+        assert encoded.truncated == (len(library.encode(text).ids) > limit)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +136,10 @@ def test_too_long_without_truncation(tokenizer: engine.Tokenizer) -> None:
     assert str(caught.value) == ("`input`: text 1 has 302 tokens, the limit is 256; shorten it or set truncate to true")
     assert (caught.value.param, caught.value.kind) == ("input", "validation")
     assert tokenizer.encode(["word " * 254], truncate=False).lengths.tolist() == [256]
+    with pytest.raises(InputError, match="text 0 has 7 tokens, the limit is 6;"):
+        tokenizer.encode(["word " * 5], truncate=False, limit=6)
+    assert tokenizer.encode(["word " * 300], truncate=True, limit=1000).lengths.tolist() == [256]
+    assert tokenizer.encode(["word"], truncate=False, limit=tokenizer.least_limit()).lengths.tolist() == [3]
 
 
 @pytest.mark.parametrize("text", ["a\ud800", "\udfff é", "\ud83d"])
@@ -158,6 +171,8 @@ def test_ids_are_taken_as_they_are(tokenizer: engine.Tokenizer) -> None:
         cut = tokenizer.from_ids([long, [1]], truncate=True, direction=direction)  # type: ignore[arg-type]
         assert sequences(cut) == [kept, [1]]
         assert cut.truncated == 1
+    assert sequences(tokenizer.from_ids([[5, 6, 7]], truncate=True, limit=2)) == [[5, 6]]
+    assert tokenizer.from_ids([long], truncate=True, limit=1000).tokens == 256
     with pytest.raises(InputError, match="`inputs`: text 0 has 300 tokens, the limit is 256"):
         tokenizer.from_ids([long], truncate=False)
 

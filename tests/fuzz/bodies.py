@@ -19,9 +19,14 @@ VALUES: tuple[Any, ...] = (
     [[1], ["a"]], [[1], []], [""], ["a", ""], [1.0], [-1], [30521], [30522], [2**31], [2**64], [[10**30]],
     "right", "LEFT", "float", "base64", "BASE64", [[101] * 600], [0] * 3000, ["a"] * 70, ["a"] * 2049,
     [[1] for _ in range(2049)],
-    ["ab " * 400] * 8,
+    ["ab " * 400] * 8, [["a", "b"]], [["a"], ["a", "b"]], ["a", "b", "c"], {"text": "a"}, {"text": 1},
+    [{"text": "a"}, "b"], [{"txt": "a"}], [{"text": ""}], ["text"], {"mode": "enabled"}, {"top_k": 1},
 )  # fmt: skip
-NAMES = ("extra", "__proto__", "constructor", "inputs", "input", "ids", "model", "dimensions", "truncate", "\x00", "")
+NAMES = (
+    "extra", "__proto__", "constructor", "inputs", "input", "ids", "model", "dimensions", "truncate", "\x00", "",
+    "query", "texts", "documents", "top_n", "text_1", "text_2", "parameters", "max_tokens_per_doc",
+    "truncate_prompt_tokens",
+)  # fmt: skip
 SCRAPS = (
     b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\x00", b"\xef\xbb\xbf", b"\xf4\x90\x80\x80", b'"', b"\\", b"\\ud800",
     b"\\u0000", b"{", b"}", b"[", b"]", b",", b":", b"null", b"NaN", b"-Infinity", b"1e999", b"1E-999", b"-", b"//x\n",
@@ -131,6 +136,14 @@ LARGE: tuple[Callable[[bytes, Random], bytes], ...] = (
     lambda name, random: b'{"%b":[%b[1]]}' % (name, b"[%b1]," % (b"1," * 1000) * 2000),
     lambda name, random: b'{"%b":"a",%b}' % (name, b",".join(b'"k%d":1' % number for number in range(200_000))),
     lambda name, random: b'{"inputs":{"source_sentence":"a","sentences":[%b"a"]}}' % (b'"b c d",' * 2000),
+    lambda name, random: b'{"query":"a","texts":[%b"a"]}' % (b'"b c d",' * random.choice((9_999, 10_000, 100_000))),
+    lambda name, random: (
+        b'{"query":"a","documents":[%b"a"]}' % (b'{"text":"b","x":1},' * random.choice((9_999, 200_000)))
+    ),
+    lambda name, random: (
+        b'{"query":"%b","documents":[%b"a"]}' % (b"word " * random.choice((100, 900_000)), b'"b",' * 9_999)
+    ),
+    lambda name, random: b'{"inputs":[%b["a"]]}' % (b'["b","c d"],' * random.choice((2_047, 100_000))),
     lambda name, random: b"[" * 1_000_000,
 )
 

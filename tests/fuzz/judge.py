@@ -21,6 +21,7 @@ __all__ = ["STATUSES", "judge"]
 STATUSES = frozenset({200, 400, 401, 404, 405, 406, 408, 411, 413, 415, 417, 422, 424, 429, 431, 503})
 OPENAI = {"message", "type", "param", "code"}
 TEI = {"error", "error_type"}
+COHERE = {"id", "message"}
 
 
 def judge(done: Exchange) -> list[str]:
@@ -163,7 +164,8 @@ def _form(answer: Answer) -> Iterator[str]:
         return  # of a probe
     error = content.get("error") if isinstance(content, dict) else None
     openai = isinstance(error, dict) and set(error) == OPENAI and set(content) == {"error"}
-    if not openai and not (isinstance(error, str) and set(content) == TEI):
+    cohere = isinstance(content, dict) and set(content) == COHERE
+    if not openai and not cohere and not (isinstance(error, str) and set(content) == TEI):
         yield f"has an error of another shape: {answer.body[:200]!r}"
 
 

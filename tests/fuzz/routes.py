@@ -40,8 +40,9 @@ class Routes:
         return len(self._operations)
 
     def examples(self) -> list[Ask]:
-        """The document's own example of every route, which must be answered with 200."""
-        return [self._example(*each) for each in self._operations if "{" not in each[1]]
+        """The document's own example of every route, which must be answered with 200 where the model has the task."""
+        asks = [self._example(*each) for each in self._operations if "{" not in each[1]]
+        return [ask for ask in asks if ask.example]
 
     def some(self, random: Random) -> Ask:
         """A valid request of any route, most often one with a body."""
@@ -60,7 +61,8 @@ class Routes:
         return Ask(method, path, self._value(_content(operation)["schema"], random))
 
     def _example(self, method: str, path: str, operation: dict[str, Any]) -> Ask:
-        return Ask(method, path, _content(operation)["example"] if method == "POST" else None, example=True)
+        body = _content(operation)["example"] if method == "POST" else None
+        return Ask(method, path, body, example=not operation.get("x-task-missing"))
 
     def _value(self, schema: dict[str, Any], random: Random) -> Any:
         """A value that a JSON schema allows."""

@@ -13,14 +13,18 @@ from tests.fuzz.cases import SOUND, Maker
 from tests.fuzz.client import Limits
 from tests.fuzz.surroundings import footprint, grown, tracebacks
 from tests.server.live import STAND_IN, Live, live
+from tests.server.models import build_classifier
 
 REQUESTS = 300
 MEMORY = 200_000_000  # bytes; the command has a stricter limit, for a machine with nothing else to do
 
 
 @pytest.fixture(scope="module")
-def fuzzed() -> Iterator[Live]:
-    with live(*STAND_IN, "--request-timeout", "5", env={"STAND_IN_ORDERS": "no"}) as server:
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A model that has vectors, scores and labels."""
+    folder = build_classifier(tmp_path_factory.mktemp("model"), "relevance")
+    options = (str(folder), "--pooling", "mean", "--request-timeout", "5")
+    with live(*options, *STAND_IN, env={"STAND_IN_ORDERS": "no"}) as server:
         yield server
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
+from tests.server.models import build_classifier
 
 KEY = ("--key", "right")
 
@@ -47,6 +48,17 @@ def test_a_scenario_and_its_report(guarded: Live, tmp_path: Path, scenario: str)
     page = (tmp_path / "report.html").read_text()
     assert "<li>all thresholds were kept</li>" in page
     assert "<td>inference, p50</td>" in page
+
+
+def test_reranking(tmp_path: Path) -> None:
+    folder = build_classifier(tmp_path / "model", "relevance")
+    with live(str(folder), *STAND_IN) as server:
+        done = run("rerank", server.url, tmp_path / "report", "--p99-ms", "20000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (tmp_path / "report" / "report_stats.csv").open() as file:
+        (row,) = [row for row in csv.DictReader(file) if row["Name"] == "32 passages reranked"]
+    assert int(row["Request Count"]) > 0
+    assert row["Failure Count"] == "0"
 
 
 def test_the_time_that_importing_takes_is_not_the_tests() -> None:

@@ -1,4 +1,4 @@
-"""Model folders for tests: the default model, copied by links and then changed; and small classifiers."""
+"""Model folders for tests: the default model, copied by links and then changed; small ones with random weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from embert import engine
 
-__all__ = ["build_classifier", "copy_model", "edit_json"]
+__all__ = ["NAN_WORD", "build_classifier", "copy_model", "edit_json", "late_interaction", "splade", "three_heads"]
 
 
 def copy_model(folder: Path, *, without: tuple[str, ...] = ()) -> Path:
@@ -41,6 +41,9 @@ _SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
+NAN_WORD = "nan"  # a token whose embedding is not a number, so neither is any logit of a text with it
+
+
 def build_classifier(folder: Path, *labels: str, seed: int = 0) -> Path:
     """A BertForSequenceClassification with these labels; one: a cross-encoder. The seed alone makes its weights."""
     source = engine.load_model().transformer_folder
@@ -61,6 +64,8 @@ def build_classifier(folder: Path, *labels: str, seed: int = 0) -> Path:
         name: (random.standard_normal(shape) * scale + offset).astype(np.float32)
         for name, shape, scale, offset in _tensors(len(labels))
     }
+    vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
+    tensors["bert.embeddings.word_embeddings.weight"][vocabulary[NAN_WORD]] = np.nan
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -95,3 +100,58 @@ def _tensors(labels: int) -> Iterator[tuple[str, tuple[int, ...], float, float]]
         yield from norm(f"{layer}.output.LayerNorm")
     yield from linear("bert.pooler.dense", hidden, hidden)
     yield from linear("classifier", labels, hidden)
+
+
+def write_layer(path: Path, outputs: int, inputs: int) -> None:
+    """A linear layer with random weights."""
+    random = np.random.default_rng(outputs)
+    weight = random.standard_normal((outputs, inputs)).astype(np.float32) / np.float32(inputs**0.5)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"weight": weight, "bias": random.standard_normal(outputs).astype(np.float32) / 10}, path)
+
+
+def three_heads(folder: Path) -> Path:
+    """The default model with bge-m3's further heads: dense, sparse and multi-vectors of one text."""
+    copy_model(folder)
+    write_layer(folder / "sparse_linear.safetensors", 1, 384)
+    write_layer(folder / "colbert_linear.safetensors", 24, 384)
+    return folder
+
+
+def late_interaction(folder: Path) -> Path:
+    """The default model as PyLate stores a ColBERT: markers, queries of 8 tokens, no vectors for commas."""
+    copy_model(folder, without=("modules.json", "config_sentence_transformers.json"))
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    activation = "torch.nn.modules.linear.Identity"
+    dense = {"in_features": 384, "out_features": 16, "bias": True, "activation_function": activation}
+    write_layer(folder / "1_Dense" / "model.safetensors", 16, 384)
+    (folder / "1_Dense" / "config.json").write_text(json.dumps(dense))
+    edit_json(
+        folder / "config_sentence_transformers.json",
+        query_prefix="[unused0] ", document_prefix="[unused1] ", query_length=8, document_length=24,
+        do_query_expansion=True, attend_to_expansion_tokens=False, skiplist_words=[","],
+    )  # fmt: skip
+    return folder
+
+
+def splade(folder: Path) -> Path:
+    """A small masked language model with random weights, and the default model's tokenizer."""
+    import torch  # here: most users of this file need none of it
+    from transformers import BertConfig, BertForMaskedLM
+
+    copy_model(folder, without=("modules.json", "config.json", "model.safetensors", "1_Pooling/config.json"))
+    torch.manual_seed(0)
+    small = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+    BertForMaskedLM(small).save_pretrained(folder)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.MLMTransformer"},
+        {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": "sentence_transformers.models.SpladePooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    (folder / "1_SpladePooling" / "config.json").write_text(json.dumps({"pooling_strategy": "max"}))
+    return folder

@@ -31,7 +31,7 @@ from embert.engine import Encoder, PackedBatch, Rows, Task
 from embert.engine.errors import BrokenModel, EncoderError, EncoderLost
 from embert.engine.model import Model
 
-__all__ = ["CRASH", "FAIL", "HANG", "HELD", "HUNGRY", "LOSE", "NAN", "SLEEP", "create", "expected"]
+__all__ = ["CRASH", "FAIL", "HANG", "HELD", "HUNGRY", "LOSE", "NAN", "SLEEP", "create", "expected", "token_vectors"]
 
 # Ids that are orders. All are [unused…] in BERT's vocabulary: no text has them.
 FAIL = 10  # EncoderError
@@ -140,9 +140,7 @@ class StandIn(Encoder):
             values = counts.astype(np.float32)[:, None] / np.float32(2)
             return Rows(values, np.array([0, len(indices)], np.int32), indices.astype(np.int32))
         if task in (Task.TOKENS, Task.MULTI):
-            values = np.stack([_vector(np.array([id_]), columns) for id_ in ids])
-            if task == Task.MULTI:
-                values /= np.linalg.norm(values, axis=1, keepdims=True)
+            values = token_vectors(ids.tolist(), columns, unit=task == Task.MULTI)
             return Rows(values, np.array([0, len(ids)], np.int32))
         row = _vector(ids, columns)
         if task == Task.EMBED:
@@ -176,6 +174,12 @@ def expected(ids: list[int]) -> npt.NDArray[np.float32]:
     row = _vector(np.array(ids), WIDTH)
     answer: npt.NDArray[np.float32] = row / np.linalg.norm(row)
     return answer
+
+
+def token_vectors(ids: list[int], columns: int, *, unit: bool = True) -> npt.NDArray[np.float32]:
+    """A vector for each id, float32 [n, columns]: multi-vectors, or with `unit` false hidden states."""
+    values = np.stack([_vector(np.array([id_]), columns) for id_ in ids])
+    return values / np.linalg.norm(values, axis=1, keepdims=True) if unit else values
 
 
 def create(model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> Encoder:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from embert.server.api.input.request_body import TEXT_OR_IDS, InputForms, RequestBody, TextOrIds
+from embert.engine import Task
+from embert.engine.tasks import NO_TASK
+from embert.server.api.input.request_body import FAIL_FAST, TEXT_OR_IDS, InputForms, RequestBody, TextOrIds
 from embert.server.api.request_context import JSON, RequestContext
-from embert.server.api.serialization import openai_json
+from embert.server.api.serialization import openai_json, typed_openai_json
 from embert.server.api.service import Service
 from embert.server.http.errors import Invalid
 
-__all__ = ["EmbeddingList", "EmbeddingsRequest", "OpenAIError", "embeddings"]
+__all__ = ["EmbeddingList", "EmbeddingsRequest", "OpenAIError", "check_foreign_ids", "embeddings"]
+
+_TASKS = {"dense": Task.EMBED, "sparse": Task.SPARSE, "colbert": Task.MULTI}
 
 
 class EmbeddingsRequest(RequestBody):
-    """`POST /v1/embeddings`: OpenAI's fields, and three extensions."""
+    """`POST /v1/embeddings`: OpenAI's fields, and extensions."""
 
     input_forms: ClassVar[InputForms] = {"input": TEXT_OR_IDS}
 
@@ -32,14 +36,32 @@ class EmbeddingsRequest(RequestBody):
     )
     prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
     normalize: bool = Field(True, description="Scale vectors to length 1.")
+    embedding_types: Annotated[list[Literal["dense", "sparse", "colbert"]], FAIL_FAST] | None = Field(
+        None, description="The kinds of vectors wanted of each text, of those that the model has. Default: dense."
+    )
+    # Other servers' clients send values of their own, which mean nothing to dense and to sparse vectors.
+    input_type: Any = Field(
+        None,
+        description="What the texts are to colbert's vectors: query or document, the default. Others do not read it.",
+        examples=["query", "document"],
+    )
+
+
+class SparseEmbedding(BaseModel):
+    """A sparse vector: the tokens' ids, ascending, and their weights."""
+
+    indices: list[int]
+    values: list[float]
 
 
 class Embedding(BaseModel):
-    """One vector, as numbers or as base64 of little-endian float32."""
+    """One text's vectors, each as numbers or as base64 of little-endian float32."""
 
     object: Literal["embedding"]
-    embedding: list[float] | str
+    embedding: list[float] | str  # empty where `embedding_types` has no dense
     index: int
+    sparse: SparseEmbedding | None = None
+    multi_vector: list[list[float] | str] | None = None
 
 
 class Usage(BaseModel):
@@ -74,34 +96,60 @@ class OpenAIError(BaseModel):
 
 
 async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /v1/embeddings`."""
+    """`POST /v1/embeddings`, and Azure's path of it, which names the model."""
     service = context.service
     request = await context.parse(EmbeddingsRequest)
-    service.check_model(request.model)
-    _check_foreign_ids(service, request)
+    deployment = context.scope.get("path_params", {}).get("name")  # Azure's word for a model
+    for name in (deployment, request.model):
+        context.check_model(name)
+    check_foreign_ids(service, request.input, request.model or deployment)
+    tasks, is_query = _tasks(request)
+    service.check_tasks(tasks)
     dimensions = service.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
         request.input,
         param="input",
         truncate=request.truncate,
         prompt_name=request.prompt_name,
+        is_query=is_query,
     )
-    answer = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
-    if context.wants_raw:
+    answer = await context.run(encoded, tasks, dimensions=dimensions, normalize=request.normalize)
+    if context.wants_raw and tasks == Task.EMBED:
         return context.raw(answer.vectors)
+    if context.wants_raw and tasks == Task.MULTI:
+        return context.raw(answer.vectors, answer.rows[Task.MULTI].counts.tolist())
     base64 = request.encoding_format == "base64"
-    return JSON, await openai_json(answer.vectors, service.served_name, encoded.tokens, base64=base64)
+    if tasks == Task.EMBED:
+        return JSON, await openai_json(answer.vectors, service.served_name, encoded.tokens, base64=base64)
+    return JSON, await typed_openai_json(answer.rows, service.served_name, encoded.tokens, base64=base64)
 
 
-def _check_foreign_ids(service: Service, request: EmbeddingsRequest) -> None:
-    """Raise Invalid for token ids that may be another tokenizer's.
+def _tasks(request: EmbeddingsRequest) -> tuple[Task, bool | None]:
+    """What is wanted, and whether of queries: None where that makes no difference. Raises Invalid."""
+    if request.embedding_types is None:
+        return Task.EMBED, None
+    tasks = NO_TASK
+    for name in request.embedding_types:
+        tasks |= _TASKS[name]
+    if not tasks:
+        raise Invalid("`embedding_types` must name one of dense, sparse and colbert; it is empty", "embedding_types")
+    if request.dimensions is not None and Task.EMBED not in tasks:
+        raise Invalid("`dimensions` is for dense vectors, and `embedding_types` does not name them", "dimensions")
+    if Task.MULTI not in tasks:
+        return tasks, None
+    if request.input_type not in (None, "query", "document"):
+        raise Invalid("`input_type` must be query or document", "input_type")
+    return tasks, request.input_type == "query"
+
+
+def check_foreign_ids(service: Service, given: TextOrIds, model: str | None) -> None:
+    """Raise Invalid for token ids that may be another tokenizer's, in a request that names this model.
 
     Clients of OpenAI's models tokenise for those models. Vectors of such ids are wrong, and nothing shows it.
     """
-    given = request.input
     if isinstance(given, str) or not given or isinstance(given[0], str) or given[0] == []:
         return
-    if service.config.accept_token_ids and request.model is not None:  # check_model has seen that it is this one
+    if service.config.accept_token_ids and service.names(model):
         return
     needed = (
         "or name the served model in `model`"

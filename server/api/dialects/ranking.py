@@ -17,6 +17,7 @@ from embert.engine.heads.scores import scores
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.input.request_body import FAIL_FAST, InputForm, RequestBody
 from embert.server.api.input.text_pairs import TextPairs
+from embert.server.api.input.texts_and_ids import GivenTexts
 from embert.server.api.request_context import RequestContext
 from embert.server.http.errors import Invalid
 
@@ -96,7 +97,7 @@ async def score_pairs(
     """
     service = context.service
     for given, param in zip((firsts, seconds), params, strict=True):
-        service.sequences(given, param)  # which looks for empty ones
+        GivenTexts.of(given, param)  # which looks for empty ones
         service.check_documents(len(given), param)
     encoded = await context.tokenize_pairs(
         TextPairs(firsts, seconds), params=params, truncate=truncate, direction=direction, limits=limits

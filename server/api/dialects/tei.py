@@ -9,33 +9,37 @@ from typing import ClassVar, Literal
 import orjson
 from pydantic import BaseModel, Field, RootModel
 
-from embert.engine import Task
+from embert.engine import Encoded, Task
 from embert.engine.tokenization.encoded import TokenInfo
 from embert.engine.tokenization.turns import Turns
 from embert.server.api.input.request_body import (
     IDS,
-    TEXT_OR_IDS,
+    TEXTS_AND_IDS,
     Direction,
     IdList,
     IdLists,
     InputForm,
     InputForms,
+    InputType,
     RequestBody,
     TextList,
-    TextOrIds,
+    TextsAndIds,
 )
+from embert.server.api.input.texts_and_ids import GivenTexts
 from embert.server.api.request_context import JSON, RequestContext
-from embert.server.api.serialization import floats_json, nested_floats_json
-from embert.server.http.errors import EmptyInput, PayloadTooLarge
+from embert.server.api.serialization import floats_json, nested_floats_json, sparse_json
+from embert.server.http.errors import EmptyInput
 
 __all__ = [
     "DecodeRequest",
     "EmbedAllRequest",
     "EmbedRequest",
+    "EmbedSparseRequest",
     "Similarities",
     "SimilarityInputs",
     "SimilarityParameters",
     "SimilarityRequest",
+    "SparseVectors",
     "TeiError",
     "Texts",
     "TokenVectors",
@@ -45,6 +49,8 @@ __all__ = [
     "decode",
     "embed",
     "embed_all",
+    "embed_or_similarity",
+    "embed_sparse",
     "similarity",
     "tokenize",
 ]
@@ -60,12 +66,12 @@ class TeiError(BaseModel):
 # --- embeddings ---
 
 
-class EmbedAllRequest(RequestBody):
-    """`POST /embed_all`: one vector a token."""
+class EmbedSparseRequest(RequestBody):
+    """`POST /embed_sparse`: (index, value) pairs. And what all requests for vectors have."""
 
-    input_forms: ClassVar[InputForms] = {"inputs": TEXT_OR_IDS}
+    input_forms: ClassVar[InputForms] = {"inputs": TEXTS_AND_IDS}
 
-    inputs: TextOrIds = Field(description="A text, texts, token ids of one text, or token ids of several.")
+    inputs: TextsAndIds = Field(description="A text, token ids of one text, or a list of texts and of such ids.")
     truncate: bool | None = Field(
         None, description="Cut texts that are too long. Default: the server's --auto-truncate."
     )
@@ -73,7 +79,13 @@ class EmbedAllRequest(RequestBody):
     prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
 
 
-class EmbedRequest(EmbedAllRequest):
+class EmbedAllRequest(EmbedSparseRequest):
+    """`POST /embed_all`: one vector a token."""
+
+    input_type: InputType = Field("document", description="What the texts are, to a model of late interaction.")
+
+
+class EmbedRequest(EmbedSparseRequest):
     """`POST /embed`: text-embeddings-inference's fields."""
 
     normalize: bool = Field(True, description="Scale vectors to length 1.")
@@ -88,41 +100,64 @@ class TokenVectors(RootModel[list[list[list[float]]]]):
     """A vector a token a text."""
 
 
+class SparseValue(BaseModel):
+    """The weight of a token of the vocabulary."""
+
+    index: int
+    value: float
+
+
+class SparseVectors(RootModel[list[list[SparseValue]]]):
+    """A sparse vector a text: non-zeros, by index."""
+
+
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /embed`."""
-    service = context.service
     request = await context.parse(EmbedRequest)
-    dimensions = service.check_dimensions(request.dimensions)
-    encoded = await context.tokenize(
-        request.inputs,
-        param="inputs",
-        truncate=request.truncate,
-        direction=request.truncation_direction,
-        prompt_name=request.prompt_name,
-    )
+    dimensions = context.service.check_dimensions(request.dimensions)
+    encoded = await _tokenized(context, request)
     answer = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
     if context.wants_raw:
         return context.raw(answer.vectors)
     return JSON, await floats_json(answer.vectors)
 
 
+async def embed_or_similarity(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /` of a model that embeds: its clients send the body of `/similarity` there too."""
+    return await (similarity if context.holds_object("inputs") else embed)(context)
+
+
+async def embed_sparse(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /embed_sparse`."""
+    request = await context.parse(EmbedSparseRequest)
+    answer = await context.run(await _tokenized(context, request), Task.SPARSE)
+    return JSON, await sparse_json(answer.rows[Task.SPARSE])
+
+
 async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /embed_all`."""
+    """`POST /embed_all`: the last hidden states, or what a model of late interaction has in their place."""
     service = context.service
+    has = service.model.tasks
+    task = Task.MULTI if Task.MULTI in has and Task.TOKENS not in has else Task.TOKENS
+    service.check_tasks(task)
     request = await context.parse(EmbedAllRequest)
-    encoded = await context.tokenize(
+    is_query = request.input_type == "query" if task == Task.MULTI else None
+    answer = await context.run(await _tokenized(context, request, is_query), task)
+    rows = answer.rows[task]
+    if context.wants_raw:
+        return context.raw(rows.values, rows.counts.tolist())
+    return JSON, await nested_floats_json(rows.values, rows.counts.tolist())
+
+
+async def _tokenized(context: RequestContext, request: EmbedSparseRequest, is_query: bool | None = None) -> Encoded:
+    return await context.tokenize(
         request.inputs,
         param="inputs",
         truncate=request.truncate,
         direction=request.truncation_direction,
         prompt_name=request.prompt_name,
+        is_query=is_query,
     )
-    service.admission.check_ready()
-    limit = service.token_vector_limit
-    if encoded.tokens > limit:
-        raise PayloadTooLarge(f"`inputs` has {encoded.tokens} tokens; the limit for token vectors is {limit}", "inputs")
-    answer = await context.run(encoded, Task.TOKENS)
-    return JSON, await nested_floats_json(answer.vectors, encoded.lengths.tolist())
 
 
 # --- similarity ---
@@ -260,7 +295,7 @@ async def decode(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /decode`."""
     service = context.service
     request = await context.parse(DecodeRequest)
-    sequences, _ = service.sequences(request.ids, "ids")
+    sequences = GivenTexts.of(request.ids, "ids").items
     service.check_count(len(sequences), "ids")
     service.check_open()
     tokens = sum(map(len, sequences))

@@ -165,7 +165,8 @@ def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:
             )
         for place, text in enumerate(texts):
             if not text:
-                raise EmptyInput(f"`{name}[{place}]` must not be empty", "inputs")
+                where = f"{name}[{place}]" if is_batch or len(texts) > 1 else name
+                raise EmptyInput(f"`{where}` must not be empty", "inputs")
     return TextPairs([texts[0] for texts in together], [texts[1] if len(texts) > 1 else None for texts in together])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from embert.server.api.input.large_bodies import LARGE, SplitIds
 from embert.server.http.errors import BadRequest, Invalid
@@ -14,18 +14,22 @@ from embert.server.http.errors import BadRequest, Invalid
 __all__ = [
     "FAIL_FAST",
     "IDS",
+    "TEXTS_AND_IDS",
     "TEXT_OR_IDS",
     "Direction",
     "IdList",
     "IdLists",
     "InputForm",
     "InputForms",
+    "InputType",
     "RequestBody",
     "TextList",
     "TextLists",
     "TextOrIds",
+    "TextsAndIds",
     "describe_name",
     "parse",
+    "validate",
 ]
 
 
@@ -35,11 +39,15 @@ class _FailFast(FailFast):
 
 # The first wrong item ends the validation of a list: ten megabytes of nulls would be millions of complaints.
 FAIL_FAST = _FailFast()
-TextList = Annotated[list[str], _FailFast()]
+TextList = Annotated[list[str], FAIL_FAST]
 TextLists = Annotated[list[TextList], FAIL_FAST]
-IdList = Annotated[list[int], _FailFast()]
-IdLists = Annotated[list[IdList], _FailFast()]
-TextOrIds = str | TextList | IdList | IdLists
+IdList = Annotated[list[int], FAIL_FAST]
+IdLists = Annotated[list[IdList], FAIL_FAST]
+# The first form that fits is taken: pydantic's own way tries the others too, which costs as much again.
+_IN_ORDER = Field(union_mode="left_to_right")
+TextOrIds = Annotated[str | TextList | IdList | IdLists, _IN_ORDER]
+# Both in one list, as TEI takes them.
+TextsAndIds = Annotated[str | TextList | IdList | IdLists | Annotated[list[str | IdList], FAIL_FAST], _IN_ORDER]
 
 
 def _lower(value: Any) -> Any:
@@ -47,6 +55,7 @@ def _lower(value: Any) -> Any:
 
 
 Direction = Annotated[Literal["right", "left"], BeforeValidator(_lower)]
+InputType = Literal["query", "document"]  # what a text is to a model of late interaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,7 @@ class InputForm:
 
 InputForms = dict[str, InputForm]  # of the fields with texts or ids
 TEXT_OR_IDS = InputForm("a string, a list of strings, a list of token ids, or a list of such lists")
+TEXTS_AND_IDS = InputForm("a string, a list of token ids, or a list of strings and of such lists")
 IDS = InputForm("a list of token ids, or a list of such lists")
 
 
@@ -103,6 +113,14 @@ def parse(schema: type[RequestT], body: bytes, split: SplitIds | None = None) ->
         raise _explain(schema, error) from None
 
 
+def validate(schema: type[RequestT], value: dict[str, Any]) -> RequestT:
+    """The request in an object that was part of a body. Raises Invalid when it does not match `schema`."""
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise _explain(schema, error) from None
+
+
 def _explain(schema: type[RequestBody], error: ValidationError) -> BadRequest | Invalid:
     """The most telling of the complaints, in words.
 
@@ -124,7 +142,7 @@ def _explain(schema: type[RequestBody], error: ValidationError) -> BadRequest | 
     form = schema.input_forms.get(field)
     if form is not None and form.words:
         return Invalid(f"`{field}` must be {form.words}; `{name}` is {_describe(value)}", field)
-    wanted = worst["msg"].removeprefix("Input should be ")
+    wanted = "null" if kind == "none_required" else worst["msg"].removeprefix("Input should be ")
     if kind == "literal_error" and isinstance(value, str) and value.isidentifier() and len(value) <= 20:
         return Invalid(f"`{name}` must be {wanted}; it is {value!r}", field)
     return Invalid(f"`{name}` must be {wanted}; it is {_describe(value)}", field)
@@ -135,7 +153,8 @@ def _path(location: tuple[int | str, ...]) -> list[int | str]:
     first, *rest = location or ("",)
     if not location:
         return []
-    members = {"str", "int", "bool", "list[str]", "list[int]", "list[list[int]]", "none", "list[list[str]]", "Document"}
+    kinds = ("str", "int", "bool", "none", "Document", "union[str,list[int]]", "list[str]", "list[int]")
+    members = {*kinds, *(f"list[{kind}]" for kind in kinds)}
     return [first, *(step for step in rest if step not in members)]
 
 

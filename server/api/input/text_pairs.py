@@ -15,9 +15,9 @@ from embert.server.api.engines.pending import Receive
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.api.input.tokenizer_pool import TokenizerPool, input_errors
 
-__all__ = ["PairTokenizer", "TextPairs"]
+__all__ = ["PairTokenizer", "TextPairs", "interleaved"]
 
-# Up to so many are tokenised on the event loop, as in server/api/service.py.
+# Up to so many are tokenised on the event loop, as in texts_and_ids.py.
 _INLINE_CHARACTERS = 4096
 _INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words
 
@@ -107,7 +107,7 @@ class PairTokenizer:
             if all(are_single):
                 return singles
             pairs = await self._encode_pairs(texts.of_kind(single=False), receive, options, check, how)
-            return _interleaved(are_single, singles, pairs)
+            return interleaved(are_single, singles, pairs)
 
     async def _encode_pairs(
         self,
@@ -146,15 +146,15 @@ def _words(text: str, characters: int, most: int) -> int:
     return min(len(text[:characters].split(maxsplit=most)), most)
 
 
-def _interleaved(are_single: Sequence[bool], singles: Encoded, pairs: Encoded) -> Encoded:
-    """The single texts of one and the pairs of the other, each of which has something in every place."""
-    sources = (pairs, singles)
+def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -> Encoded:
+    """The single texts of one and the pairs, or ids, of the other, each of which has something in every place."""
+    sources = (others, singles)
     starts = [cumulative(source.lengths) for source in sources]
     spans = [slice(*starts[single][at : at + 2]) for at, single in enumerate(are_single)]
     ids = [sources[single].ids[span] for single, span in zip(are_single, spans, strict=True)]
     types = None
-    if pairs.token_types is not None:
-        both = (pairs.token_types, np.zeros(singles.tokens, np.int32))
+    if others.token_types is not None:
+        both = (others.token_types, np.zeros(singles.tokens, np.int32))
         types = np.concatenate([both[single][span] for single, span in zip(are_single, spans, strict=True)])
-    lengths = np.where(are_single, singles.lengths, pairs.lengths)
-    return Encoded(np.concatenate(ids), lengths, singles.truncated + pairs.truncated, types)
+    lengths = np.where(are_single, singles.lengths, others.lengths)
+    return Encoded(np.concatenate(ids), lengths, singles.truncated + others.truncated, types)

@@ -12,7 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from embert.server.api.service import Service, _least_tokens
+from embert.server.api.input.texts_and_ids import GivenTexts
+from embert.server.api.service import Service
 from embert.server.config import ServeConfig
 from embert.server.http.errors import PayloadTooLarge
 from tests.server.live import STAND_IN, Live, live, until
@@ -21,9 +22,13 @@ MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def test_words_are_counted_in_the_beginning_only() -> None:
-    assert _least_tokens(["two words", "a" + " " * 100 + "b", [1] * 300], 256) == 260
-    assert _least_tokens(["a " * 5_000_000] * 2, 256) == 256
-    assert _least_tokens(["a" * 300_000, "b"], 256) == 1
+    cases: list[tuple[Any, int]] = [
+        (["two words", "a" + " " * 100 + "b", [1] * 300], 260),
+        (["a " * 5_000_000] * 2, 256),
+        (["a" * 300_000, "b"], 1),
+    ]
+    for given, least in cases:
+        assert GivenTexts.of(given, "inputs").least_tokens(256) == least
 
 
 def test_tokens_have_a_limit_while_they_are_counted_too() -> None:

@@ -20,7 +20,7 @@ from embert.server.api.routes import METRIC_ROUTES, OPERATIONS, PROBES, ROUTES, 
 from embert.server.commands.cli import _parser
 from embert.server.config import ServeConfig, environment_name, option_name
 from embert.server.http import errors
-from tests.server.live import ROOT, run_cli
+from tests.server.live import ROOT, Live, run_cli
 
 API = (ROOT / "docs" / "api.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
@@ -118,9 +118,12 @@ def test_every_group_of_keyless_routes_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(documented_routes()))
-def test_documented_routes_answer(http: httpx.Client, method: str, path: str) -> None:
-    answer = http.request(method, path.replace("{id}", "sentence-transformers/all-MiniLM-L6-v2"))
-    assert answer.status_code == (200 if method == "GET" else 400)  # 400: it is there, and wants a body
+def test_documented_routes_answer(http: httpx.Client, three_heads: Live, method: str, path: str) -> None:
+    if method == "GET":
+        assert http.get(path.replace("{id}", "sentence-transformers/all-MiniLM-L6-v2")).status_code == 200
+    else:
+        with three_heads.client() as several:
+            assert several.post(path).status_code == 400  # it is there, and wants a body
 
 
 def body_fields(body: type[RequestBody]) -> dict[str, bool]:
@@ -138,10 +141,14 @@ def body_fields(body: type[RequestBody]) -> dict[str, bool]:
 def test_every_field_is_documented_where_its_route_is(task: TaskRoute) -> None:
     fields = body_fields(task.request)
     (section,) = re.findall(rf"^### `{task.name}`$(.+?)(?=^##)", API, re.MULTILINE | re.DOTALL)
-    as_another = re.search(r"fields are those of `(\S+)`, without\s+(.+?)\.", section)
+    if task.also:
+        assert {task.path for task in TASKS if f"`{task.path}`" in section} >= {*task.also}
+        return
+    as_another = re.search(r"fields are\s+those of `(\S+)`,( with .+? and)? without\s+(.+?)\.", section)
     if as_another:
         (other,) = (each for each in TASKS if each.path == as_another[1])
-        assert fields.keys() == body_fields(other.request).keys() - set(re.findall(r"`(\w+)`", as_another[2]))
+        more, fewer = (set(re.findall(r"`(\w+)`", as_another[group] or "")) for group in (2, 3))
+        assert fields.keys() == (body_fields(other.request).keys() | more) - fewer
         return
     for field in fields:
         assert f"`{field}`" in section or f'"{field}"' in section, field
@@ -191,8 +198,9 @@ LOCAL = {"created", "device", "device_name", "backend", "backend_choice", "model
 
 
 @pytest.mark.parametrize(("command", "expected"), EXAMPLE.findall(API), ids=lambda text: text[:60])
-def test_examples(http: httpx.Client, command: str, expected: str) -> None:
-    answer = run_example(http, command)
+def test_examples(http: httpx.Client, three_heads: Live, command: str, expected: str) -> None:
+    with three_heads.client() as several:
+        answer = run_example(several if "sparse" in command else http, command)
     if "…" in expected:
         assert answer.status_code == 200
         return
@@ -202,13 +210,20 @@ def test_examples(http: httpx.Client, command: str, expected: str) -> None:
 def test_there_are_examples_of_all_routes_that_answer_json() -> None:
     paths = re.findall(r"^curl localhost:8080(\S+)", API, re.MULTILINE)
     assert {re.sub("models/.*", "models/{id}", path) for path in paths} == {path for _, path in documented_routes()} - {
-        "/", "/embeddings", "/ping", "/metrics", "/docs", "/openapi.json",
+        "/embeddings", "/openai/deployments/{name}/embeddings", "/invocations",
+        "/ping", "/metrics", "/docs", "/openapi.json",
     }  # fmt: skip
 
 
 def test_headers_are_documented(http: httpx.Client) -> None:
-    answer = http.post("/embed", json={"inputs": "a"}, headers={"accept": "application/octet-stream"})
-    sent = set(answer.headers) - {"date", "content-type", "content-length"}
+    raw = {"accept": "application/octet-stream"}
+    several = {"input": "a", "model": "text-embeddings-inference", "encoding_format": "bytes"}
+    answers = [
+        http.post("/embed", json={"inputs": "a"}, headers=raw),
+        http.post("/embed_all", json={"inputs": "a " * 300}, headers=raw),
+        http.post("/pooling", json=several),
+    ]
+    sent = {name for answer in answers for name in answer.headers} - {"date", "content-type", "content-length"}
     documented = set(re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|$", API.partition("## Headers")[2], re.MULTILINE))
     assert sent == documented
 

@@ -15,7 +15,10 @@ from tests.server.live import Live
 
 CANARY = "canary-7f3a"  # stands in every text sent here, and in no answer
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
+FORMS = {
+    "input": "a string, a list of strings, a list of token ids, or a list of such lists",
+    "inputs": "a string, a list of token ids, or a list of strings and of such lists",
+}
 DIALECTS = {"/v1/embeddings": "input", "/embed": "inputs"}
 
 
@@ -37,7 +40,7 @@ def empty(name: str, value: Any, says: str) -> Case:
 
 
 def wrong(name: str, value: Any, found: str) -> Case:
-    return Case(name, {"INPUT": value}, 422, ("`INPUT`", FORMS, found))
+    return Case(name, {"INPUT": value}, 422, ("`INPUT`", "FORMS", found))
 
 
 def bad_id(name: str, value: Any, given: str) -> Case:
@@ -160,9 +163,9 @@ CASES = [
     not_json("nested without end", b'{"INPUT": ' + b"[" * 100_000, "recursion"),
     not_json("objects without end", b'{"INPUT": ' + b'{"a":' * 10_000, "recursion"),
     not_json("a number of 5000 digits", b'{"INPUT": [' + b"9" * 5000 + b"]}"),
-    Case("nested deeply", b'{"INPUT": ' + b"[" * 100 + b"]" * 100 + b"}", 422, ("`INPUT`", FORMS)),
-    Case("not a number", b'{"INPUT": [NaN]}', 422, ("`INPUT`", FORMS)),
-    Case("infinity", b'{"INPUT": [101, 1e999]}', 422, ("`INPUT`", FORMS)),
+    Case("nested deeply", b'{"INPUT": ' + b"[" * 100 + b"]" * 100 + b"}", 422, ("`INPUT`", "FORMS")),
+    Case("not a number", b'{"INPUT": [NaN]}', 422, ("`INPUT`", "FORMS")),
+    Case("infinity", b'{"INPUT": [101, 1e999]}', 422, ("`INPUT`", "FORMS")),
     not_object("a list", b'["canary-7f3a"]', "it is a list of 1"),
     not_object("a text", b'"canary-7f3a"', "it is a string of 11 characters"),
     not_object("a number", b"5", "it is 5"),
@@ -204,7 +207,7 @@ def check(answer: httpx.Response, path: str, case: Case, field: str) -> None:
         assert body["error_type"] == case.type
         message = body["error"]
     for piece in case.says:
-        assert piece.replace("INPUT", field) in message, message
+        assert piece.replace("INPUT", field).replace("FORMS", FORMS.get(field, "")) in message, message
     assert len(message) < 300
 
 
@@ -264,7 +267,7 @@ def test_just_under_the_payload_limit(http: httpx.Client) -> None:
 ROUTES: list[tuple[str, dict[str, Any], int, str, tuple[str, ...]]] = [
     ("/embed_all", {"inputs": []}, 400, "Empty", ("`inputs` must not be an empty list",)),
     ("/embed_all", {"inputs": [CANARY, ""]}, 400, "Empty", ("`inputs[1]` must not be empty",)),
-    ("/embed_all", {"inputs": [CANARY, 1]}, 422, "Validation", ("`inputs[1]` is 1", FORMS)),
+    ("/embed_all", {"inputs": [CANARY, 1]}, 422, "Validation", ("`inputs[1]` is 1", "FORMS")),
     ("/embed_all", {"inputs": LONG, "truncate": False}, 422, "Validation", ("`inputs`", "limit is 256")),
     ("/embed_all", {"inputs": [LONG] * 100}, 413, "Validation", ("`inputs` has 25600 tokens", "token vectors is 2048")),
     ("/embed_all", {"inputs": CANARY, "prompt_name": "q"}, 422, "Validation", ("`prompt_name`", "it is 'q'")),
@@ -357,7 +360,7 @@ def test_refused_by_other_routes(
     assert works(http)
 
 
-@pytest.mark.parametrize("path", ["/embed_all", "/similarity", "/tokenize", "/decode", "/", "/embeddings"])
+@pytest.mark.parametrize("path", ["/embed_all", "/similarity", "/tokenize", "/decode", "/", "/embeddings", "/vertex"])
 def test_bodies_that_are_not_json_on_other_routes(http: httpx.Client, path: str) -> None:
     check(http.post(path, content=b'{"canary-7f3a'), path, not_json("", b""), "")
     check(http.post(path, content=b"[]"), path, not_object("", b"", "it is an empty list"), "")
@@ -394,13 +397,14 @@ def test_accept_has_weights(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/nothing"), ("POST", "/nothing"), ("POST", "/v1/nothing"), ("POST", "/embed_sparse"), ("POST", "/rerank"),
-     ("POST", "/predict"), ("POST", "/v1/rerank"), ("DELETE", "/v1"), ("GET", "/static-offline-docs/../gate.py")],
+    [("GET", "/nothing"), ("POST", "/nothing"), ("POST", "/v1/nothing"), ("POST", "/openai/models"),
+     ("POST", "/rerank"), ("POST", "/predict"), ("POST", "/v1/rerank"),
+     ("DELETE", "/v1"), ("GET", "/static-offline-docs/../gate.py")],
 )  # fmt: skip
 def test_unknown_route(http: httpx.Client, method: str, path: str) -> None:
     answer = http.request(method, path)
     assert answer.status_code == 404
-    if path.startswith("/v1/"):
+    if path.startswith(("/v1/", "/openai/")):
         assert answer.json()["error"]["type"] == "invalid_request_error"
     else:
         assert answer.json()["error_type"] == "Validation"

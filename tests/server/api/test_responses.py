@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.api.serialization import floats_json, nested_floats_json, openai_json, raw_rows
+from embert.engine import Rows, Task
+from embert.server.api.serialization import (
+    floats_json,
+    nested_floats_json,
+    openai_json,
+    raw_rows,
+    sparse_json,
+    typed_openai_json,
+)
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,6 +70,54 @@ def test_nested_floats_json(vectors: Floats, data: st.DataObject) -> None:
     assert (np.array(list(itertools.chain(*groups)), np.float32) == vectors).all()
 
 
+@st.composite
+def sparse_rows(draw: st.DrawFn) -> Rows:
+    """Pairs of some texts, of which some may have none."""
+    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=6))
+    numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    values = np.resize(np.array(draw(st.lists(numbers, min_size=1, max_size=23)), np.float32), (sum(counts), 1))
+    indices = np.concatenate([np.sort(np.random.default_rng(i).choice(2**31 - 1, n)) for i, n in enumerate(counts)])
+    return Rows(values, np.cumsum([0, *counts], dtype=np.int32), indices.astype(np.int32))
+
+
+def read_pairs(rows: Rows) -> list[list[tuple[int, float]]]:
+    texts = [rows.slice(index, index + 1) for index in range(rows.sequences)]
+    return [list(zip(text.indices.tolist(), text.values[:, 0].tolist(), strict=True)) for text in texts]  # type: ignore[union-attr]
+
+
+@given(rows=sparse_rows())
+def test_sparse_json(rows: Rows) -> None:
+    body = asyncio.run(sparse_json(rows))
+    found = [[(pair["index"], float(np.float32(pair["value"]))) for pair in text] for text in json.loads(body)]
+    assert found == read_pairs(rows)
+    assert b" " not in body
+    assert body.count(b'{"index":') == len(rows.values)
+
+
+@given(rows=sparse_rows(), base64_=st.booleans())
+def test_typed_openai_json(rows: Rows, base64_: bool) -> None:
+    dense = np.arange(rows.sequences * 3, dtype=np.float32).reshape(-1, 3) / np.float32(7)
+    multi = Rows(np.sqrt(np.arange(len(rows.values) * 2, dtype=np.float32)).reshape(-1, 2), rows.offsets)
+    every = {Task.EMBED: Rows.one_each(dense), Task.SPARSE: rows, Task.MULTI: multi}
+    answer = json.loads(asyncio.run(typed_openai_json(every, "m", 7, base64=base64_)))
+    assert (answer["object"], answer["model"], answer["usage"]) == (
+        "list",
+        "m",
+        {"prompt_tokens": 7, "total_tokens": 7},
+    )
+
+    def read(vector: Any) -> list[float]:
+        found = np.frombuffer(base64.b64decode(vector), "<f4") if base64_ else np.array(vector, np.float32)
+        return [float(number) for number in found]
+
+    for index, item in enumerate(answer["data"]):
+        assert item["index"] == index
+        assert read(item["embedding"]) == dense[index].tolist()
+        pairs = zip(item["sparse"]["indices"], np.array(item["sparse"]["values"], np.float32).tolist(), strict=True)
+        assert list(pairs) == read_pairs(rows)[index]
+        assert [read(row) for row in item["multi_vector"]] == multi.slice(index, index + 1).values.tolist()
+
+
 def test_raw_rows() -> None:
     vectors = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert raw_rows(vectors) == vectors.astype("<f4").tobytes()
@@ -95,3 +151,7 @@ def test_others_get_their_turn_between_pieces() -> None:
     assert asyncio.run(count(floats_json(vectors))) > 5
     assert asyncio.run(count(openai_json(vectors, "m", 1, base64=False))) > 5
     assert asyncio.run(count(nested_floats_json(vectors, [1000, 1000]))) > 5
+    pairs = Rows(np.ones((60_000, 1), np.float32), np.array([0, 60_000], np.int32), np.arange(60_000, dtype=np.int32))
+    assert asyncio.run(count(sparse_json(pairs))) > 5
+    many = {Task.SPARSE: Rows(pairs.values, np.arange(60_001, dtype=np.int32), pairs.indices)}
+    assert asyncio.run(count(typed_openai_json(many, "m", 1, base64=False))) > 5

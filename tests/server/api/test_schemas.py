@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from embert.server.api.dialects.openai import EmbeddingsRequest
-from embert.server.api.dialects.tei import EmbedAllRequest, EmbedRequest, TokenizeRequest
+from embert.server.api.dialects.tei import EmbedAllRequest, EmbedRequest, EmbedSparseRequest, TokenizeRequest
 from embert.server.api.input.request_body import RequestBody, describe_name, parse
 from embert.server.api.routes import TASKS
 from embert.server.http.errors import BadRequest, Invalid, ServerError
@@ -62,7 +62,7 @@ def test_every_string_of_bytes_gets_a_sentence(schema: type[RequestBody], body: 
 @given(value=values, index=st.integers(1, 5))
 def test_the_place_that_is_named_is_the_wrong_one(value: Any, index: int) -> None:
     """One wrong value in a list of texts, and in a list of id lists."""
-    if not isinstance(value, str):
+    if not isinstance(value, str | list):  # a list may hold ids
         body = ["a"] * index + [value] + ["a"] * (5 - index)
         with pytest.raises(Invalid) as error:
             parse(EmbedRequest, json.dumps({"inputs": body}).encode())
@@ -72,6 +72,10 @@ def test_the_place_that_is_named_is_the_wrong_one(value: Any, index: int) -> Non
         with pytest.raises(Invalid) as error:
             parse(EmbeddingsRequest, json.dumps({"input": lists}).encode())
         assert f"`input[{index}][1]" in error.value.message
+        mixed = ["a", *lists]
+        with pytest.raises(Invalid) as error:
+            parse(EmbedRequest, json.dumps({"inputs": mixed}).encode())
+        assert f"`inputs[{index + 1}][1]" in error.value.message
 
 
 @pytest.mark.parametrize("item", [b"null", b"[]", b"[null]", b"[[]]", b'["a", 1]'])
@@ -97,6 +101,14 @@ def test_the_four_forms() -> None:
             found = getattr(parse(schema, json.dumps({name: given_}).encode()), name)
             assert found == given_
             assert isinstance(found if isinstance(found, str) else found[0], kind)
+
+
+def test_texts_and_ids_in_one_list_are_teis_alone() -> None:
+    body = json.dumps({"inputs": ["a", [1], "b"], "input": ["a", [1], "b"]}).encode()
+    for schema in (EmbedRequest, EmbedAllRequest, EmbedSparseRequest):
+        assert parse(schema, body).inputs == ["a", [1], "b"]
+    with pytest.raises(Invalid, match="a string, a list of strings, a list of token ids, or a list of such lists"):
+        parse(EmbeddingsRequest, body)
 
 
 def test_requests_cannot_be_changed() -> None:

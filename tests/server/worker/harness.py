@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from embert.engine import Encoder, Model, PackedBatch, Rows, Task
 from embert.engine.errors import EncoderError, EncoderLost
@@ -81,10 +82,19 @@ class Recorder(Encoder):
             if task == Task.EMBED:
                 rows = [vector_of(text.tolist()) for text in of_task]
                 answer[task] = Rows.one_each(np.array(rows, np.float32).reshape(-1, WIDTH))
+            elif task == Task.CLASSIFY:
+                answer[task] = Rows.one_each(self._logits(batch))
             else:
                 offsets = cumulative(np.array([len(text) for text in of_task], np.int32))
                 answer[task] = Rows(np.repeat(np.concatenate(of_task)[:, None], WIDTH, 1).astype(np.float32), offsets)
         return answer
+
+    def _logits(self, batch: PackedBatch) -> npt.NDArray[np.float32]:
+        """Two labels: the sum of ids, and of token types times ids."""
+        types = np.zeros_like(batch.ids) if batch.token_types is None else batch.token_types
+        sums = [np.add.reduceat(values, batch.cu_seqlens[:-1]) for values in (batch.ids, batch.ids * types)]
+        logits: npt.NDArray[np.float32] = np.stack(sums, axis=1)[batch.sequences_of(Task.CLASSIFY)].astype(np.float32)
+        return logits
 
     def close(self) -> None:
         pass
@@ -102,7 +112,7 @@ class Harness:
         self.exits: list[int] = []
         self.counters = SharedCounters.create(1, 1)
         start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
-        model = cast("Model", SimpleNamespace(model_id="m", tasks=Task.EMBED | Task.TOKENS))
+        model = cast("Model", SimpleNamespace(model_id="m", tasks=Task.EMBED | Task.TOKENS | Task.CLASSIFY))
         self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
         self.loop.listen()
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
@@ -126,6 +136,7 @@ class Harness:
         normalize: bool = True,
         patience_s: float = 60.0,
         alone: bool = False,
+        token_types: Sequence[Sequence[int]] = (),
     ) -> EncodeRequest:
         self._ids += 1
         ids = np.array([token for text in texts for token in text], np.int32)
@@ -136,7 +147,7 @@ class Harness:
             task,
             ids.tobytes(),
             lengths.tobytes(),
-            b"",
+            np.array([each for types in token_types for each in types], np.int32).tobytes(),
             dimensions,
             normalize,
             now + patience_s,

@@ -92,6 +92,25 @@ def test_token_vectors_and_text_vectors_share_a_batch(engine: Harness) -> None:
     assert [np.frombuffer(each.values, np.float32).tolist()[0] for each in parts[both][0].rows] == [5, 2]
 
 
+def test_pairs_and_texts_share_a_batch_and_keep_their_token_types(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    pairs, *_ = engine.send([[6, 7, 8], [9, 5]], task=Task.CLASSIFY, token_types=[[0, 1, 1], [0, 1]])
+    texts, *_ = engine.send([[2, 3]])
+    single, *_ = engine.send([[4, 4]], task=Task.CLASSIFY)
+    engine.wait_until(lambda: engine.queued() == 4)
+    engine.release(2)
+    parts = engine.receive(5)
+    shared = engine.encoder.batches[-1]
+    assert shared.sequences == 4
+    assert shared.token_types is not None
+    assert shared.token_types.sum() == 3
+    logits = [np.frombuffer(parts[each][0].rows[0].values, np.float32).tolist() for each in (pairs, single)]
+    assert logits == [[21.0, 15.0, 14.0, 5.0], [8.0, 0.0]]
+    assert rows(parts[texts][0]) == [vector_of([2, 3])]
+
+
 def test_each_request_says_how_its_vectors_are_cut_and_scaled(engine: Harness) -> None:
     engine.hold()
     engine.send([[1]])

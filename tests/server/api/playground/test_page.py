@@ -41,6 +41,8 @@ def test_browsers_get_the_page_and_others_a_hint(http: httpx.Client) -> None:
     hint = http.get("/")
     assert hint.headers["content-type"].startswith("text/plain")
     assert "/docs" in hint.text
+    for refused in ("text/html;q=0", "text/html;q=0.1, text/plain", "*/*"):
+        assert http.get("/", headers={"accept": refused}).headers["content-type"].startswith("text/plain")
     assert http.post("/", json={"inputs": "a"}, headers=HTML).json()[0]
 
 
