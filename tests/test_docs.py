@@ -28,6 +28,7 @@ PAGES = [
 ]
 API = ROOT / "docs" / "api.md"  # its examples are run by test_documentation
 PYTHON = ROOT / "docs" / "python.md"  # its examples build on one another
+CLIENTS = ROOT / "docs" / "clients.md"  # its examples are run by tests/clients, with the clients that they need
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMAGES = {"embert:gpu", "embert:cpu", "embert:hopper", "embert:bge"}
 
@@ -214,7 +215,7 @@ def test_curls_are_answered(command: str, server: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in (API, PYTHON) and blocks(page, "python")], ids=lambda page: page.name
+    "page", [page for page in PAGES if page not in (API, PYTHON, CLIENTS) and blocks(page, "python")], ids=lambda page: page.name
 )
 def test_python_runs(page: Path, server: Live) -> None:
     for block in blocks(page, "python"):
