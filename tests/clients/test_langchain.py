@@ -25,7 +25,7 @@ def test_ids_of_another_tokenizer_are_refused(fleet: Fleet, monkeypatch: pytest.
         def encode_ordinary(self, text: str) -> list[int]:
             return [1000 + ord(letter) for letter in text]
 
-    embeddings = OpenAIEmbeddings(model="text-embedding-3-small", base_url=fleet.url("minilm") + "/v1", api_key="none")
+    embeddings = OpenAIEmbeddings(model="minilm", base_url=fleet.url("minilm") + "/v1", api_key="none")
     monkeypatch.setattr("tiktoken.encoding_for_model", lambda _: Tokenizer())
     monkeypatch.setattr("tiktoken.get_encoding", lambda _: Tokenizer())
     with pytest.raises(openai.APIStatusError, match="check_embedding_ctx_length"):
