@@ -215,7 +215,9 @@ def test_curls_are_answered(command: str, server: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in (API, PYTHON, CLIENTS) and blocks(page, "python")], ids=lambda page: page.name
+    "page",
+    [page for page in PAGES if page not in (API, PYTHON, CLIENTS) and blocks(page, "python")],
+    ids=lambda page: page.name,
 )
 def test_python_runs(page: Path, server: Live) -> None:
     for block in blocks(page, "python"):

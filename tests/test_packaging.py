@@ -85,7 +85,9 @@ def test_constraints_pin_every_dependency() -> None:
             if "==" in line
         }
         requirements = [*project()["dependencies"], *(name for extra in chosen for name in extra)]  # type: ignore[misc]
-        names = {each for requirement in requirements if not (each := requirement_name(requirement)).startswith("embert")}
+        names = {
+            each for requirement in requirements if not (each := requirement_name(requirement)).startswith("embert")
+        }
         assert names - pinned == set(), file
 
 

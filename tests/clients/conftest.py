@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -47,8 +48,8 @@ class Fleet:
         self._stack = stack
         self._servers: dict[str, Live] = {}
         self._folders: dict[str, Path] = {}
-        started = re.findall(r"^\$ embert serve \S+ --port (\d+) --served-model-name (\S+)$", PAGE.read_text(), re.M)
-        self._names = {int(port): name for port, name in started}
+        command = re.compile(r"^\$ embert serve \S+ --port (\d+) --served-model-name (\S+)$", re.MULTILINE)
+        self._names = {int(port): name for port, name in command.findall(PAGE.read_text())}
 
     def folder(self, name: str) -> Path:
         """The model's files."""
@@ -74,16 +75,18 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield Fleet(tmp_path_factory.mktemp("models"), stack)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def page(fleet: Fleet) -> Page:
-    """Runs the snippets of a section, in order; what they defined."""
+    """Runs the snippets of a section, in order and once; what they defined."""
 
+    @functools.cache
     def run(title: str) -> dict[str, Any]:
-        (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+        (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+        snippets = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+        assert snippets, title
         defined: dict[str, Any] = {}
-        for snippet in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S):
+        for snippet in snippets:
             exec(compile(fleet.localised(snippet), f"{PAGE.name}: {title}", "exec"), defined)
-        assert defined, f"{title} has no snippets"
         return defined
 
     return run

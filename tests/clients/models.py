@@ -17,7 +17,7 @@ from tests.server.models import copy_model
 __all__ = ["BUILD", "LABELS"]
 
 LABELS = ("calm", "cross", "curious")
-SMALL = {
+SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
