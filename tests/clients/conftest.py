@@ -33,13 +33,6 @@ PAGE = ROOT / "docs" / "clients.md"
 Page = Callable[[str], dict[str, Any]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What warns here is the clients' own code."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.filterwarnings("default"))
-
-
 class Fleet:
     """The servers that the page names, each started when first asked for."""
 

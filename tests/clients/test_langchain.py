@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import openai
 import pytest
 from langchain_openai import OpenAIEmbeddings
@@ -16,6 +18,7 @@ def test_the_page(page: Page, fleet: Fleet) -> None:
     assert_ranked(ranked, fleet.folder("reranker"), 2)
     for embeddings in (found["by_tei"], found["by_openai"]):
         assert_embedded(embeddings.embed_documents(DOCUMENTS), fleet.folder("minilm"), DOCUMENTS)
+        assert_embedded([asyncio.run(embeddings.aembed_query("a cat"))], fleet.folder("minilm"), ["a cat"])
 
 
 def test_ids_of_another_tokenizer_are_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
