@@ -40,8 +40,8 @@ def test_sparse_vectors(page: Page, fleet: Fleet) -> None:
 def test_multi_vectors(page: Page, fleet: Fleet) -> None:
     found = page("sentence-transformers")
     encoder = MultiVectorEncoder(str(fleet.folder("colbert")), device="cpu")
-    query = encoder.encode_query([found["query"]])[0]
-    documents = [encoder.encode_document([document])[0] for document in found["documents"]]
+    query = np.asarray(encoder.encode_query([found["query"]])[0])
+    documents = [np.asarray(encoder.encode_document([document])[0]) for document in found["documents"]]
     np.testing.assert_allclose(found["asked"], query, atol=1e-4)
     for ours, theirs in zip(found["found"], documents, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
