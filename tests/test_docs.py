@@ -241,6 +241,14 @@ def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert "`dimensions` must be from 1 to 384, found 1000" in printed
 
 
+def test_clients_are_tested_in_the_versions_named() -> None:
+    """tests/clients, which run in another environment, test what works in them."""
+    named = re.findall(r"^\|[^|]*\| ([a-z][a-z-]+) ([\d.]+) \|", CLIENTS.read_text(), re.MULTILINE)
+    assert len(named) >= 10
+    pins = (ROOT / "constraints-clients.txt").read_text().splitlines()
+    assert [f"{name}=={version}" for name, version in named if f"{name}=={version}" not in pins] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) < 6000
 
