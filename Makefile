@@ -1,10 +1,10 @@
 # Each target is one script of the same name; CI calls the same ones.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint check format build wheels load soak bench clean
+.PHONY: help install serve test test-clients lint check format build wheels load soak bench clean
 ARGS ?=
 
 help: ## what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: ## install embert into .venv (leaves .venv/bin/embert)
 	@scripts/install
@@ -14,6 +14,9 @@ serve: ## install, then serve the default model on :8080 (ARGS="MODEL --port 900
 
 test: ## install, then every check and test (ARGS="tests/engine -x" for some)
 	@scripts/test $(ARGS)
+
+test-clients: ## other projects' clients against the real server, in an environment of their own
+	@scripts/test-clients $(ARGS)
 
 lint: ## style and types only
 	@scripts/install dev

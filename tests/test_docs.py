@@ -28,6 +28,7 @@ PAGES = [
 ]
 API = ROOT / "docs" / "api.md"  # its examples are run by test_documentation
 PYTHON = ROOT / "docs" / "python.md"  # its examples build on one another
+CLIENTS = ROOT / "docs" / "clients.md"  # its examples are run by tests/clients, with the clients that they need
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMAGES = {"embert:gpu", "embert:cpu", "embert:hopper", "embert:bge"}
 
@@ -214,7 +215,9 @@ def test_curls_are_answered(command: str, server: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in (API, PYTHON) and blocks(page, "python")], ids=lambda page: page.name
+    "page",
+    [page for page in PAGES if page not in (API, PYTHON, CLIENTS) and blocks(page, "python")],
+    ids=lambda page: page.name,
 )
 def test_python_runs(page: Path, server: Live) -> None:
     for block in blocks(page, "python"):
@@ -238,6 +241,14 @@ def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
         assert comment in printed
     assert "there is no folder ./no-such-folder" in printed
     assert "`dimensions` must be from 1 to 384, found 1000" in printed
+
+
+def test_clients_are_tested_in_the_versions_named() -> None:
+    """tests/clients, which run in another environment, test what works in them."""
+    named = re.findall(r"^\|[^|]*\| ([a-z][a-z-]+) ([\d.]+) \|", CLIENTS.read_text(), re.MULTILINE)
+    assert len(named) >= 10
+    pins = (ROOT / "constraints-clients.txt").read_text().splitlines()
+    assert [f"{name}=={version}" for name, version in named if f"{name}=={version}" not in pins] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -74,17 +74,21 @@ def test_constraints_pin_every_dependency() -> None:
 
     cuBLAS has none: torch with CUDA wants its own.
     """
-    pinned = {
-        line.split("==")[0].lower().replace("_", "-")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if "==" in line
-    }
     extras = project()["optional-dependencies"]
     assert isinstance(extras, dict)
     extras.pop("cuda")
-    requirements = [*project()["dependencies"], *(name for extra in extras.values() for name in extra)]  # type: ignore[misc]
-    names = {name for requirement in requirements if not (name := requirement_name(requirement)).startswith("embert")}
-    assert names - pinned == set()
+    clients = extras.pop("clients")
+    for file, chosen in (("constraints.txt", extras.values()), ("constraints-clients.txt", [clients])):
+        pinned = {
+            line.split("==")[0].lower().replace("_", "-")
+            for line in (ROOT / file).read_text().splitlines()
+            if "==" in line
+        }
+        requirements = [*project()["dependencies"], *(name for extra in chosen for name in extra)]  # type: ignore[misc]
+        names = {
+            each for requirement in requirements if not (each := requirement_name(requirement)).startswith("embert")
+        }
+        assert names - pinned == set(), file
 
 
 def test_make_installs_what_a_cpu_needs() -> None:

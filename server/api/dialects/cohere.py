@@ -9,12 +9,14 @@ from pydantic import BaseModel, Field
 
 from embert.engine.tokenization.pairs import PairLimits
 from embert.server.api.dialects.ranking import joined, rank
-from embert.server.api.dialects.rerank import RerankMeta, search_units
+from embert.server.api.dialects.rerank import RerankMeta, RerankResult, result_rows, search_units
 from embert.server.api.input.request_body import InputForm, InputForms, RequestBody, TextList
 from embert.server.api.request_context import JSON, RequestContext
 from embert.server.http.errors import Invalid
 
 __all__ = ["CohereError", "CohereRanking", "CohereRerankRequest", "rerank"]
+
+_DOCUMENT_TOKENS = 4096  # of a document, unless the request says otherwise
 
 
 class CohereError(BaseModel):
@@ -34,23 +36,21 @@ class CohereRerankRequest(RequestBody):
     query: str = Field(description="What the documents are compared with.")
     documents: TextList
     top_n: int | None = Field(None, ge=1, description="Answer only the best. More than there are, or null: all.")
-    max_tokens_per_doc: int = Field(4096, ge=1, description="Cut documents to this many tokens.")
-    priority: int = Field(0, ge=0, le=999, description="Above 0: as `X-Priority: bulk`.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, description="Cut documents to this many tokens. Default, and null: 4096."
+    )
+    priority: int | None = Field(None, ge=0, le=999, description="Above 0: as `X-Priority: bulk`.")
+    return_documents: bool | None = Field(
+        None, description="An extension, which litellm sends: answer the documents' texts too. Default: false."
+    )
     relevant_spans: dict[str, Any] | None = Field(None, description="Not supported: must be null or disabled.")
-
-
-class CohereResult(BaseModel):
-    """A document's place in the request, and its score."""
-
-    index: int
-    relevance_score: float
 
 
 class CohereRanking(BaseModel):
     """Answer of `/v2/rerank`."""
 
     id: str
-    results: list[CohereResult]
+    results: list[RerankResult]
     meta: RerankMeta
 
 
@@ -61,7 +61,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     service.check_model(request.model)
     if request.relevant_spans is not None and request.relevant_spans.get("mode") != "disabled":
         raise Invalid("`relevant_spans` is not supported: its mode must be disabled", "relevant_spans")
-    if request.priority > 0:
+    if request.priority is not None and request.priority > 0:
         context.options.bulk = True
     ranking = await rank(
         context,
@@ -71,11 +71,9 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
         top_n=request.top_n,
         raw=False,
         truncate=None,
-        limits=PairLimits(second=request.max_tokens_per_doc),
+        limits=PairLimits(second=request.max_tokens_per_doc or _DOCUMENT_TOKENS),
     )
-    rows = await joined(
-        b'{"index":%d,"relevance_score":%b}' % row for row in zip(ranking.indices, ranking.scores, strict=True)
-    )
+    rows = await joined(result_rows(ranking, request.documents if request.return_documents else None))
     return JSON, (
         b'{"id":"%b","results":[%b],"meta":{"api_version":{"version":"2"},"billed_units":{"search_units":%d},'
         b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'

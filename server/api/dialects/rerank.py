@@ -23,10 +23,12 @@ __all__ = [
     "RerankDocumentsRequest",
     "RerankFields",
     "RerankMeta",
+    "RerankResult",
     "Reranked",
     "ranked",
     "rerank",
     "rerank_documents",
+    "result_rows",
     "search_units",
 ]
 
@@ -169,7 +171,7 @@ async def rerank_documents(
         service.check_model(request.model)
     texts = documents_texts(documents)
     ranking = await ranked(context, request, texts, "documents", truncate, direction)
-    rows = await joined(_rows(ranking, texts if request.return_documents else None))
+    rows = await joined(result_rows(ranking, texts if request.return_documents else None))
     tokens = ranking.tokens
     return JSON, (
         b'{"id":"%b","object":"rerank","model":%b,"results":[%b],"usage":{"prompt_tokens":%d,"total_tokens":%d},'
@@ -219,7 +221,8 @@ async def ranked(
     )
 
 
-def _rows(ranking: Ranking, texts: list[str] | None) -> Iterator[bytes]:
+def result_rows(ranking: Ranking, texts: list[str] | None) -> Iterator[bytes]:
+    """The JSON of each result, with its text where `texts` are given."""
     for index, score in zip(ranking.indices, ranking.scores, strict=True):
         document = b"" if texts is None else b',"document":{"text":%b}' % orjson.dumps(texts[index])
         yield b'{"index":%d,"relevance_score":%b%b}' % (index, score, document)

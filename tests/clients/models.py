@@ -1,0 +1,98 @@
+"""Small models with random weights: one for each server of docs/clients.md, but for the embeddings, which are real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from embert import engine
+from tests.server.models import copy_model
+
+__all__ = ["BUILD", "LABELS"]
+
+LABELS = ("calm", "cross", "curious")
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+
+
+def _build(folder: Path, head: str, **config: Any) -> Path:
+    """A BERT that transformers writes, with the default model's tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(engine.load_model().folder, model_max_length=256)
+    torch.manual_seed(0)
+    made: Any = getattr(transformers, "Bert" + head)(
+        transformers.BertConfig(vocab_size=len(tokenizer), **SMALL, **config)
+    )
+    for name, parameter in made.named_parameters():
+        # A fresh model's ones and noughts would hide that a server forgets them.
+        if "norm" in name.lower() or name.endswith("bias"):
+            parameter.data += torch.randn_like(parameter) * 0.2
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _reranker(folder: Path) -> Path:
+    return _build(folder, "ForSequenceClassification", num_labels=1)
+
+
+def _classifier(folder: Path) -> Path:
+    names = dict(enumerate(LABELS))
+    return _build(folder, "ForSequenceClassification", id2label=names, label2id={v: k for k, v in names.items()})
+
+
+def _splade(folder: Path) -> Path:
+    """As sentence-transformers saves it."""
+    from sentence_transformers import SparseEncoder
+
+    SparseEncoder(str(_build(folder / "made", "ForMaskedLM")), device="cpu").save_pretrained(str(folder / "saved"))
+    return folder / "saved"
+
+
+def _colbert(folder: Path) -> Path:
+    """As sentence-transformers saves it."""
+    from sentence_transformers import MultiVectorEncoder
+
+    torch.manual_seed(0)
+    made = MultiVectorEncoder(str(_build(folder / "made", "Model")), device="cpu")
+    made.save_pretrained(str(folder / "saved"))
+    return folder / "saved"
+
+
+def _bge_m3(folder: Path) -> Path:
+    """A dense model, with two further heads in files of their own."""
+    _build(folder, "Model")
+    kinds = {"": "models.Transformer", "1_Pooling": "models.Pooling", "2_Normalize": "models.Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": SMALL["hidden_size"], "pooling_mode_cls_token": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    for name, rows in (("sparse_linear", 1), ("colbert_linear", 64)):
+        save_file({"weight": torch.randn(rows, 64) * 0.2, "bias": torch.randn(rows)}, folder / f"{name}.safetensors")
+    return folder
+
+
+# --served-model-name → what writes its files into a folder, and gives the folder to serve
+BUILD: dict[str, Callable[[Path], Path]] = {
+    "minilm": copy_model,
+    "reranker": _reranker,
+    "classifier": _classifier,
+    "splade": _splade,
+    "bge-m3": _bge_m3,
+    "colbert": _colbert,
+}

@@ -1,0 +1,88 @@
+"""litellm: a rerank endpoint in five dialects, embeddings in three."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import litellm
+import pytest
+
+from tests.clients.conftest import Fleet, Page
+from tests.clients.oracles import DOCUMENTS, QUERY, assert_embedded, assert_ranked
+
+TEXTS = ["a cat", "a kitten"]
+
+
+def pairs(answer: Any) -> list[tuple[int, float]]:
+    return [(result["index"], result["relevance_score"]) for result in answer.results]
+
+
+def test_the_page(page: Page, fleet: Fleet) -> None:
+    found = page("litellm")
+    assert_ranked(pairs(found["ranked"]), fleet.folder("reranker"), 2)
+    for answer in (found["embedded"], found["embedded_by_tei"]):
+        assert_embedded([each["embedding"] for each in answer.data], fleet.folder("minilm"), TEXTS)
+
+
+# provider and what follows the address → what the call says beside the usual
+PROVIDERS: dict[tuple[str, str], dict[str, Any]] = {
+    ("cohere", ""): {},
+    ("cohere", "/v1/rerank"): {},
+    ("cohere", "/v2/rerank"): {"max_tokens_per_doc": 256},
+    ("hosted_vllm", ""): {},
+    ("hosted_vllm", "/v1"): {},
+    ("huggingface", ""): {},
+    ("infinity", ""): {"return_documents": False},
+    ("infinity", "/v1"): {"return_documents": False},
+    ("jina_ai", ""): {},
+}
+
+
+@pytest.mark.parametrize(("provider", "path"), PROVIDERS)
+def test_rerank(fleet: Fleet, provider: str, path: str) -> None:
+    options = PROVIDERS[provider, path]
+    answer = litellm.rerank(
+        model=f"{provider}/reranker",
+        api_base=fleet.url("reranker") + path,
+        api_key="none",
+        query=QUERY,
+        documents=DOCUMENTS,
+        **options,
+    )
+    assert_ranked(pairs(answer), fleet.folder("reranker"))
+    if options.get("return_documents", True):
+        texts = [result["document"]["text"] for result in answer.results]
+        assert texts == [DOCUMENTS[result["index"]] for result in answer.results]
+
+
+def test_infinity_reads_documents_as_strings(fleet: Fleet) -> None:
+    """As the page says. Once this passes, it may say so no more."""
+    with pytest.raises(litellm.APIConnectionError):
+        litellm.rerank(
+            model="infinity/reranker", api_base=fleet.url("reranker"), query=QUERY, documents=DOCUMENTS, num_retries=0
+        )
+
+
+def test_vllm_embeddings(fleet: Fleet) -> None:
+    answer = litellm.embedding(model="hosted_vllm/minilm", api_base=fleet.url("minilm") + "/v1", input=TEXTS)
+    assert_embedded([each["embedding"] for each in answer.data], fleet.folder("minilm"), TEXTS)
+    assert answer.usage.prompt_tokens > 0
+
+
+def test_similarities(fleet: Fleet) -> None:
+    """What `huggingface/sentence-transformers/…` asks for: the first text with the others."""
+    answer = litellm.embedding(
+        model="huggingface/sentence-transformers/minilm",
+        api_base=fleet.url("minilm"),
+        input=["a cat", "a kitten", "a tax form"],
+        input_type="sentence-similarity",
+    )
+    kitten, form = (each["embedding"] for each in answer.data)
+    assert 1 > kitten > form
+
+
+def test_errors(fleet: Fleet) -> None:
+    with pytest.raises(litellm.NotFoundError, match="no-such-model"):
+        litellm.embedding(
+            model="openai/no-such-model", api_base=fleet.url("minilm") + "/v1", api_key="none", input=TEXTS
+        )
