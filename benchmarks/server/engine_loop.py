@@ -110,8 +110,9 @@ class Run:
         return sorted((self.answered_s[i] - first - due) * 1e3 for i, due in enumerate(self.due_s))
 
     def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
+        config = ServeConfig(workers=1)  # as many as have a place in the counters
         start = StartEngine(
-            ServeConfig(), "", "simulated", folder, 0, "cuda:0", f"{folder}/engine", SharedCounters.create(1, 1).fd, 1
+            config, "", "simulated", folder, 0, "cuda:0", f"{folder}/engine", SharedCounters.create(1, 1).fd, 1
         )
         loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="simulated")), self.gpu)
         loop.warm_up()
