@@ -114,7 +114,8 @@ class Run:
         start = StartEngine(
             config, "", "simulated", folder, 0, "cuda:0", f"{folder}/engine", SharedCounters.create(1, 1).fd, 1
         )
-        loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="simulated")), self.gpu)
+        model = cast("Model", SimpleNamespace(model_id="simulated", tasks=Task.EMBED))
+        loop = EngineLoop(start, model, self.gpu)
         loop.warm_up()
         loop.listen()
         thread = threading.Thread(target=loop.run, daemon=True)
