@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Live]:
-    """`embert serve` with the default model, in float32 on any machine; default options, but for ids on all routes."""
+    """`embert serve` with the default model, in float32 and one HTTP process on any machine, and ids on all routes."""
     with live("--device", "cpu", "--accept-token-ids") as running:
         yield running
 

@@ -110,10 +110,12 @@ class Run:
         return sorted((self.answered_s[i] - first - due) * 1e3 for i, due in enumerate(self.due_s))
 
     def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
+        config = ServeConfig(workers=1)  # as many as have a place in the counters
         start = StartEngine(
-            ServeConfig(), "", "simulated", folder, 0, "cuda:0", f"{folder}/engine", SharedCounters.create(1, 1).fd, 1
+            config, "", "simulated", folder, 0, "cuda:0", f"{folder}/engine", SharedCounters.create(1, 1).fd, 1
         )
-        loop = EngineLoop(start, cast("Model", SimpleNamespace(model_id="simulated")), self.gpu)
+        model = cast("Model", SimpleNamespace(model_id="simulated", tasks=Task.EMBED))
+        loop = EngineLoop(start, model, self.gpu)
         loop.warm_up()
         loop.listen()
         thread = threading.Thread(target=loop.run, daemon=True)

@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
+from typing import Any
+
+import uvloop
 
 from benchmarks.lib import record
+from benchmarks.lib.running_server import RunningServer, embert
 from benchmarks.soak.idle import idle
 from benchmarks.soak.kills import kills
 from benchmarks.soak.mixed import mixed
@@ -24,10 +28,22 @@ from benchmarks.soak.overload import overload
 from benchmarks.soak.slo import Objective
 
 _Part = Callable[[argparse.Namespace, float, list[str]], list[Objective]]
+
+
+def _of_clients(part: Callable[[RunningServer, float], Coroutine[Any, Any, list[Objective]]]) -> _Part:
+    """Return a part whose clients are coroutines of this process; they have a server, and no options."""
+
+    def run(_: argparse.Namespace, seconds: float, serve_options: list[str]) -> list[Objective]:
+        with embert(*serve_options) as server:
+            return uvloop.run(part(server, seconds))
+
+    return run
+
+
 PARTS: dict[str, tuple[_Part, float]] = {  # and how many seconds each lasts
     "overload": (overload, 60.0),
-    "kills": (kills, 60.0),
-    "mixed": (mixed, 900.0),
+    "kills": (_of_clients(kills), 60.0),
+    "mixed": (_of_clients(mixed), 900.0),
     "idle": (idle, 5.0),
 }
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 import statistics
 import time
 
-import uvloop
-
-from benchmarks.lib.running_server import RunningServer, embert
+from benchmarks.lib.running_server import RunningServer
 from benchmarks.soak.clients import Clients
 from benchmarks.soak.slo import Objective
 
@@ -19,14 +16,8 @@ __all__ = ["kills"]
 KILL_EVERY_S = 5.0
 
 
-def kills(options: argparse.Namespace, seconds: float, serve_options: list[str]) -> list[Objective]:
+async def kills(server: RunningServer, seconds: float) -> list[Objective]:
     """Measure statuses, wrong vectors and the time to recover."""
-    del options
-    with embert(*serve_options) as server:
-        return uvloop.run(_run(server, seconds))
-
-
-async def _run(server: RunningServer, seconds: float) -> list[Objective]:
     clients = Clients(server.port)
     await clients.learn()
     running = [asyncio.create_task(clients.run(seed, 0.01, 16)) for seed in range(8)]

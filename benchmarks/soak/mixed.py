@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import statistics
@@ -10,9 +9,8 @@ import time
 from collections import Counter
 
 import psutil
-import uvloop
 
-from benchmarks.lib.running_server import RunningServer, embert
+from benchmarks.lib.running_server import RunningServer
 from benchmarks.soak.clients import Clients
 from benchmarks.soak.slo import Objective
 from benchmarks.soak.verifying_client import Client
@@ -23,15 +21,11 @@ SETTLING_S = 120.0  # before the first look at memory
 SAMPLE_EVERY_S = 5.0
 
 
-def mixed(options: argparse.Namespace, seconds: float, serve_options: list[str]) -> list[Objective]:
-    """Measure the growth of memory and descriptors, by process."""
-    del options
-    with embert(*serve_options) as server:
-        return uvloop.run(_run(server, seconds))
+async def mixed(server: RunningServer, seconds: float) -> list[Objective]:
+    """Measure the growth of memory and descriptors, by process.
 
-
-async def _run(server: RunningServer, seconds: float) -> list[Objective]:
-    """Run queries, bulk requests, malformed requests, clients that leave, connections that come and go."""
+    Beside queries, bulk requests, malformed requests, clients that leave, connections that come and go.
+    """
     clients = Clients(server.port)
     await clients.learn()
     jobs = [asyncio.create_task(clients.run(seed, 0.05, 4)) for seed in range(4)]

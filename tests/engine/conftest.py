@@ -50,6 +50,21 @@ def tokenizer(default_model: Model) -> engine.Tokenizer:
     return engine.Tokenizer(default_model)
 
 
+@pytest.fixture
+def read(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the library is given to read, with the word cache off."""
+    texts: list[str] = []
+    library_ids = tokenizer._backend.library_ids
+
+    def spy(given: Sequence[str]) -> list[bytes]:
+        texts.extend(given)
+        return library_ids(given)
+
+    monkeypatch.setattr(tokenizer._backend, "_words", None)
+    monkeypatch.setattr(tokenizer._backend, "library_ids", spy)
+    return texts
+
+
 @pytest.fixture(scope="session")
 def float32_encoder(default_model: Model) -> Encoder:
     return engine.load_encoder(default_model, device="cpu", max_batch_tokens=20_000)

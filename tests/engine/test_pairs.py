@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -226,21 +226,6 @@ def test_real_texts(tokenizer: engine.Tokenizer, packaged: Kind, real_texts: lis
     assert encoded.truncated == 3
     same = tokenizer.encode_pairs([query] * len(documents), documents, truncate=True)
     assert pairs_of(same) == pairs_of(encoded)
-
-
-@pytest.fixture
-def read(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the library is given to read, with the word cache off."""
-    given_texts: list[str] = []
-    library_ids = tokenizer._backend.library_ids
-
-    def spy(given: Sequence[str]) -> list[bytes]:
-        given_texts.extend(given)
-        return library_ids(given)
-
-    monkeypatch.setattr(tokenizer._backend, "_words", None)
-    monkeypatch.setattr(tokenizer._backend, "library_ids", spy)
-    return given_texts
 
 
 def test_a_query_is_read_once_and_long_texts_no_further_than_needed(

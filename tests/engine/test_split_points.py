@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -189,21 +189,6 @@ def test_all_of_these_kinds_are_divided(divided: dict[str, engine.Tokenizer], ki
 def test_what_is_not_known_to_be_safe_is_not_divided(tokenizer: Backend) -> None:
     split_points = split_points_of(json.loads(tokenizer.to_str()), tokenizer)
     assert (split_points.of_ids, split_points.of_offsets, split_points.lead) == (None, None, "")
-
-
-@pytest.fixture
-def read(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the library is given to read, with the word cache off."""
-    texts: list[str] = []
-    library_ids = tokenizer._backend.library_ids
-
-    def spy(given: Sequence[str]) -> list[bytes]:
-        texts.extend(given)
-        return library_ids(given)
-
-    monkeypatch.setattr(tokenizer._backend, "_words", None)
-    monkeypatch.setattr(tokenizer._backend, "library_ids", spy)
-    return texts
 
 
 def test_a_text_is_read_no_further_than_the_model_can(tokenizer: engine.Tokenizer, read: list[str]) -> None:

@@ -35,11 +35,16 @@ T = TypeVar("T")
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without our own options in it, and with the repository importable."""
+    """This process's environment with the repository importable, and of our own options only `--workers 1`.
+
+    A test that needs several HTTP processes starts its server with `--workers 2`, one that needs the default with 0.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("EMBERT_", "STAND_IN_"))}
     paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
-    # The length of usage lines and of progress bars must not depend on who runs the tests.
-    return inherited | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100"} | dict(extra or {})
+    # What tests see must not depend on the machine: neither the length of usage lines and progress bars, nor the number
+    # of HTTP processes, each of which counts and limits by itself.
+    fixed = {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100", "EMBERT_WORKERS": "1"}
+    return inherited | fixed | dict(extra or {})
 
 
 def until(condition: Callable[[], T], timeout_s: float = 60.0, *, what: str = "the condition") -> T:
@@ -151,6 +156,10 @@ class Live:
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         until(self.is_ready, timeout_s, what="readiness")
+
+    def wait_announced(self) -> None:
+        """Until the log says that every process is ready. One HTTP process answers /readyz with 200 before that."""
+        until(lambda: "ready    http" in self.log, START_TIMEOUT_S, what="the announcement")
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

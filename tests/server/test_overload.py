@@ -184,6 +184,7 @@ def test_retry_after_is_what_the_queue_takes_at_the_measured_rate(slow: Live, ho
 def test_the_queue_is_bounded_by_the_seconds_it_takes_at_the_measured_rate() -> None:
     options = ("--max-batch-tokens", "256", "--max-queue-seconds", "1")
     with live(*STAND_IN, *options, env={"STAND_IN_TOKENS_PER_S": str(TOKENS_PER_S)}) as server:
+        server.wait_announced()
         assert "queue 16384 tokens or 1 s" in server.log
         info = server.get("/info").json()
         assert (info["max_queue_tokens"], info["max_queue_seconds"]) == (16384, 1.0)

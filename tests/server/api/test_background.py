@@ -92,7 +92,7 @@ def test_a_process_whose_sweeps_have_ended_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOIL)
     paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
     with live(*STAND_IN, "--workers", "2", env={"PYTHONPATH": paths}, clean_log=False) as server:
-        until(lambda: "ready    http" in server.log, what="the announcement")
+        server.wait_announced()
         with one_to_each(server) as connections:
             old = list(connections)
         os.kill(old[0], signal.SIGUSR1)

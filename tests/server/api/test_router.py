@@ -7,11 +7,13 @@ import gc
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from embert.engine import Encoded
+from embert.server.api.engines.pending import Answer
 from embert.server.api.engines.router import Router
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
@@ -35,6 +37,10 @@ class FakeEngine:
         self._listener.setblocking(False)
         self.channel: Channel | None = None
         self._requests: list[EncodeRequest] = []
+
+    def ready(self) -> EngineState:
+        """What the supervisor says of it."""
+        return EngineState(0, "ready", "", self.endpoint, INFO)
 
     async def accept(self, *, greets: bool = True) -> None:
         sock, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(self._listener), 5)
@@ -78,8 +84,23 @@ def in_a_minute() -> RequestOptions:
     return RequestOptions(60.0, "--request-timeout", time.monotonic() + 60.0)
 
 
+def one_text() -> Encoded:
+    return Encoded(np.array([1], np.int32), np.array([1], np.int32), 0)
+
+
 def three_texts() -> Encoded:
     return Encoded(np.array([1, 2, 3], np.int32), np.array([1, 1, 1], np.int32), 0)
+
+
+def ask(router: Router, texts: Encoded) -> asyncio.Future[Answer]:
+    return asyncio.ensure_future(router.encode(texts, never_leaves, in_a_minute()))
+
+
+def router_and_engine(folder: Path, **options: Any) -> tuple[Router, FakeEngine]:
+    """A router, and the engine of which it knows that it is ready."""
+    router, engine = Router(ServeConfig(**options), SharedCounters.create(1, 1), 0), FakeEngine(folder, "engine")
+    router.engine_changed(engine.ready())
+    return router, engine
 
 
 def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path) -> None:
@@ -88,11 +109,11 @@ def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path)
     async def run() -> None:
         router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
         old, new = (FakeEngine(tmp_path, f"engine.{start}") for start in (1, 2))
-        router.engine_changed(EngineState(0, "ready", "", old.endpoint, INFO))
-        answer = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
+        router.engine_changed(old.ready())
+        answer = ask(router, three_texts())
         first = await old.request()
         router.engine_changed(EngineState(0, "down", "killed"))
-        router.engine_changed(EngineState(0, "ready", "", new.endpoint, INFO))
+        router.engine_changed(new.ready())
         again = await new.request()
         old.answer(first.id, 0, [[9.0, 9.0], [9.0, 9.0]])
         await asyncio.sleep(0.1)  # it has arrived
@@ -116,14 +137,12 @@ def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> N
     """Garbage collections are rare here: a cycle would hold memory for minutes."""
 
     async def run() -> list[str]:
-        router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
-        engine = FakeEngine(tmp_path, "engine")
-        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        router, engine = router_and_engine(tmp_path)
         gc.collect()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             for _ in range(3):
-                answer = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
+                answer = ask(router, three_texts())
                 request = await engine.request()
                 await asyncio.sleep(0.2)  # long enough for the sweep to watch its client
                 engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
@@ -146,10 +165,8 @@ def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
     """Before the supervisor has said anything. What the engine owed is sent again, but not for ever."""
 
     async def run() -> None:
-        router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
-        engine = FakeEngine(tmp_path, "engine")
-        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
-        answer = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
+        router, engine = router_and_engine(tmp_path)
+        answer = ask(router, three_texts())
         first = await engine.request()
         engine.answer(first.id, 0, [[9.0, 9.0]])
         assert engine.channel is not None
@@ -159,7 +176,7 @@ def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
         engine.answer(again.id, 0, [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
         vectors = (await asyncio.wait_for(answer, 5)).vectors.tolist()
         assert vectors == [[1, 1], [2, 2], [3, 3]]
-        lost = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
+        lost = ask(router, three_texts())
         for _ in range(8):
             await engine.request()
             engine.disconnect()
@@ -180,7 +197,7 @@ def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(tmp_path:
     async def run() -> None:
         router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
         router.engine_changed(EngineState(0, "ready", "", f"{tmp_path}/engine", INFO))
-        answer = asyncio.ensure_future(router.encode(three_texts(), never_leaves, in_a_minute()))
+        answer = ask(router, three_texts())
         await asyncio.sleep(0.1)
         assert not answer.done()
         engine = FakeEngine(tmp_path, "engine")
@@ -195,11 +212,9 @@ def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(tmp_path:
 
 def test_a_message_larger_than_the_socket_arrives(tmp_path: Path) -> None:
     async def run() -> None:
-        router = Router(ServeConfig(max_queue_tokens=10_000_000), SharedCounters.create(1, 1), 0)
-        engine = FakeEngine(tmp_path, "engine")
-        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        router, engine = router_and_engine(tmp_path, max_queue_tokens=10_000_000)
         many = Encoded(np.arange(1_000_000, dtype=np.int32), np.full(1000, 1000, np.int32), 0)
-        answer = asyncio.ensure_future(router.encode(many, never_leaves, in_a_minute()))
+        answer = ask(router, many)
         request = await engine.request()
         assert np.array_equal(np.frombuffer(request.ids, np.int32), many.ids)
         engine.answer(request.id, 0, [[1.0, 1.0]] * 1000)
@@ -210,10 +225,6 @@ def test_a_message_larger_than_the_socket_arrives(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def one_text() -> Encoded:
-    return Encoded(np.array([1], np.int32), np.array([1], np.int32), 0)
-
-
 def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_path: Path) -> None:
     """The shared counters say what ran. What waited is sent again as it was, as often as it takes."""
 
@@ -221,17 +232,15 @@ def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_pa
         counters = SharedCounters.create(1, 1)
         router = Router(ServeConfig(), counters, 0)
         engines = [FakeEngine(tmp_path, f"engine.{start}") for start in range(6)]
-        router.engine_changed(EngineState(0, "ready", "", engines[0].endpoint, INFO))
-        poison, neighbour, waiting = (
-            asyncio.ensure_future(router.encode(one_text(), never_leaves, in_a_minute())) for _ in range(3)
-        )
+        router.engine_changed(engines[0].ready())
+        poison, neighbour, waiting = (ask(router, one_text()) for _ in range(3))
         asked = [await engines[0].request() for _ in range(3)]
         assert [request.alone for request in asked] == [False] * 3
         counters.set_running(0, 0, [request.id for request in asked[:2]])
         engines[0].close()
         for start, alone in ((1, [True, True, False]), (2, [True, False]), (3, [True, False]), (4, [True, False])):
             router.engine_changed(EngineState(0, "down", "killed"))
-            router.engine_changed(EngineState(0, "ready", "", engines[start].endpoint, INFO))
+            router.engine_changed(engines[start].ready())
             asked = [await engines[start].request() for _ in alone]
             assert [request.alone for request in asked] == alone
             counters.set_running(0, 0, [asked[0].id] if start == 1 else [])
@@ -239,7 +248,7 @@ def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_pa
         with pytest.raises(InferenceFailed, match="lost twice"):
             await asyncio.wait_for(poison, 5)
         router.engine_changed(EngineState(0, "down", "killed"))
-        router.engine_changed(EngineState(0, "ready", "", engines[5].endpoint, INFO))
+        router.engine_changed(engines[5].ready())
         for _ in range(2):
             engines[5].answer((await engines[5].request()).id, 0, [[1.0, 1.0]])
         assert [len((await asyncio.wait_for(each, 5)).vectors) for each in (neighbour, waiting)] == [1, 1]
@@ -258,12 +267,12 @@ def test_what_was_never_sent_was_not_lost(tmp_path: Path) -> None:
         answer = None
         for start in range(10):
             engine = FakeEngine(tmp_path, f"engine.{start}")
-            router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+            router.engine_changed(engine.ready())
             await engine.accept()
             while not router._engines[0].status:
                 await asyncio.sleep(0)
             if answer is None:
-                answer = asyncio.ensure_future(router.encode(one_text(), never_leaves, in_a_minute()))
+                answer = ask(router, one_text())
                 await asyncio.sleep(0)
             # It is with this engine, but the tick that sends it has not come.
             (pending,) = router._pending.values()
@@ -272,7 +281,7 @@ def test_what_was_never_sent_was_not_lost(tmp_path: Path) -> None:
             engine.close()
             router.engine_changed(EngineState(0, "down", "killed"))
         engine = FakeEngine(tmp_path, "engine")
-        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
+        router.engine_changed(engine.ready())
         engine.answer((await engine.request()).id, 0, [[1.0, 1.0]])
         assert answer is not None
         assert len((await asyncio.wait_for(answer, 5)).vectors) == 1
@@ -286,10 +295,8 @@ def test_what_an_engine_sent_before_it_was_lost_is_taken(tmp_path: Path) -> None
     """Also where the supervisor reports the loss before the socket shows it."""
 
     async def run() -> None:
-        router = Router(ServeConfig(), SharedCounters.create(1, 1), 0)
-        engine = FakeEngine(tmp_path, "engine")
-        router.engine_changed(EngineState(0, "ready", "", engine.endpoint, INFO))
-        answer = asyncio.ensure_future(router.encode(one_text(), never_leaves, in_a_minute()))
+        router, engine = router_and_engine(tmp_path)
+        answer = ask(router, one_text())
         request = await engine.request()
         engine.answer(request.id, 0, [[1.0, 1.0]])
         engine.close()

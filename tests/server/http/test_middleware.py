@@ -351,6 +351,7 @@ def test_the_log_is_json_and_holds_neither_text_nor_key(guarded: Live, client: h
     client.post("/v1/embeddings", content=f'{{"input": "{CANARY}')
     client.get(f"/{CANARY}?key={CANARY}")
     client.get("/livez", headers={"authorization": f"Bearer {CANARY}", "x-request-id": CANARY})
+    guarded.wait_announced()
     lines = [json.loads(line) for line in guarded.log.splitlines()]
     assert {"supervisor", "api-0", "api-1", "engine-0"} >= {line["process"] for line in lines} >= {"supervisor"}
     for line in lines:
@@ -412,4 +413,5 @@ def test_tls(tmp_path: Path) -> None:
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{server.ports[0]}/livez")
         assert httpx.get(f"{server.metrics_url}/metrics").status_code == 200  # inside the cluster, plain
+        server.wait_announced()
         assert "https://127.0.0.1" in server.log

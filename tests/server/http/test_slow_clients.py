@@ -11,7 +11,7 @@ import time
 import tracemalloc
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -110,7 +110,18 @@ def test_an_answer_that_is_taken_slowly_is_not_cut_off(impatient: Live) -> None:
         assert len(json.loads(received.partition(b"\r\n\r\n")[2])) == 2000
 
 
-def test_a_client_that_closes_its_sending_side_has_left(impatient: Live) -> None:
+def shut_down(sock: socket.socket) -> None:
+    """Nothing more will be sent."""
+    sock.shutdown(socket.SHUT_WR)
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    sock.close()
+
+
+@pytest.mark.parametrize("leave", [shut_down, reset])
+def test_a_client_that_closes_its_side_has_left(impatient: Live, leave: Callable[[socket.socket], None]) -> None:
     queued = 'embert_cancelled_texts_total{stage="queued"}'
     before = impatient.metrics()[queued]
     with ThreadPoolExecutor(1) as pool:
@@ -120,23 +131,8 @@ def test_a_client_that_closes_its_sending_side_has_left(impatient: Live) -> None
             with connect(impatient) as sock:
                 sock.sendall(head(len(GOOD)) + GOOD)
                 until(lambda: impatient.metrics()["embert_admitted_tokens"] == 6, what="the request")
-                sock.shutdown(socket.SHUT_WR)
+                leave(sock)
                 until(lambda: impatient.metrics()[queued] == before + 1, what="the cancellation")
-        assert blocking.result().status_code == 200
-
-
-def test_a_connection_that_is_reset_has_left(impatient: Live) -> None:
-    queued = 'embert_cancelled_texts_total{stage="queued"}'
-    before = impatient.metrics()[queued]
-    with ThreadPoolExecutor(1) as pool:
-        with impatient.held():
-            blocking = pool.submit(impatient.post, "/embed", {"inputs": [[101, HELD, 102]]})
-            until(lambda: impatient.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
-            with connect(impatient) as sock:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close means reset
-                sock.sendall(head(len(GOOD)) + GOOD)
-                until(lambda: impatient.metrics()["embert_admitted_tokens"] == 6, what="the request")
-            until(lambda: impatient.metrics()[queued] == before + 1, what="the cancellation")
         assert blocking.result().status_code == 200
 
 

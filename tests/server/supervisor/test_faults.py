@@ -64,7 +64,7 @@ def test_an_engine_may_die_before_everybody_was_ready() -> None:
         until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
         # Each HTTP process learns of it in its own time.
         until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
-        until(lambda: "ready    http" in server.log, what="the announcement")
+        server.wait_announced()
 
 
 def test_what_a_lost_engine_owed_is_sent_once_more(healing: Live) -> None:

@@ -137,21 +137,14 @@ def test_a_device_that_is_not_there(device: str) -> None:
 # --- options ---
 
 
-def test_a_port_in_use() -> None:
+@pytest.mark.parametrize("option", ["--port", "--metrics-port"])
+def test_a_port_in_use_is_named_with_its_option(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused("--port", str(port), status=2)
+        said = refused(option, str(port), status=2)
     assert str(port) in said
     assert "in use" in said
-    assert "--port" in said
-
-
-def test_a_metrics_port_in_use_is_named_as_such() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        said = refused("--metrics-port", str(port), status=2)
-    assert str(port) in said
-    assert "--metrics-port" in said
+    assert option in said
 
 
 def test_a_second_server_on_the_same_port() -> None:

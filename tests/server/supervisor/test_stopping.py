@@ -92,7 +92,7 @@ def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None
     broken = tmp_path / "broken"
     env = {"STAND_IN_EXIT_FILE": str(broken)}
     with live(*STAND_IN, "--give-up-after", "1", env=env, status=1) as server, server.held():
-        until(lambda: "ready    http" in server.log, what="the announcement")
+        server.wait_announced()
         broken.touch()
         answers: list[httpx.Response] = []
         thread = post(server, [[101, HELD, 102]], answers)

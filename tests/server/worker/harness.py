@@ -111,7 +111,8 @@ class Harness:
         self.encoder = Recorder()
         self.exits: list[int] = []
         self.counters = SharedCounters.create(1, 1)
-        start = StartEngine(ServeConfig(), "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
+        config = ServeConfig(workers=1)  # as many as have a place in the counters
+        start = StartEngine(config, "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
         model = cast("Model", SimpleNamespace(model_id="m", tasks=Task.EMBED | Task.TOKENS | Task.CLASSIFY))
         self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
         self.loop.listen()
