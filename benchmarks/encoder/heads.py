@@ -121,11 +121,11 @@ def _rerank(scratch: Path) -> Row:
     torch.manual_seed(0)
     config = transformers.XLMRobertaConfig(**XLMR_LARGE)
     config.num_labels = 1
-    model: Any = transformers.XLMRobertaForSequenceClassification(config)
+    with torch.device("cuda"):
+        model: Any = transformers.XLMRobertaForSequenceClassification(config)
     model = model.half().eval()
     folder, alone = _saved(model, scratch / "head"), _saved(model.roberta, scratch / "alone")
     batch = random_batch(np.full(100, PAIR_TOKENS))
-    model = model.cuda()
     padded = padded_batches(batch, 32)
 
     def rival() -> list[torch.Tensor]:
@@ -136,8 +136,9 @@ def _rerank(scratch: Path) -> Row:
 
 def _splade(scratch: Path) -> Row:
     torch.manual_seed(0)
-    model: Any = transformers.BertForMaskedLM(transformers.BertConfig())
-    model = model.half().eval().cuda()
+    with torch.device("cuda"):
+        model: Any = transformers.BertForMaskedLM(transformers.BertConfig())
+    model = model.half().eval()
     batch = random_batch(lengths_of("passage"))
     padded = padded_batches(batch, 32)
 
@@ -170,7 +171,8 @@ def _splade(scratch: Path) -> Row:
 def _m3(scratch: Path) -> Row:
     torch.manual_seed(0)
     config = transformers.XLMRobertaConfig(**XLMR_LARGE)
-    model: Any = transformers.XLMRobertaModel(config, add_pooling_layer=False)
+    with torch.device("cuda"):
+        model: Any = transformers.XLMRobertaModel(config, add_pooling_layer=False)
     model = model.half()
     folder, alone = _saved(model, scratch / "head"), _saved(model, scratch / "alone")
     random = np.random.default_rng(0)

@@ -4,7 +4,7 @@
 
 The server's rate is that of clients that send one request after the other. The encoder alone runs texts of query and
 passage, as long as the pairs, from token ids: full batches, two in flight, with its pooling head. Weights are random,
-the tokenizer is the packaged model's. The two take turns; figures are medians of three.
+the tokenizer is the packaged model's. The two take turns; figures are medians.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from embert.engine import Tokenizer, load_model
 
 DOCUMENTS = 100
 REQUESTS = 16  # different ones
-ROUNDS = 3
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--window", type=float, default=6.0, help="seconds that one round measures")
     parser.add_argument("--passage-tokens", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder = _model(Path(scratch))
@@ -64,7 +64,7 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
         requests.append(post("/v1/rerank", body, kind="rerank", texts=DOCUMENTS, tokens=encoded.tokens))
         joined += [f"{query.text} {document}" for document in documents]
     rates: dict[str, list[float]] = {"http": [], "alone": []}
-    for _ in range(ROUNDS):
+    for _ in range(options.rounds):
         baseline = measure(folder / "alone", "cuda", {"pairs": joined}, joined[:1], options.window / 2)
         rates["alone"].append(baseline.texts_per_s["pairs"])
         with LoadGenerator() as load, embert("--workers", "1", model=str(folder)) as server:
@@ -81,7 +81,8 @@ def _model(folder: Path) -> Path:
     torch.manual_seed(0)
     config = transformers.XLMRobertaConfig(**XLMR_LARGE)
     config.num_labels = 1
-    model: Any = transformers.XLMRobertaForSequenceClassification(config)
+    with torch.device("cuda"):
+        model: Any = transformers.XLMRobertaForSequenceClassification(config)
     model = model.half()
     model.save_pretrained(folder)
     model.roberta.save_pretrained(folder / "alone")

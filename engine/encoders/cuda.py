@@ -304,7 +304,7 @@ def _load(encoder: Any, checkpoint: Checkpoint, model: Model, dtype: str) -> str
     if architecture.relative_buckets:
         bias = bias_by_distance(checkpoint.float32(RELATIVE_ATTENTION_BIAS), architecture.max_positions)
         encoder.load("relative", -1, bias.reshape(-1).view(np.uint8), list(bias.shape), "float32")
-    for ours, index, values in head_tensors(model, dtype):
+    for ours, index, values in head_tensors(model, checkpoint, dtype):
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         alive.append(data)
         encoder.load(ours, index, data, list(values.shape), "float32")

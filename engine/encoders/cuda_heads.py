@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.checkpoint import Checkpoint
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.dense_layer import DenseLayer, load_dense, load_layers, load_tensors
-from embert.engine.heads.description import Splade, TokenWeights
+from embert.engine.heads.dense_layer import DenseLayer, load_dense
+from embert.engine.heads.description import Layer, Splade, TokenWeights
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
@@ -55,7 +56,7 @@ def _splade_shape(head: Splade) -> tuple[str, float, int, bool]:
     return head.transform.activation, head.norm_eps, 2 if head.twice else 1, not head.decoder
 
 
-def head_tensors(model: Model, dtype: str) -> Iterator[tuple[str, int, Floats]]:
+def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[tuple[str, int, Floats]]:
     """The heads' tensors: the extension's name, its index, the values.
 
     Raises BrokenModel for tensors that are missing or of another shape, UnsupportedModel for those that `dtype` does
@@ -64,24 +65,32 @@ def head_tensors(model: Model, dtype: str) -> Iterator[tuple[str, int, Floats]]:
     heads = model.heads
     yield from _named("dense", load_dense(model.folder, model.dense))
     if heads.classifier is not None:
-        yield from _named("classifier", load_layers(model.folder, model.transformer, heads.classifier.layers))
+        yield from _named("classifier", _layers(checkpoint, heads.classifier.layers))
     if heads.multi_vector is not None:
-        layers = load_layers(model.folder, model.transformer, heads.multi_vector.layers)
+        layers = _layers(checkpoint, heads.multi_vector.layers)
         for layer in layers:
             _check_float16(model, dtype, "multi-vector", layer.weight)
         yield from _named("multi", layers)
     if isinstance(heads.sparse, TokenWeights):
-        layers = load_layers(model.folder, model.transformer, (heads.sparse.layer,))
+        layers = _layers(checkpoint, (heads.sparse.layer,))
         yield from ((name, -1, values) for name, _, values in _named("token_weights", layers))
     if isinstance(heads.sparse, Splade):
-        for name, values in _splade_tensors(model, heads.sparse).items():
+        for name, values in _splade_tensors(model, checkpoint, heads.sparse).items():
             if name.endswith(".weight"):
                 _check_float16(model, dtype, "sparse", values)
             yield f"splade.{name}", -1, values
 
 
-def _splade_tensors(model: Model, head: Splade) -> dict[str, Floats]:
-    (transform,) = load_layers(model.folder, model.transformer, (head.transform,))
+def _layers(checkpoint: Checkpoint, layers: Sequence[Layer]) -> list[DenseLayer]:
+    loaded = []
+    for layer in layers:
+        weight, bias = checkpoint.layer(layer)
+        loaded.append(DenseLayer(weight.float32(), None if bias is None else bias.float32(), layer.activation))
+    return loaded
+
+
+def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[str, Floats]:
+    (transform,) = _layers(checkpoint, (head.transform,))
     hidden, vocabulary = head.transform.outputs, model.architecture.vocab_size
     shapes: dict[str, tuple[int, ...]] = {
         f"{head.norm}.weight": (hidden,),
@@ -90,7 +99,7 @@ def _splade_tensors(model: Model, head: Splade) -> dict[str, Floats]:
     }
     if head.decoder:
         shapes[head.decoder] = (vocabulary, hidden)
-    found = load_tensors(model.folder, model.transformer, shapes)
+    found = {name: checkpoint.of_head(name, shape).float32() for name, shape in shapes.items()}
     tensors = {
         "transform.weight": transform.weight,
         "transform.bias": np.zeros(hidden, np.float32) if transform.bias is None else transform.bias,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,8 @@ import numpy.typing as npt
 from embert.engine.errors import BrokenModel
 from embert.engine.files.safetensors_file import SafetensorsFile
 from embert.engine.heads.dense import Dense
-from embert.engine.heads.description import Layer
 
-__all__ = ["DenseLayer", "load_dense", "load_layers", "load_tensors"]
+__all__ = ["DenseLayer", "load_dense"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,23 +47,6 @@ class DenseLayer:
         if self.bias is not None:
             y += self.bias
         return ACTIVATIONS[self.activation](y)
-
-
-def load_layers(folder: Path, transformer: str, layers: Sequence[Layer]) -> tuple[DenseLayer, ...]:
-    """Load the weights of a head's layers; `folder` and `transformer` are `Model`'s. Raises BrokenModel."""
-    loaded = []
-    for layer in layers:
-        file = SafetensorsFile(folder / (layer.file or Path(transformer, "model.safetensors")))
-        weight = _tensor(file, f"{layer.name}.weight", (layer.outputs, layer.inputs))
-        bias = _tensor(file, f"{layer.name}.bias", (layer.outputs,)) if layer.bias else None
-        loaded.append(DenseLayer(weight, bias, layer.activation))
-    return tuple(loaded)
-
-
-def load_tensors(folder: Path, transformer: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:
-    """Load tensors of these shapes from the file of the encoder's own weights. Raises BrokenModel."""
-    file = SafetensorsFile(folder / transformer / "model.safetensors")
-    return {name: _tensor(file, name, shape) for name, shape in shapes.items()}
 
 
 def load_dense(folder: Path, modules: tuple[Dense, ...]) -> tuple[DenseLayer, ...]:

@@ -154,7 +154,7 @@ def test_every_head_beside_float64(
         exact = token_weight_rows(batch.ids, batch.cu_seqlens, wanted[task][:, 0].astype(np.float32), ())
         dense, dense_exact = (as_dense(rows) for rows in (answers[task], exact))
         assert relative_error(dense, dense_exact) <= allowed
-        assert ((dense > 0) == (dense_exact > 0))[dense_exact > 1e-2].all()
+        assert ((dense > 0) == (dense_exact > 0))[dense_exact > max(1e-2, 5 * allowed)].all()
     for rows, counts in ((answers[Task.MULTI], lengths), (answers[Task.CLASSIFY], np.ones_like(lengths))):
         assert (rows.counts == counts).all()
     ours.close()
