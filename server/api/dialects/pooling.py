@@ -22,7 +22,7 @@ from embert.server.api.dialects.ranking import activation
 from embert.server.api.input.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
 from embert.server.api.input.texts_and_ids import GivenTexts
 from embert.server.api.request_context import JSON, OCTETS, RequestContext
-from embert.server.api.serialization import flat_json, floats_json
+from embert.server.api.serialization import Pauses, flat_json, floats_json
 from embert.server.api.service import Service
 from embert.server.http.errors import Invalid, TaskMissing
 
@@ -170,12 +170,14 @@ async def _written(
             context.headers.append((b"metadata", json.dumps(metadata, separators=(",", ":")).encode()))
         return OCTETS, b"".join(pieces)
     items = []
+    pauses = Pauses()
     for index, each in enumerate(texts):
         if request.encoding_format == "base64":
             data = b'"%b"' % pybase64.b64encode(_bytes(each, request))
         else:
             data = await (floats_json(each) if each.ndim == 2 else flat_json(each))
         items.append(b'{"index":%d,"object":"pooling","data":%b}' % (index, data))
+        await pauses.after(each.size)
     return JSON, b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(facts)[:-1], b",".join(items), orjson.dumps(usage))
 
 
