@@ -17,6 +17,7 @@ import pybase64
 from embert.engine import Rows, Task
 
 __all__ = [
+    "Pauses",
     "flat_json",
     "floats_json",
     "nested_floats_json",
@@ -30,7 +31,25 @@ Vectors = npt.NDArray[np.float32]
 
 # Written before other requests get their turn: about 1 ms.
 _NUMBERS_AT_ONCE = 64 * 1024
-_PAIRS_AT_ONCE = 8 * 1024
+_NUMBERS_PER_PAIR = 8  # in time
+_PAIRS_AT_ONCE = _NUMBERS_AT_ONCE // _NUMBERS_PER_PAIR
+_NUMBERS_PER_TEXT = 512  # what a text costs beside its numbers
+
+
+class Pauses:
+    """Gives other requests their turn after every millisecond of writing."""
+
+    __slots__ = ("_written",)
+
+    def __init__(self) -> None:
+        self._written = 0
+
+    async def after(self, numbers: int) -> None:
+        """Call it when a text's numbers are written, or some of them."""
+        self._written += numbers + _NUMBERS_PER_TEXT
+        if self._written >= _NUMBERS_AT_ONCE:
+            self._written = 0
+            await asyncio.sleep(0)
 
 
 async def floats_json(vectors: Vectors) -> bytes:
@@ -57,7 +76,7 @@ async def nested_floats_json(vectors: Vectors, lengths: Sequence[int]) -> bytes:
 async def sparse_json(rows: Rows) -> bytes:
     """`[[{"index": …, "value": …}, …], …]`: the pairs of each text."""
     texts: list[bytes] = []
-    written = 0
+    pauses = Pauses()
     for index in range(rows.sequences):
         indices, values = _pairs(rows, index)
         pieces = []
@@ -65,10 +84,7 @@ async def sparse_json(rows: Rows) -> bytes:
             piece = slice(first, first + _PAIRS_AT_ONCE)
             numbers = zip(_dump(indices[piece])[1:-1].split(b","), _dump(values[piece])[1:-1].split(b","), strict=True)
             pieces.append(b'{"index":%b}' % b'},{"index":'.join(map(b',"value":'.join, numbers)))
-            written += len(values[piece])
-            if written >= _PAIRS_AT_ONCE:
-                written = 0
-                await asyncio.sleep(0)
+            await pauses.after(_NUMBERS_PER_PAIR * len(values[piece]))
         texts.append(b"[%b]" % b",".join(pieces))
     return b"[" + b",".join(texts) + b"]"
 
@@ -88,8 +104,8 @@ async def openai_json(vectors: Vectors, model: str, prompt_tokens: int, *, base6
 async def typed_openai_json(rows: Mapping[Task, Rows], model: str, prompt_tokens: int, *, base64: bool) -> bytes:
     """OpenAI's answer with several kinds of vectors of each text: rows of EMBED, of SPARSE, of MULTI."""
     items: list[bytes] = []
+    pauses = Pauses()
     for index in range(next(iter(rows.values())).sequences):
-        await asyncio.sleep(0)
         # Clients read `embedding` whatever they asked for: without dense vectors it is empty.
         embedding, more = b"[]", b""
         if Task.EMBED in rows:
@@ -103,6 +119,7 @@ async def typed_openai_json(rows: Mapping[Task, Rows], model: str, prompt_tokens
             written = b"[%b]" % b",".join(map(_base64, vectors)) if base64 else await floats_json(vectors)
             more += b',"multi_vector":%b' % written
         items.append(b'{"object":"embedding","embedding":%b,"index":%d%b}' % (embedding, index, more))
+        await pauses.after(sum(each.slice(index, index + 1).values.size for each in rows.values()))
     return _openai_list(items, model, prompt_tokens)
 
 

@@ -11,6 +11,7 @@ __all__ = ["Ask", "Routes"]
 
 WORDS = ("a", "the", "hello", "world", "東京", "naïve", "👩‍🚀", "x" * 30, "don't", "42", "\t", "ﬁ", "[SEP]", "<pad>")
 MAX_ITEMS = 4
+ANY_NAME = "text-embeddings-inference"  # stands for whatever model is served
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Routes:
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._operations: list[tuple[str, str, dict[str, Any]]] = [
-            (method.upper(), path, operation)
+            (method.upper(), path.replace("{name}", ANY_NAME), operation)
             for path, item in document["paths"].items()
             for method, operation in item.items()
             if method in ("get", "post")

@@ -17,11 +17,6 @@ def three_heads_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def late_interaction_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.late_interaction(tmp_path_factory.mktemp("late_interaction"))
-
-
-@pytest.fixture(scope="session")
 def three_heads(three_heads_folder: Path) -> Iterator[Live]:
     """Dense, sparse and multi-vectors, by the CPU encoder."""
     with live(str(three_heads_folder), "--device", "cpu", "--accept-token-ids") as running:
@@ -29,9 +24,10 @@ def three_heads(three_heads_folder: Path) -> Iterator[Live]:
 
 
 @pytest.fixture(scope="session")
-def late_interaction(late_interaction_folder: Path) -> Iterator[Live]:
+def late_interaction(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Multi-vectors alone, by the stand-in, of at most 64 tokens a request."""
-    with live(str(late_interaction_folder), *STAND_IN, "--max-batch-tokens", "64") as running:
+    folder = models.late_interaction(tmp_path_factory.mktemp("late_interaction"))
+    with live(str(folder), *STAND_IN, "--max-batch-tokens", "64") as running:
         yield running
 
 

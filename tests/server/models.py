@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from embert import engine
 
@@ -139,14 +139,18 @@ def late_interaction(folder: Path) -> Path:
 
 
 def splade(folder: Path) -> Path:
-    """A small masked language model with random weights, and the default model's tokenizer."""
-    import torch  # here: most users of this file need none of it
-    from transformers import BertConfig, BertForMaskedLM
-
-    copy_model(folder, without=("modules.json", "config.json", "model.safetensors", "1_Pooling/config.json"))
-    torch.manual_seed(0)
-    small = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    BertForMaskedLM(small).save_pretrained(folder)
+    """A small masked language model with random weights, and SPLADE's pooling."""
+    build_classifier(folder, "none")
+    edit_json(folder / "config.json", architectures=["BertForMaskedLM"])
+    random, hidden = np.random.default_rng(0), _SHAPE["hidden_size"]
+    transform = "cls.predictions.transform"
+    shapes = {
+        f"{transform}.dense.weight": (hidden, hidden), f"{transform}.dense.bias": (hidden,),
+        f"{transform}.LayerNorm.weight": (hidden,), f"{transform}.LayerNorm.bias": (hidden,),
+        "cls.predictions.bias": (_SHAPE["vocab_size"],),
+    }  # fmt: skip
+    head = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file({**load_file(folder / "model.safetensors"), **head}, folder / "model.safetensors")
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.MLMTransformer"},
         {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": "sentence_transformers.models.SpladePooling"},

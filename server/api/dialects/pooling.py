@@ -18,10 +18,11 @@ from embert.engine import Rows, Task
 from embert.engine.heads.scores import scores
 from embert.engine.tasks import task_names
 from embert.server.api.dialects.openai import Usage, check_foreign_ids
+from embert.server.api.dialects.ranking import activation
 from embert.server.api.input.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
 from embert.server.api.input.texts_and_ids import GivenTexts
 from embert.server.api.request_context import JSON, OCTETS, RequestContext
-from embert.server.api.serialization import flat_json, floats_json
+from embert.server.api.serialization import Pauses, flat_json, floats_json
 from embert.server.api.service import Service
 from embert.server.http.errors import Invalid, TaskMissing
 
@@ -145,8 +146,8 @@ def _check_fields(service: Service, request: PoolingRequest, task: Task, is_quer
 def _of_texts(service: Service, task: Task, rows: Rows, *, activates: bool) -> list[Floats]:
     """The numbers of each text: [columns], or [tokens, columns]."""
     values = rows.values
-    if task == Task.CLASSIFY and activates and service.model.heads.classifier is not None:
-        values = scores(values, service.model.heads.classifier.activation)
+    if task == Task.CLASSIFY:
+        values = scores(values, activation(service.classifier, raw=not activates))
     if task in (Task.EMBED, Task.CLASSIFY):
         return list(values)
     if task == Task.TOKENS and activates:
@@ -169,12 +170,14 @@ async def _written(
             context.headers.append((b"metadata", json.dumps(metadata, separators=(",", ":")).encode()))
         return OCTETS, b"".join(pieces)
     items = []
+    pauses = Pauses()
     for index, each in enumerate(texts):
         if request.encoding_format == "base64":
             data = b'"%b"' % pybase64.b64encode(_bytes(each, request))
         else:
             data = await (floats_json(each) if each.ndim == 2 else flat_json(each))
         items.append(b'{"index":%d,"object":"pooling","data":%b}' % (index, data))
+        await pauses.after(each.size)
     return JSON, b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(facts)[:-1], b",".join(items), orjson.dumps(usage))
 
 

@@ -168,7 +168,7 @@ async def rerank_documents(
     """The answer to a request with these documents."""
     service = context.service
     if request.model != _UNNAMED:
-        service.check_model(request.model)
+        context.check_model(request.model)
     texts = documents_texts(documents)
     ranking = await ranked(context, request, texts, "documents", truncate, direction)
     rows = await joined(result_rows(ranking, texts if request.return_documents else None))

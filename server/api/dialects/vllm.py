@@ -81,7 +81,7 @@ class ClassifyRequest(RequestBody):
     input: TextOrTexts = Field(description="A text, or texts.")
     model: str | None = Field(None, description="The served model's name or id.")
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, description="-1, or as many tokens as the model takes: cut texts that are too long."
+        None, ge=-1, description="Cut texts to this many tokens; -1: to what the model takes. Default: --auto-truncate."
     )
     truncation_side: Direction | None = Field(None, description="The end of a text that is cut off. Default: right.")
     use_activation: bool | None = Field(None, description="false: `probs` are the model's logits.")
@@ -114,7 +114,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /score`."""
     service = context.service
     request = await context.parse(ScoreRequest)
-    service.check_model(request.model)
+    context.check_model(request.model)
     refuse(request, "instruction", "chat_template_kwargs")
     params, firsts, seconds = _texts(request)
     if request.priority is not None and request.priority > 0:
@@ -157,14 +157,11 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /classify`."""
     service = context.service
     request = await context.parse(ClassifyRequest)
-    service.check_model(request.model)
-    longest = service.model.max_input_length
-    if request.truncate_prompt_tokens is not None and -1 < request.truncate_prompt_tokens < longest:
-        raise Invalid(
-            f"`truncate_prompt_tokens` must be -1 or {longest}, the model's own limit; "
-            f"it is {request.truncate_prompt_tokens}",
-            "truncate_prompt_tokens",
-        )
+    context.check_model(request.model)
+    limit, least = request.truncate_prompt_tokens, service.tokenizer.least_limit(None)
+    if limit is not None and -1 != limit < least:
+        said = f"`truncate_prompt_tokens` must be -1 or at least {least}; it is {limit}"
+        raise Invalid(said, "truncate_prompt_tokens")
     if not request.add_special_tokens:
         raise Invalid("`add_special_tokens` must be true: the model reads the first of them", "add_special_tokens")
     if request.priority is not None and request.priority > 0:
@@ -172,8 +169,9 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     encoded = await context.tokenize(
         request.input,
         param="input",
-        truncate=None if request.truncate_prompt_tokens is None else True,
+        truncate=None if limit is None else True,
         direction=request.truncation_side or "right",
+        limit=None if limit == -1 else limit,
     )
     answer = await context.run(encoded, Task.CLASSIFY)
     classifier = service.classifier

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +14,6 @@ from huggingface_hub import InferenceClient
 from embert.server.api.routes import DIALECTS, METRIC_LABELS
 from embert.server.http.errors import Dialect
 from tests.server.live import STAND_IN, Live, live
-from tests.server.models import build_classifier
 from tests.server.stand_in import FAIL, expected
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -112,36 +110,28 @@ def test_large_instances(client: httpx.Client) -> None:
     assert np.allclose(answer.json()["predictions"][0], [expected(ids[:256])], atol=1e-6)
 
 
-def test_a_reranker(tmp_path: Path) -> None:
+def test_a_reranker(reranker: Live) -> None:
     ranking = {"query": "a cat", "texts": ["a car", "a kitten"]}
-    with live(str(build_classifier(tmp_path, "relevance")), *STAND_IN) as server:
-        alone = server.post("/rerank", ranking)
-        assert [each["index"] for each in alone.json()] in ([0, 1], [1, 0])
-        for path in ("/", "/invocations"):
-            assert server.post(path, ranking).json() == alone.json()
-        answer = server.post("/vertex", {"instances": [ranking, {"inputs": "a"}, ranking]})
-        assert answer.json()["predictions"] == [
-            alone.json(),
-            server.post("/predict", {"inputs": "a"}).json(),
-            alone.json(),
-        ]
-        many = server.post("/vertex", {"instances": [{**ranking, "texts": ["a"] * 1500}] * 2})
-        assert (many.status_code, "3000 texts; the limit is 2048" in many.text) == (413, True)
+    alone = reranker.post("/rerank", ranking).json()
+    for path in ("/", "/invocations"):
+        assert reranker.post(path, ranking).json() == alone
+    answer = reranker.post("/vertex", {"instances": [ranking, {"inputs": "a"}]})
+    assert answer.json()["predictions"] == [alone, reranker.post("/predict", {"inputs": "a"}).json()]
+    many = reranker.post("/vertex", {"instances": [{**ranking, "texts": ["a"] * 1500}] * 2})
+    assert (many.status_code, "3000 texts; the limit is 2048" in many.text) == (413, True)
 
 
-def test_a_classifier(tmp_path: Path) -> None:
-    labels = ("bad", "good", "neither")
-    with live(str(build_classifier(tmp_path, *labels)), *STAND_IN) as server:
-        body = {"inputs": [["a cat"], ["a", "b"]]}
-        alone = server.post("/predict", body).json()
-        for path in ("/", "/invocations"):
-            assert server.post(path, body).json() == alone
-        assert server.post("/vertex", {"instances": [body]}).json() == {"predictions": [alone]}
-        pooled = server.post("/pooling", {"input": "a cat"}).json()["data"][0]["data"]
-        assert np.allclose(sorted(pooled, reverse=True), [each["score"] for each in alone[0]], atol=1e-6)
-        logits = server.post("/pooling", {"input": "a cat", "task": "classify", "use_activation": False}).json()
-        exponents = np.exp(logits["data"][0]["data"])
-        assert np.allclose(pooled, exponents / exponents.sum(), atol=1e-6)
+def test_a_classifier(classifier: Live) -> None:
+    body = {"inputs": [["a cat"], ["a", "b"]]}
+    alone = classifier.post("/predict", body).json()
+    for path in ("/", "/invocations"):
+        assert classifier.post(path, body).json() == alone
+    assert classifier.post("/vertex", {"instances": [body]}).json() == {"predictions": [alone]}
+    pooled = classifier.post("/pooling", {"input": "a cat"}).json()["data"][0]["data"]
+    assert np.allclose(sorted(pooled, reverse=True), [each["score"] for each in alone[0]], atol=1e-6)
+    logits = classifier.post("/pooling", {"input": "a cat", "task": "classify", "use_activation": False}).json()
+    exponents = np.exp(logits["data"][0]["data"])
+    assert np.allclose(pooled, exponents / exponents.sum(), atol=1e-6)
 
 
 # --- Azure ---

@@ -110,6 +110,10 @@ def test_classify(client: httpx.Client, logits: Floats) -> None:
     assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
     raw = client.post("/classify", json={"input": texts[0], "use_activation": False}).json()["data"]
     assert np.allclose([row["probs"] for row in raw], logits[:1], rtol=0, atol=TOLERANCE)
+    how = {"truncate_prompt_tokens": 4, "truncation_side": "left", "use_activation": False}
+    (cut,) = client.post("/classify", json={"input": "one two three four", **how}).json()["data"]
+    (short,) = client.post("/classify", json={"input": "three four", "use_activation": False}).json()["data"]
+    assert cut == short
 
 
 # --- what is refused ---
@@ -133,6 +137,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/classify", {"input": ["a", ""]}, 400, "`input[1]` must not be empty"),
     ("/classify", {"input": [1, 2]}, 422, "`input` must be a string or a list of strings; `input[0]` is 1"),
     ("/classify", {"input": "a", "model": "gpt-4"}, 404, "`model` must be classifier; it is 'gpt-4'"),
+    ("/classify", {"input": "a", "truncate_prompt_tokens": 2}, 422, "`truncate_prompt_tokens` must be -1 or at least 3"),
     ("/classify", {"input": "a", "truncate_prompt_tokens": -2}, 422, "`truncate_prompt_tokens` must be greater than"),
     ("/classify", {"input": "a", "add_special_tokens": False}, 422, "`add_special_tokens` must be true"),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,10 +14,13 @@ import pytest
 
 from embert import engine
 from embert.engine import Task
+from embert.engine.heads.description import Heads, MultiVector, Role
 from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
-from tests.server.live import STAND_IN, Live, live
+from embert.server.api.service import Service
+from embert.server.config import ServeConfig
+from tests.server.live import Live
 from tests.server.stand_in import token_vectors
 
 Floats = npt.NDArray[np.float32]
@@ -204,8 +208,18 @@ def test_token_vectors_of_a_request_are_one_batch_at_most(
     assert "has 72 tokens; the limit for token vectors is 64" in refused.text
 
 
-def test_a_default_prompt_of_the_servers_own_goes_before_all(late_interaction_folder: Any) -> None:
-    with live(str(late_interaction_folder), *STAND_IN, "--default-prompt", "cat ") as server:
-        for role, marker in (("query", 1), ("document", 2)):
-            found = server.post("/embed_all", {"inputs": "a", "input_type": role}).json()[0][:5]
-            assert np.allclose(found, token_vectors([101, marker, 4937, 1037, 102], 16), atol=1e-6)
+def test_a_default_prompt_of_the_servers_own_replaces_the_models() -> None:
+    roles = MultiVector((), query=Role("query: "), document=Role("passage: "))
+    model: Any = SimpleNamespace(
+        model_id="", max_input_length=24, prompts={"a": "a "}, default_prompt_name="a", heads=Heads(multi_vector=roles)
+    )
+    anything: Any = SimpleNamespace(admission=SimpleNamespace(check_time=None))
+    for config, expected in (
+        (ServeConfig(), ["a ", "query: ", "passage: "]),
+        (ServeConfig(default_prompt="cat "), ["cat "] * 3),
+        (ServeConfig(default_prompt_name="a"), ["a "] * 3),
+    ):
+        service = Service(config, model, anything, anything, anything)
+        assert [service.prompt(None, is_query=is_query) for is_query in (None, True, False)] == expected
+        assert service.prompt("a", is_query=True) == "a "
+        service.close()
