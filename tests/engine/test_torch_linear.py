@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +11,7 @@ import torch
 from embert.engine import Model, pack
 from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.encoders.torch.linear import kernel_rows, row_counts
+from tests.engine.onednn import check_no_kernel_is_made_after_loading
 
 ENCODE = """
 import dataclasses, os, sys
@@ -54,7 +51,6 @@ class Watched:
         return cast("torch.Tensor", self.model(*arguments))
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_short_texts_have_two_threads(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     encoder = TorchEncoder(default_model)
@@ -85,20 +81,4 @@ def test_no_kernel_is_made_after_loading(dtype: str, pooling: str, threads: int)
 
     The most kernels are those of bfloat16, one pooled row, and more threads than short texts have.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        pytest.skip("this torch has no oneDNN")
-    done = subprocess.run(
-        [sys.executable, "-c", ENCODE, dtype, pooling, str(threads)],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"ONEDNN_VERBOSE": "2"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    loading, _, encoding = done.stdout.partition("\nloaded\n")
-    assert "encoded" in encoding
-    if "inner_product" not in loading:
-        pytest.skip("oneDNN's packed products do not work on this machine")
-    assert "inner_product" in encoding
-    assert "create:cache_miss" not in encoding
+    check_no_kernel_is_made_after_loading(ENCODE, dtype, pooling, str(threads))

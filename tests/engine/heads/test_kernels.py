@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import save_file
 
 from tests.engine.families import build, unigram
 from tests.engine.heads.late_interaction import linear
+from tests.engine.onednn import check_no_kernel_is_made_after_loading
 
 ENCODE = """
 import os, sys
@@ -39,24 +36,8 @@ print("encoded", flush=True)
 
 @pytest.mark.parametrize(("head", "pooling"), [("ForMaskedLM", "splade"), ("Model", "")])
 def test_no_kernel_is_made_after_loading(tmp_path: Path, head: str, pooling: str) -> None:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        pytest.skip("this torch has no oneDNN")
     build(tmp_path, "xlm-roberta", vocab_size=2500, head=head)
     unigram(400).save(str(tmp_path / "tokenizer.json"))
     save_file({"weight": linear()}, tmp_path / "colbert_linear.safetensors")
     save_file({"weight": linear(1)}, tmp_path / "sparse_linear.safetensors")
-    done = subprocess.run(
-        [sys.executable, "-c", ENCODE, str(tmp_path), pooling],
-        cwd=Path(__file__).parents[3],
-        env=os.environ | {"ONEDNN_VERBOSE": "2"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    loading, _, encoding = done.stdout.partition("\nloaded\n")
-    assert "encoded" in encoding
-    if "inner_product" not in loading:
-        pytest.skip("oneDNN's packed products do not work on this machine")
-    assert "inner_product" in encoding
-    assert "create:cache_miss" not in encoding
+    check_no_kernel_is_made_after_loading(ENCODE, str(tmp_path), pooling)
