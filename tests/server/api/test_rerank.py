@@ -19,7 +19,7 @@ DOCUMENTS = [
     "A cat sleeps twelve hours or more a day.",
     "The interest rate was raised by the central bank.",
     "Kittens curl up.",
-    "A dog’s life: naïve façades, 日本",
+    "A dog’s life: naïve façades, 日本",  # noqa: RUF001  # a text like this has one
     "word " * 300,
     "Kittens curl up.",
     "x",
