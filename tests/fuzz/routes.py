@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from dataclasses import dataclass
 from random import Random
@@ -11,7 +12,6 @@ __all__ = ["Ask", "Routes"]
 
 WORDS = ("a", "the", "hello", "world", "東京", "naïve", "👩‍🚀", "x" * 30, "don't", "42", "\t", "ﬁ", "[SEP]", "<pad>")
 MAX_ITEMS = 4
-ANY_NAME = "text-embeddings-inference"  # stands for whatever model is served
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Ask:
     method: str
     path: str
     body: Any = None  # of a POST
-    example: bool = False  # the document's own example, which must be answered with 200
+    example: bool = False  # the document's own example of what the model can do: it must be answered with 200
 
 
 class Routes:
@@ -30,7 +30,7 @@ class Routes:
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._operations: list[tuple[str, str, dict[str, Any]]] = [
-            (method.upper(), path.replace("{name}", ANY_NAME), operation)
+            (method.upper(), path, operation)
             for path, item in document["paths"].items()
             for method, operation in item.items()
             if method in ("get", "post")
@@ -42,17 +42,15 @@ class Routes:
 
     def examples(self) -> list[Ask]:
         """The document's own example of every route, which must be answered with 200 where the model has the task."""
-        asks = [self._example(*each) for each in self._operations if "{" not in each[1]]
-        return [ask for ask in asks if ask.example]
+        return [ask for each in self._operations if (ask := self._example(*each)).example]
 
     def some(self, random: Random) -> Ask:
         """A valid request of any route, most often one with a body."""
         method, path, operation = random.choice(self._posts if random.random() < 0.8 else self._operations)
         if random.random() < 0.4 and "{" not in path:
             return self._example(method, path, operation)
-        if method == "GET":
-            return Ask(method, path.replace("{id}", urllib.parse.quote(random.choice(WORDS))))
-        return Ask(method, path, self._value(_content(operation)["schema"], random))
+        path = re.sub(r"\{\w+\}", urllib.parse.quote(random.choice(WORDS)), path)
+        return Ask(method, path, self._value(_content(operation)["schema"], random) if method == "POST" else None)
 
     def post(self, random: Random) -> Ask:
         """A valid request with a body."""
@@ -63,7 +61,8 @@ class Routes:
 
     def _example(self, method: str, path: str, operation: dict[str, Any]) -> Ask:
         body = _content(operation)["example"] if method == "POST" else None
-        return Ask(method, path, body, example=not operation.get("x-task-missing"))
+        works = "{" not in path and not operation.get("x-task-missing")
+        return Ask(method, path, body, example=works)
 
     def _value(self, schema: dict[str, Any], random: Random) -> Any:
         """A value that a JSON schema allows."""

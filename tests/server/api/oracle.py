@@ -20,8 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 def model_folder(server: Live) -> str:
     """The folder that a server was started with."""
-    folder: str = server.process.args[server.process.args.index("0") + 1]  # type: ignore[index, union-attr]
-    return folder
+    return str(server.get("/info").json()["model_id"])
 
 
 @cache

@@ -224,7 +224,7 @@ def test_examples(request: pytest.FixtureRequest, command: str, expected: str) -
 def test_there_are_examples_of_all_routes_that_answer_json() -> None:
     paths = re.findall(r"^curl localhost:8080(\S+)", API, re.MULTILINE)
     assert {re.sub("models/.*", "models/{id}", path) for path in paths} == {path for _, path in documented_routes()} - {
-        "/embeddings", "/openai/deployments/{name}/embeddings", "/invocations",
+        "/embeddings", "/openai/deployments/{name}/embeddings", "/invocations", "/v1/score",
         "/ping", "/metrics", "/docs", "/openapi.json",
     }  # fmt: skip
 

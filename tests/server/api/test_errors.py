@@ -398,7 +398,6 @@ def test_accept_has_weights(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/nothing"), ("POST", "/nothing"), ("POST", "/v1/nothing"), ("POST", "/openai/models"),
-     ("POST", "/rerank"), ("POST", "/predict"), ("POST", "/v1/rerank"),
      ("DELETE", "/v1"), ("GET", "/static-offline-docs/../gate.py")],
 )  # fmt: skip
 def test_unknown_route(http: httpx.Client, method: str, path: str) -> None:

@@ -37,7 +37,8 @@ def client(reranker: Live) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def expected(reranker: Live) -> list[float]:
     """HuggingFace's logits of the documents."""
-    return logits_of(reranker, [(QUERY, document) for document in DOCUMENTS])[:, 0].tolist()
+    logits: list[float] = logits_of(reranker, [(QUERY, document) for document in DOCUMENTS])[:, 0].tolist()
+    return logits
 
 
 def ranked(logits: list[float]) -> list[int]:
@@ -184,9 +185,9 @@ def test_the_document_is_cut_and_not_the_query(client: httpx.Client, reranker: L
 
 
 def test_limits_of_tokens(client: httpx.Client, reranker: Live) -> None:
-    def score(path: str = V1, **fields: Any) -> float:
+    def score(**fields: Any) -> float:
         body = {"query": QUERY, "documents": [DOCUMENTS[0]], "use_activation": False}
-        result: dict[str, float] = client.post(path, json=body | fields).json()["results"][0]
+        result: dict[str, float] = client.post(V1, json=body | fields).json()["results"][0]
         return result["relevance_score"]
 
     shorter = DOCUMENTS[0].split()
