@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,26 +27,51 @@ def in_namespace() -> list[str]:
     return [unshare, "--pid", "--fork", "--kill-child"]
 
 
+@contextmanager
+def process_1(in_namespace: list[str], log: Path, *arguments: str, **own: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`embert serve` as process 1, with variables of its own. What is left of it at the end is killed."""
+    with (
+        log.open("wb") as file,
+        subprocess.Popen([*in_namespace, *COMMAND, *arguments], cwd=ROOT, env=environment(own), stderr=file) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def stop(process: subprocess.Popen[bytes], log: Path, said: str) -> int:
     """SIGTERM to process 1 once the log says so: exit status."""
-    with process:
-        until(lambda: said in log.read_text(), 120, what=said)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGTERM)
-        return process.wait(60)
+    until(lambda: said in log.read_text(), 120, what=said)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGTERM)
+    return process.wait(60)
+
+
+def asked(hub: socket.socket, process: subprocess.Popen[bytes], log: Path) -> socket.socket | None:
+    """The connection of a request to the hub, or None while there is none. AssertionError if the server has ended."""
+    try:
+        return hub.accept()[0]
+    except TimeoutError:
+        assert process.poll() is None, log.read_text()
+        return None
 
 
 def test_it_can_be_stopped_while_a_model_is_fetched(in_namespace: list[str], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hub, (tmp_path / "log").open("wb") as log:  # which never answers
-        env = environment({"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)})
-        process = subprocess.Popen([*in_namespace, *COMMAND, "some/model"], cwd=ROOT, env=env, stderr=log)
-        hub.accept()[0].detach()
-        status = stop(process, tmp_path / "log", "embert   ")
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # which never answers
+        hub.settimeout(1)
+        own = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+        direct = {"HF_HUB_OFFLINE": "0", "NO_PROXY": "*", "no_proxy": "*"}
+        with (
+            process_1(in_namespace, log, "some/model", **own, **direct) as process,
+            until(lambda: asked(hub, process, log), 120, what="a request for the model"),
+        ):
+            status = stop(process, log, "embert   ")
     assert status == 128 + signal.SIGTERM
 
 
 def test_it_drains(in_namespace: list[str], tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([*in_namespace, *COMMAND, *STAND_IN], cwd=ROOT, env=environment(), stderr=log)
+    with process_1(in_namespace, tmp_path / "log", *STAND_IN) as process:
         status = stop(process, tmp_path / "log", "ready    ")
     assert status == 0
