@@ -63,11 +63,11 @@ def test_it_can_be_stopped_while_a_model_is_fetched(in_namespace: list[str], tmp
         hub.settimeout(1)
         own = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
         direct = {"HF_HUB_OFFLINE": "0", "NO_PROXY": "*", "no_proxy": "*"}
-        with (
-            process_1(in_namespace, log, "some/model", **own, **direct) as process,
-            until(lambda: asked(hub, process, log), 120, what="a request for the model"),
-        ):
+        with process_1(in_namespace, log, "some/model", **own, **direct) as process:
+            connection = until(lambda: asked(hub, process, log), 120, what="a request for the model")
             status = stop(process, log, "embert   ")
+            assert connection is not None
+            connection.close()
     assert status == 128 + signal.SIGTERM
 
 
