@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import BrokenModel
+from embert.engine.families.architecture import Architecture
 from embert.engine.families.tensor_names import POSITION_EMBEDDINGS, spellings_of
 from embert.engine.families.tensor_shapes import tensor_shapes
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
@@ -17,6 +18,9 @@ from embert.engine.heads.description import Layer
 from embert.engine.model import Model
 
 __all__ = ["PADDING_POSITION", "Checkpoint"]
+
+# What some checkpoints store with a layer though it follows from config.json: rotary positions' frequencies.
+COMPUTED = "rotary_emb.inv_freq"
 
 # The padding token's row of the position table: [1, hidden]. Present where the architecture has a padding_id.
 PADDING_POSITION = "the padding token's row of " + POSITION_EMBEDDINGS
@@ -41,23 +45,33 @@ class Checkpoint:
         files = {path: SafetensorsFile(path) for path in dict.fromkeys(found.files.values())}
         path, stored = found.path, {name: files[file] for name, file in found.files.items()}
         checkpoint = cls(model.folder, path, stored)
-        tensors = checkpoint._tensors
-        architecture = model.architecture
+        architecture, used = model.architecture, set[str]()
         for name, wanted in tensor_shapes(architecture).items():
-            if name in architecture.tensors.absent:
-                tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
-                continue
-            skipped = architecture.first_position if name == POSITION_EMBEDDINGS else 0
-            expected = (wanted[0] + skipped, *wanted[1:])
-            spellings = architecture.tensors.spellings(name)
-            tensor = next((stored[n].tensor(n) for n in spellings if n in stored), None)
-            if tensor is None:
-                raise BrokenModel(f"{path} has no tensor {spellings[0]}")
-            tensor.check(path, spellings[0], expected)
-            tensors[name] = Tensor(tensor.array[skipped:], tensor.dtype)
-            if name == POSITION_EMBEDDINGS and architecture.padding_id is not None:
-                tensors[PADDING_POSITION] = Tensor(tensor.array[skipped - 1 : skipped], tensor.dtype)
+            if architecture.tensors.is_absent(name):
+                checkpoint._tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
+            else:
+                used.add(checkpoint._find(name, wanted, architecture))
+        for name in stored:
+            rest = architecture.tensors.layer_of(name)
+            if rest is not None and name not in used and not rest.endswith(COMPUTED):
+                raise BrokenModel(f"{path} has a tensor {name}, which config.json says nothing of")
         return checkpoint
+
+    def _find(self, name: str, wanted: tuple[int, ...], architecture: Architecture) -> str:
+        """Keep a tensor of the encoder. Returns its stored name. Raises BrokenModel."""
+        skipped = architecture.first_position if name == POSITION_EMBEDDINGS else 0
+        spellings = architecture.tensors.spellings(name)
+        spelling = next((each for each in spellings if each.name in self._files), None)
+        if spelling is None:
+            raise BrokenModel(f"{self.path} has no tensor {spellings[0].name}")
+        tensor = self._files[spelling.name].tensor(spelling.name)
+        rows = wanted[0] + skipped
+        tensor.check(self.path, spelling.name, (rows * spelling.parts, *wanted[1:]))
+        own = tensor.array[spelling.part * rows : (spelling.part + 1) * rows]
+        self._tensors[name] = Tensor(own[skipped:], tensor.dtype)
+        if name == POSITION_EMBEDDINGS and architecture.padding_id is not None:
+            self._tensors[PADDING_POSITION] = Tensor(own[skipped - 1 : skipped], tensor.dtype)
+        return spelling.name
 
     def stored(self, name: str) -> Tensor:
         """A tensor as it is stored, with its dtype tag."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import Classification, MaskedLM, TensorNames
+from embert.engine.families.tensor_names import Classification, MaskedLM, Scheme, TensorNames
 
 __all__ = ["MASKED_LM", "read", "read_bert_like"]
 
@@ -24,7 +24,9 @@ CLASSIFICATION = Classification(dense="bert.pooler.dense", out="classifier")
 
 def read(config: ConfigFile) -> Architecture:
     """BERT's architecture. Raises BrokenModel or UnsupportedModel."""
-    return read_bert_like(config, TensorNames("bert.", masked_lm=MASKED_LM, classification=CLASSIFICATION))
+    return read_bert_like(
+        config, TensorNames((Scheme(prefixes=("bert.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
+    )
 
 
 def read_bert_like(

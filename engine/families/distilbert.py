@@ -5,7 +5,7 @@ from __future__ import annotations
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.bert import read_bert_like
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, Classification, MaskedLM, TensorNames
+from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, Classification, MaskedLM, Scheme, TensorNames
 
 __all__ = ["read"]
 
@@ -17,18 +17,22 @@ FIELDS = {
     "hidden_act": "activation",
 }
 TENSORS = TensorNames(
-    prefix="distilbert.",
-    parts={
-        "encoder.layer.": "transformer.layer.",
-        "attention.self.query": "attention.q_lin",
-        "attention.self.key": "attention.k_lin",
-        "attention.self.value": "attention.v_lin",
-        "attention.output.dense": "attention.out_lin",
-        "attention.output.LayerNorm": "sa_layer_norm",
-        "intermediate.dense": "ffn.lin1",
-        "output.dense": "ffn.lin2",
-        "output.LayerNorm": "output_layer_norm",
-    },
+    schemes=(
+        Scheme(
+            parts={
+                "attention.self.query": "attention.q_lin",
+                "attention.self.key": "attention.k_lin",
+                "attention.self.value": "attention.v_lin",
+                "attention.output.dense": "attention.out_lin",
+                "attention.output.LayerNorm": "sa_layer_norm",
+                "intermediate.dense": "ffn.lin1",
+                "output.dense": "ffn.lin2",
+                "output.LayerNorm": "output_layer_norm",
+            },
+            prefixes=("distilbert.",),
+            layers="transformer.layer.",
+        ),
+    ),
     absent=frozenset({TOKEN_TYPE_EMBEDDINGS}),
     masked_lm=MaskedLM(
         transform="vocab_transform",

@@ -6,21 +6,25 @@ from embert.engine.families.architecture import Architecture
 from embert.engine.families.bert import read_bert_like
 from embert.engine.families.config_file import ConfigFile
 from embert.engine.families.roberta import CLASSIFICATION, MASKED_LM
-from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames
+from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, Scheme, TensorNames
 
 __all__ = ["read"]
 
 FIRST_POSITION = 2  # HuggingFace's code fixes the padding token's id at 1, whatever config.json says
 BUCKETS = 32  # HuggingFace's code computes with this number, whatever config.json says
 TENSORS = TensorNames(
-    prefix="mpnet.",
-    parts={
-        "attention.self.query": "attention.attn.q",
-        "attention.self.key": "attention.attn.k",
-        "attention.self.value": "attention.attn.v",
-        "attention.output.dense": "attention.attn.o",
-        "attention.output.LayerNorm": "attention.LayerNorm",
-    },
+    schemes=(
+        Scheme(
+            parts={
+                "attention.self.query": "attention.attn.q",
+                "attention.self.key": "attention.attn.k",
+                "attention.self.value": "attention.attn.v",
+                "attention.output.dense": "attention.attn.o",
+                "attention.output.LayerNorm": "attention.LayerNorm",
+            },
+            prefixes=("mpnet.",),
+        ),
+    ),
     absent=frozenset({TOKEN_TYPE_EMBEDDINGS}),
     masked_lm=MASKED_LM,
     classification=CLASSIFICATION,

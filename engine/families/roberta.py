@@ -6,7 +6,7 @@ from embert.engine.errors import BrokenModel
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.bert import read_bert_like
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import Classification, MaskedLM, TensorNames
+from embert.engine.families.tensor_names import Classification, MaskedLM, Scheme, TensorNames
 
 __all__ = ["CLASSIFICATION", "MASKED_LM", "read"]
 
@@ -27,5 +27,5 @@ def read(config: ConfigFile) -> Architecture:
     padding = config.fields.get("pad_token_id", 1)
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise BrokenModel(f"{config.path}: pad_token_id must be an int of at least 0, found {padding!r}")
-    tensors = TensorNames("roberta.", masked_lm=MASKED_LM, classification=CLASSIFICATION)
+    tensors = TensorNames((Scheme(prefixes=("roberta.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
     return read_bert_like(config, tensors, first_position=padding + 1)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 __all__ = [
+    "EMBEDDING_PROJECTION",
+    "FINAL_NORM",
     "POSITION_EMBEDDINGS",
     "RELATIVE_ATTENTION_BIAS",
     "TOKEN_TYPE_EMBEDDINGS",
     "WORD_EMBEDDINGS",
     "Classification",
+    "Joined",
     "MaskedLM",
+    "Scheme",
+    "Spelling",
     "TensorNames",
     "spellings_of",
 ]
@@ -20,9 +27,51 @@ WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"
 TOKEN_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"  # noqa: S105  # a tensor, not a secret
 RELATIVE_ATTENTION_BIAS = "encoder.relative_attention_bias.weight"
+EMBEDDING_PROJECTION = "embeddings_project"  # ELECTRA's name: a linear layer
+FINAL_NORM = "encoder.LayerNorm"  # a norm; BERT has none
 
 # Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
 TENSORFLOW_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+LAYER_NUMBER = re.compile(r"^encoder\.layer\.\d+\.")
+
+
+class Joined(NamedTuple):
+    """A matrix that a checkpoint stores together with others, one below the other: rows `part` of `parts`."""
+
+    name: str
+    part: int
+    parts: int
+
+
+class Spelling(NamedTuple):
+    """A stored tensor, or the rows of one that are `part` of `parts` equal parts."""
+
+    name: str
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way in which a family's checkpoints name their tensors."""
+
+    parts: Mapping[str, str | Joined] = field(default_factory=dict)  # parts of BERT's names → the family's
+    prefixes: tuple[str, ...] = ()  # put before every name by checkpoints that hold a task's head too, such as "bert."
+    layers: str = "encoder.layer."  # what stands before a layer's number, without a prefix
+
+    def spellings(self, name: str) -> list[Spelling]:
+        """The names under which a checkpoint may store a tensor, the likeliest first."""
+        part, parts = 0, 1
+        for own in sorted(self.parts, key=len, reverse=True):  # a part may lie inside a longer one
+            if own not in name:
+                continue
+            theirs = self.parts[own]
+            if isinstance(theirs, Joined):
+                theirs, part, parts = theirs
+            name = name.replace(own, theirs)
+        name = name.replace("encoder.layer.", self.layers)
+        return [Spelling(prefix + each, part, parts) for prefix in ("", *self.prefixes) for each in spellings_of(name)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +104,28 @@ class MaskedLM:
 class TensorNames:
     """What a family's checkpoints call the tensors of tensor_shapes.py."""
 
-    prefix: str  # put before every name by checkpoints that hold a task's head too, such as "bert."
-    parts: Mapping[str, str] = field(default_factory=dict)  # parts of BERT's names → the family's words for them
+    schemes: tuple[Scheme, ...]  # the first is HuggingFace's own
     absent: frozenset[str] = frozenset()  # tensors that the family does not have: they count as zeros
     masked_lm: MaskedLM | None = None
     classification: Classification | None = None
 
-    def spellings(self, name: str) -> list[str]:
+    def spellings(self, name: str) -> list[Spelling]:
         """The names under which a checkpoint may store a tensor, the likeliest first."""
-        for part in sorted(self.parts, key=len, reverse=True):  # a part may lie inside a longer one
-            if part in name:
-                name = name.replace(part, self.parts[part])
-        names = spellings_of(name)
-        return [*names, *(self.prefix + each for each in names)]
+        return [spelling for scheme in self.schemes for spelling in scheme.spellings(name)]
+
+    def is_absent(self, name: str) -> bool:
+        """Whether the family lacks a tensor. Layers' tensors are in `absent` without "encoder.layer." and a number."""
+        return name in self.absent or LAYER_NUMBER.sub("", name) in self.absent
+
+    def layer_of(self, stored: str) -> str | None:
+        """What a stored name says after a layer's number: "attention.self.query.weight"; None if it is no layer's."""
+        for scheme in self.schemes:
+            for prefix in ("", *scheme.prefixes):
+                start = prefix + scheme.layers
+                number, _, rest = stored.removeprefix(start).partition(".")
+                if stored.startswith(start) and number.isdigit():
+                    return rest
+        return None
 
 
 def spellings_of(name: str) -> list[str]:
