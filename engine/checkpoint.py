@@ -51,10 +51,7 @@ class Checkpoint:
                 checkpoint._tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
             else:
                 used.add(checkpoint._find(name, wanted, architecture))
-        for name in stored:
-            rest = architecture.tensors.layer_of(name)
-            if rest is not None and name not in used and not rest.endswith(COMPUTED):
-                raise BrokenModel(f"{path} has a tensor {name}, which config.json says nothing of")
+        checkpoint._check_surplus(architecture, used)
         return checkpoint
 
     def _find(self, name: str, wanted: tuple[int, ...], architecture: Architecture) -> str:
@@ -72,6 +69,13 @@ class Checkpoint:
         if name == POSITION_EMBEDDINGS and architecture.padding_id is not None:
             self._tensors[PADDING_POSITION] = Tensor(own[skipped - 1 : skipped], tensor.dtype)
         return spelling.name
+
+    def _check_surplus(self, architecture: Architecture, used: set[str]) -> None:
+        """Raise BrokenModel for a layer's tensor that the architecture does not use: it would change the vectors."""
+        for name in self._files:
+            rest = architecture.tensors.layer_of(name)
+            if rest is not None and name not in used and not rest.endswith(COMPUTED):
+                raise BrokenModel(f"{self.path} has a tensor {name}, which config.json says nothing of")
 
     def stored(self, name: str) -> Tensor:
         """A tensor as it is stored, with its dtype tag."""

@@ -78,6 +78,7 @@ class Architecture:
     alibi: bool = False  # scores fall with the distance, in each head by a slope of its own
     attention: tuple[Attention, ...] = ()  # of each layer; empty: plain in all
     gated: bool = False  # the feed-forward network multiplies by a gate: activation(gate·x) · (dense·x)
+    rms_norm: bool = False  # norms do not subtract the mean
     pre_norm: bool = False
     first_norm: bool = True  # with `pre_norm`: a norm comes before the first layer's attention
     embedding_size: int | None = None  # columns of the embedding tables where a projection follows them; None: none

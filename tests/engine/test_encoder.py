@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.torch.attention import Group, attention
+from embert.engine.encoders.torch.attention.packed import Group, attention
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
@@ -129,7 +129,7 @@ def test_the_last_layer_on_pooled_rows_only(
 
 @pytest.mark.parametrize("chunk", [1, 1 << 14, 1 << 30])
 def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders.torch.attention.MAX_SCORE_BYTES", chunk)
+    monkeypatch.setattr("embert.engine.encoders.torch.attention.packed.MAX_SCORE_BYTES", chunk)
     folder = build_bert()
     model = engine.load_model(str(folder))
     sequences = random_sequences([40, 40, 40, 33], model.architecture.vocab_size)

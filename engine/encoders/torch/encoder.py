@@ -19,13 +19,13 @@ import torch
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
 from embert.engine.encoders.padding_positions import padding_positions
-from embert.engine.encoders.torch.attention import Group
+from embert.engine.encoders.torch.attention.packed import Group
 from embert.engine.encoders.torch.heads import Hidden, kernels_of, load_heads
 from embert.engine.encoders.torch.host import cpu_name, keep_freed_memory
+from embert.engine.encoders.torch.layer import products_of
 from embert.engine.encoders.torch.linear import kernel_rows, limit_kernel_caches, row_counts
 from embert.engine.encoders.torch.pooling import ONE_ROW, pooled_rows
 from embert.engine.encoders.torch.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Run, cut_into_runs
-from embert.engine.encoders.torch.transformer import PRODUCTS as TRANSFORMER_PRODUCTS
 from embert.engine.encoders.torch.transformer import Transformer
 from embert.engine.encoders.unattended import attended_tokens
 from embert.engine.errors import EncoderError, UnsupportedModel
@@ -107,7 +107,7 @@ class TorchEncoder(Encoder):
         self._reads = {Task.EMBED: model.pooling, Task.CLASSIFY: "cls"}
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
-        limit_kernel_caches(TRANSFORMER_PRODUCTS + kernels_of(model.heads))
+        limit_kernel_caches(products_of(model.architecture) + kernels_of(model.heads))
         keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
         self._threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))

@@ -27,10 +27,16 @@ __all__ = [
     "row_counts",
 ]
 
-Activation = Literal["none", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["none", "gelu", "gelu_tanh", "relu", "silu"]
 
 # Our name → oneDNN's operation and algorithm. The algorithm "none" of gelu is the erf form.
-FUSED = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
+FUSED = {
+    "none": ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+}
 
 
 def limit_kernel_caches(products: int) -> None:
@@ -52,7 +58,7 @@ def kernel_rows(rows: int) -> int:
     oneDNN makes a kernel for each number of rows, and packed batches keep bringing new numbers. Without rounding, new
     kernels cost 5 % of the throughput of mixed work, and fragmented the heap: 300 MB were unusable after some minutes.
     """
-    step = 8 if rows <= 128 else 16 if rows <= 256 else 32
+    step = 8 if rows <= 128 else 16 if rows <= 256 else 32 if rows <= 1024 else 128
     return -(-rows // step) * step
 
 
@@ -65,10 +71,12 @@ def row_counts(most: int) -> Iterator[int]:
 
 
 class Linear(Protocol):
-    """activation(x · weightᵀ + bias), or x · weightᵀ + bias + residual."""
+    """activation(x · weightᵀ + bias). Without an activation, a residual may be added, or a gate multiplied."""
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, in] → [T, out]. `residual` is [T, out] and is not changed."""
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, in] → [T, out]. `residual` and `gate` are [T, out] and are not changed; at most one is given."""
         ...
 
 
@@ -80,11 +88,15 @@ class PackedLinear:
         self._bias = bias
         self._operation, self._algorithm = FUSED[activation]
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See Linear."""
         fused = torch.ops.mkldnn._linear_pointwise
         if residual is not None:
             y: torch.Tensor = fused.binary(x, residual, self._weight, self._bias, "add")
+        elif gate is not None:
+            y = fused.binary(x, gate, self._weight, self._bias, "mul")
         else:
             y = fused.default(x, self._weight, self._bias, self._operation, [], self._algorithm)
         return y
@@ -98,15 +110,21 @@ class PlainLinear:
         self._bias = bias
         self._activation = activation
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See Linear."""
         y = F.linear(x, self._weight, self._bias)
         if residual is not None:
             return y.add_(residual)
+        if gate is not None:
+            return y.mul_(gate)
         if self._activation == "gelu":
             return F.gelu(y)
         if self._activation == "gelu_tanh":
             return F.gelu(y, approximate="tanh")
+        if self._activation == "silu":
+            return F.silu(y, inplace=True)
         return y.relu_() if self._activation == "relu" else y
 
 
@@ -122,14 +140,14 @@ def packed_works(weight: torch.Tensor, bias: torch.Tensor, activation: Activatio
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     x = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
-    residual = torch.linspace(-1, 1, 3 * weight.shape[0]).reshape(3, -1).to(weight.dtype)
+    other = torch.linspace(-1, 1, 3 * weight.shape[0]).reshape(3, -1).to(weight.dtype)
     tolerance = 1e-4 if weight.dtype == torch.float32 else 0.05
     try:
         packed = PackedLinear(weight, bias, activation)
         plain = PlainLinear(weight, bias, activation)
         return all(
-            torch.allclose(packed(x, r).float(), plain(x, r).float(), rtol=tolerance, atol=tolerance)
-            for r in (None, residual)
+            torch.allclose(packed(x, *more).float(), plain(x, *more).float(), rtol=tolerance, atol=tolerance)
+            for more in ((), (other,), (None, other))
         )
     except (AttributeError, RuntimeError):  # NotImplementedError is a RuntimeError
         return False

@@ -1,0 +1,119 @@
+"""One layer of an architecture, in torch, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
+
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.torch.attention.packed import Group, Positions, attention
+from embert.engine.encoders.torch.linear import Activation, Linear, make_linear
+from embert.engine.families.architecture import Architecture
+from embert.engine.files.safetensors_file import Tensor
+
+__all__ = ["Layer", "Norm", "as_torch", "products_of", "stored"]
+
+QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
+
+
+class Norm:
+    """LayerNorm, or RMSNorm. Gamma and beta are float32 always.
+
+    With them in float32, MiniLM-L6 in bfloat16 is 0.65 % off float32 instead of 0.89 % (64 passages), in the same time.
+    """
+
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, name: str) -> None:
+        self._gamma = stored(checkpoint, f"{name}.weight").float()
+        self._beta = None if architecture.rms_norm else stored(checkpoint, f"{name}.bias").float()
+        self._epsilon = architecture.layer_norm_eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, columns] → [T, columns]."""
+        if self._beta is None:
+            exact = F.rms_norm(x.float(), x.shape[1:], self._gamma, self._epsilon)
+            return exact.to(x.dtype)
+        return F.layer_norm(x, x.shape[1:], self._gamma, self._beta, self._epsilon)
+
+
+class Layer:
+    """Attention and the feed-forward network, each added to the row that it was given, and their norms."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        checkpoint: Checkpoint,
+        layer: int,
+        dtype: torch.dtype,
+        *,
+        packed: bool,
+    ) -> None:
+        """`layer` is the number under which the weights are stored."""
+        prefix = f"encoder.layer.{layer}."
+
+        def linear(names: Sequence[str], activation: str = "none") -> Linear:
+            """One product for several linear layers of the same input."""
+            weights = [stored(checkpoint, f"{prefix}{name}.weight").float() for name in names]
+            biases = [stored(checkpoint, f"{prefix}{name}.bias").float() for name in names]
+            if names == QKV:
+                # softmax(q·kᵀ / √d): the scale goes into the query's weights.
+                scale = architecture.head_size**-0.5
+                weights[0], biases[0] = weights[0] * scale, biases[0] * scale
+            weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+            return make_linear(
+                weight.to(dtype), torch.cat(biases).to(dtype), cast("Activation", activation), packed=packed
+            )
+
+        def norm(name: str) -> Norm:
+            return Norm(architecture, checkpoint, prefix + name)
+
+        self._heads = architecture.heads
+        self._pre_norm = architecture.pre_norm
+        self._qkv = linear(QKV)
+        self._projection = linear(("attention.output.dense",))
+        self._gate: Linear | None = None
+        if architecture.gated:
+            self._gate = linear(("intermediate.gate",), architecture.activation)
+            self._inner = linear(("intermediate.dense",))
+        else:
+            self._inner = linear(("intermediate.dense",), architecture.activation)
+        self._outer = linear(("output.dense",))
+        self._attention_norm = norm("attention.output.LayerNorm") if architecture.has_attention_norm(layer) else None
+        self._norm = norm("output.LayerNorm")
+
+    def __call__(
+        self, x: torch.Tensor, groups: Sequence[Group], positions: Positions, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, hidden] → [T, hidden], or [n, hidden] with `rows` [n]: after attention no row needs another."""
+        before = x if self._attention_norm is None or not self._pre_norm else self._attention_norm(x)
+        context = attention(self._qkv(before), groups, self._heads, positions)
+        if rows is not None:
+            context, x = context[rows], x[rows]
+        x = self._projection(context, x)
+        if self._pre_norm:
+            return self._outer(self._fed(self._norm(x)), x)
+        if self._attention_norm is not None:
+            x = self._attention_norm(x)
+        return self._norm(self._outer(self._fed(x), x))
+
+    def _fed(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] → [T, intermediate]."""
+        return self._inner(x) if self._gate is None else self._inner(x, gate=self._gate(x))
+
+
+def products_of(architecture: Architecture) -> int:
+    """Matrix products of a forward that have kernels of their own."""
+    return 4 + architecture.gated + (architecture.embedding_size is not None)
+
+
+def as_torch(stored: Tensor) -> torch.Tensor:
+    """A stored tensor as torch sees it: a view of the mapped file."""
+    tensor = torch.from_numpy(stored.array)
+    return tensor.view(torch.bfloat16) if stored.dtype == "BF16" else tensor
+
+
+def stored(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """A tensor of the encoder, in its stored type."""
+    return as_torch(checkpoint.stored(name))
