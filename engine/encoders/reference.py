@@ -1,0 +1,144 @@
+"""An architecture's definition in numpy: one text at a time, in float32. It shares no code with the encoders."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
+from embert.engine.encoders.rotary import rotations
+from embert.engine.families.architecture import Architecture, Rotary
+from embert.engine.families.tensor_names import (
+    EMBEDDING_PROJECTION,
+    FINAL_NORM,
+    POSITION_EMBEDDINGS,
+    RELATIVE_ATTENTION_BIAS,
+    TOKEN_TYPE_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+)
+
+__all__ = ["hidden_state"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def hidden_state(ids: Ints, architecture: Architecture, checkpoint: Checkpoint) -> Floats:
+    """The last hidden state of token ids [L] of type 0: float32 [L, hidden]."""
+    return _Reference(architecture, checkpoint).hidden_state(ids)
+
+
+class _Reference:
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
+        self._is = architecture
+        self._checkpoint = checkpoint
+
+    def hidden_state(self, ids: Ints) -> Floats:
+        x = self._norm(self._embedded(ids), "embeddings.LayerNorm")
+        if self._is.embedding_size is not None:
+            x = self._linear(x, EMBEDDING_PROJECTION)
+        bias = self._bias(len(ids))
+        for layer in range(self._is.layers):
+            x = self._layer(x, layer, bias)
+        return self._norm(x, FINAL_NORM) if self._is.pre_norm else x
+
+    def _embedded(self, ids: Ints) -> Floats:
+        x = self._rows(WORD_EMBEDDINGS, ids) + self._rows(TOKEN_TYPE_EMBEDDINGS, slice(1))
+        return x + self._rows(POSITION_EMBEDDINGS, slice(len(ids))) if self._is.position_table else x
+
+    def _layer(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
+        at = f"encoder.layer.{self._is.stored_layer(layer)}."
+        attention_norm, pre_norm = self._is.has_attention_norm(layer), self._is.pre_norm
+        given = self._norm(x, f"{at}attention.output.LayerNorm") if pre_norm and attention_norm else x
+        x = x + self._linear(self._attention(given, layer, bias), f"{at}attention.output.dense")
+        if attention_norm and not pre_norm:
+            x = self._norm(x, f"{at}attention.output.LayerNorm")
+        given = self._norm(x, f"{at}output.LayerNorm") if pre_norm else x
+        inner = self._linear(given, f"{at}intermediate.dense")
+        if self._is.gated:
+            inner = inner * self._activated(self._linear(given, f"{at}intermediate.gate"))
+        else:
+            inner = self._activated(inner)
+        x = x + self._linear(inner, f"{at}output.dense")
+        return x if pre_norm else self._norm(x, f"{at}output.LayerNorm")
+
+    def _attention(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
+        length, heads, size = len(x), self._is.heads, self._is.head_size
+        known = self._is.attention_of(layer)
+        q, k, v = (
+            self._linear(x, f"encoder.layer.{self._is.stored_layer(layer)}.attention.self.{name}")
+            .reshape(length, heads, size)
+            .swapaxes(0, 1)
+            for name in ("query", "key", "value")
+        )
+        if known.rotary is not None:
+            q, k = _turned(q, known.rotary), _turned(k, known.rotary)
+        scores = q @ k.swapaxes(1, 2) / np.float32(math.sqrt(size))
+        if bias is not None:
+            scores = scores + bias
+        if known.window is not None:
+            scores = np.where(np.abs(_distances(length)) > known.window, -np.inf, scores)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        context: Floats = (weights @ v).swapaxes(0, 1).reshape(length, -1)
+        return context
+
+    def _bias(self, length: int) -> Floats | None:
+        """What is added to attention's scores: [heads, queries, keys]."""
+        if self._is.relative_buckets:
+            by_distance = bias_by_distance(self._checkpoint.float32(RELATIVE_ATTENTION_BIAS), length)
+        elif self._is.alibi:
+            by_distance = alibi_by_distance(self._is.heads, length)
+        else:
+            return None
+        return by_distance[:, _distances(length) + length - 1]
+
+    def _rows(self, name: str, of: npt.NDArray[np.signedinteger] | slice) -> Floats:
+        stored = self._checkpoint.stored(name)
+        return type(stored)(stored.array[of], stored.dtype).float32()  # converts only the rows that are read
+
+    def _linear(self, x: Floats, name: str) -> Floats:
+        y: Floats = x @ self._checkpoint.float32(f"{name}.weight").T + self._checkpoint.float32(f"{name}.bias")
+        return y
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        gamma, epsilon = self._checkpoint.float32(f"{name}.weight"), np.float32(self._is.layer_norm_eps)
+        if not self._is.rms_norm:
+            x = x - x.mean(-1, keepdims=True)
+        y: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon) * gamma
+        if not self._is.rms_norm:
+            y += self._checkpoint.float32(f"{name}.bias")
+        return y
+
+    def _activated(self, x: Floats) -> Floats:
+        if self._is.activation == "relu":
+            return np.maximum(x, np.float32(0))
+        half, one = np.float32(0.5), np.float32(1)
+        match self._is.activation:
+            case "gelu":
+                curve: Floats = _erf(x / math.sqrt(2)).astype(np.float32)
+            case "silu":  # x · σ(x)
+                curve = np.tanh(half * x)
+            case _:  # the tanh approximation of Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016
+                curve = np.tanh(math.sqrt(2 / math.pi) * (x + np.float32(0.044715) * x**3))
+        y: Floats = half * x * (one + curve)
+        return y
+
+
+def _distances(length: int) -> npt.NDArray[np.int64]:
+    """The key's position less the query's: [queries, keys]."""
+    positions = np.arange(length)
+    return positions - positions[:, None]
+
+
+def _turned(x: Floats, rotary: Rotary) -> Floats:
+    """Queries or keys [heads, L, size] turned by their positions."""
+    cosines, sines = rotations(rotary, x.shape[1])
+    half = rotary.columns // 2
+    low, high, rest = np.split(x, [half, 2 * half], axis=-1)
+    return np.concatenate([low * cosines - high * sines, high * cosines + low * sines, rest], axis=-1)
