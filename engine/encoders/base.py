@@ -53,6 +53,11 @@ class Encoder(Protocol):
     max_batch_tokens: int  # the largest T that submit takes
     choice: str  # why load_encoder chose this encoder, for the start-up log; set by load_encoder
 
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens from which on a larger batch is no faster a token. A longer text is a batch of its own."""
+        return self.max_batch_tokens
+
     def submit(self, batch: PackedBatch) -> Any:
         """Start a forward and return a ticket for `wait`. The arrays may be reused as soon as it returns."""
         ...

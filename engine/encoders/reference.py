@@ -122,7 +122,7 @@ class _Reference:
         match self._is.activation:
             case "gelu":
                 curve: Floats = _erf(x / math.sqrt(2)).astype(np.float32)
-            case "silu":  # x · σ(x)
+            case "silu":  # x times its logistic function
                 curve = np.tanh(half * x)
             case _:  # the tanh approximation of Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016
                 curve = np.tanh(math.sqrt(2 / math.pi) * (x + np.float32(0.044715) * x**3))

@@ -86,7 +86,7 @@ class EngineLoop:
         facts = {"model": model.model_id, "dtype": encoder.dtype, "backend": encoder.name, "device": encoder.device}
         self._metrics = EngineMetrics(start.index, config.latency_buckets, facts)
         self._throughput = ThroughputEstimate()
-        scheduler = Scheduler(encoder.max_batch_tokens, config.max_batch_requests)
+        scheduler = Scheduler(encoder.batch_tokens, config.max_batch_requests, encoder.max_batch_tokens)
         self._queue = WorkQueue(scheduler, self._throughput, self._metrics, self._refuse)
         self._health = Health(start.index, self._counters, self._throughput, self._metrics, self._queue.tokens)
         self._server = SocketServer(self._health.status, self._queue.submit, self._queue.disconnect)
@@ -99,7 +99,8 @@ class EngineLoop:
 
         Returns the duration of the largest in seconds: the only known speed of the engine until there is a queue.
         """
-        lengths = [min(64, self._encoder.max_batch_tokens)] * max(1, self._encoder.max_batch_tokens // 64)
+        budget = self._encoder.batch_tokens
+        lengths = [min(64, budget)] * max(1, budget // 64)
         full = _batch_of(lengths, _main_task(self._has))
         for batch in (full, self._probe, self._probe.wanting(self._has)):
             self._run(batch)
@@ -235,7 +236,7 @@ class EngineLoop:
         metrics.batches.inc()
         metrics.batch_texts.observe(batch.texts)
         metrics.batch_tokens.observe(batch.tokens)
-        metrics.fill_ratio.observe(batch.tokens / self._encoder.max_batch_tokens)
+        metrics.fill_ratio.observe(min(1.0, batch.tokens / self._encoder.batch_tokens))
         metrics.inference_duration.observe(ended - started)
         for piece in batch.slices:
             metrics.queue_duration.observe(max(0.0, started - piece.request.payload.admitted))

@@ -5,7 +5,8 @@ Three rules, with their reasons:
 * **Late binding.** `next_batch` is called when the encoder is free, and takes what waits at that moment. A batch that
   was closed earlier would miss the texts that arrive meanwhile. Only a *full* batch may be taken ahead (`full`),
   because waiting cannot improve it.
-* **Token budget.** Tokens limit a batch, not texts, because the cost of a packed forward depends on its tokens.
+* **Token budget.** Tokens limit a batch, not texts, because the cost of a packed forward depends on its tokens. A text
+  that is longer than the budget is a batch of its own, when its request is the least recently served.
 * **Fair share.** Each batch is shared equally between the waiting requests; what small requests do not use goes to the
   larger ones. So a request of a thousand texts delays a request of one text by at most the batch that is running, and
   is itself never starved. Texts are indivisible, so equal shares leave a rest. It goes to the requests that are
@@ -103,9 +104,12 @@ class Batch:
 class Scheduler:
     """Requests in, batches out. Each text is in one batch, in the order of its request, unless cancelled or expired."""
 
-    def __init__(self, max_batch_tokens: int, max_batch_texts: int | None = None) -> None:
-        """`max_batch_tokens` must be at least the longest text, because a text cannot be split."""
+    def __init__(
+        self, max_batch_tokens: int, max_batch_texts: int | None = None, longest_text: int | None = None
+    ) -> None:
+        """`longest_text` is the most tokens that a text may have; None: the budget."""
         self._token_budget = max_batch_tokens
+        self._longest_text = max(max_batch_tokens, longest_text or 0)
         self._text_budget = max_batch_texts if max_batch_texts is not None else max_batch_tokens
         self._tasks: dict[Hashable, _Task] = {}
         self._batches_before_bulk = 0  # in a row, while bulk requests waited
@@ -118,13 +122,13 @@ class Scheduler:
         self.queue_texts = 0
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError for a known key, a text of no tokens, or one longer than the budget."""
+        """Queue a request. Raises ValueError for a known key, a text of no tokens, or one longer than is taken."""
         if self._lane_of(request.key) is not None:
             raise ValueError(f"request {request.key!r} is queued already")
         offsets = request.offsets
         for start, stop in pairwise(offsets):
-            if not 1 <= stop - start <= self._token_budget:
-                raise ValueError(f"a text of {stop - start} tokens cannot be in a batch of 1 to {self._token_budget}")
+            if not 1 <= stop - start <= self._longest_text:
+                raise ValueError(f"a text of {stop - start} tokens cannot be in a batch of 1 to {self._longest_text}")
         if not request.texts:
             return
         if request.task not in self._tasks:
@@ -184,13 +188,15 @@ class Scheduler:
         task, bulk_first = self._next_turn()
         if task is None:
             return None
-        builder = _BatchBuilder(self._token_budget, self._text_budget)
+        first = task.lanes[bulk_first or not task.lanes[False].requests]
+        budget = max(self._token_budget, next(iter(first.requests.values())).tokens)
+        builder = _BatchBuilder(budget, self._text_budget)
         if task.tokens <= self._token_budget and task.texts <= self._text_budget:
             for lane in task.lanes:
                 builder.take_all(lane)
         else:
             if bulk_first:
-                builder.take(_front(task.lanes[True]), self._token_budget, texts=1)
+                builder.take(_front(task.lanes[True]), budget, texts=1)
             for lane in task.lanes:
                 _share(builder, lane)
         slices: list[Slice] = []

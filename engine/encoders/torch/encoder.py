@@ -39,7 +39,7 @@ __all__ = ["TorchEncoder"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-# On a CPU a larger batch gives no more tokens a second, only a longer wait.
+# On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text runs alone.
 MAX_BATCH_TOKENS = 2048
 
 # Threads of torch's loops for a batch of fewer than MIN_RUN_TOKENS tokens: each reads a part of the weights. On two
@@ -100,7 +100,8 @@ class TorchEncoder(Encoder):
         self.device_name = cpu_name()
         self.width = model.width
         self.hidden_size = model.architecture.hidden_size
-        self.max_batch_tokens = max_batch_tokens or max(MAX_BATCH_TOKENS, model.max_input_length)
+        self._budget = max_batch_tokens or MAX_BATCH_TOKENS
+        self.max_batch_tokens = max(self._budget, model.max_input_length)
         self._architecture = model.architecture
         self._has = model.tasks
         # The row of a sequence that a task reads, by the name of a pooling; a task that is not here reads all of them.
@@ -121,6 +122,11 @@ class TorchEncoder(Encoder):
         self._embedding = EmbeddingHead(model.folder, model.dense)
         if self._transformer.packed:
             self._prepare(model.max_input_length)
+
+    @property
+    def batch_tokens(self) -> int:
+        """See Encoder.batch_tokens."""
+        return min(self.max_batch_tokens, self._budget)
 
     def _prepare(self, longest: int) -> None:
         """Make every kernel that runs can need, so that memory does not grow later and no client waits for one.
