@@ -92,8 +92,11 @@ class ServeConfig:
         True, "truncate texts that are too long for the model, unless the request says otherwise"
     )
     request_timeout: float = _option(60.0, "maximum seconds of a request, then 503", low=0.001)
-    engine_timeout: float = _option(
-        30.0, "maximum seconds of one forward; then the engine counts as hung and is replaced", low=1.0
+    engine_timeout: float | None = _option(
+        None,
+        "maximum seconds of one forward; then the engine counts as hung and is replaced; default: 30, or three times "
+        "what the longest text takes",
+        low=1.0,
     )
     start_timeout: float = _option(
         600.0, "maximum seconds until a process is ready; then it is killed and started again", low=1.0

@@ -114,7 +114,7 @@ class Run:
         start = StartEngine(
             config, "", "simulated", folder, 0, "cuda:0", f"{folder}/engine", SharedCounters.create(1, 1).fd, 1
         )
-        model = cast("Model", SimpleNamespace(model_id="simulated", tasks=Task.EMBED))
+        model = cast("Model", SimpleNamespace(model_id="simulated", max_input_length=512, tasks=Task.EMBED))
         loop = EngineLoop(start, model, self.gpu)
         loop.warm_up()
         loop.listen()

@@ -38,7 +38,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     width: int
     hidden_size: int
     load_s: float
-    full_batch_s: float  # duration of the largest batch
+    full_batch_s: float  # duration of a batch of short texts that fill the token budget
+    longest_text_s: float  # expected duration of the longest text
 
 
 class EngineState(msgspec.Struct, tag=True, frozen=True):

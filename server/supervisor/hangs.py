@@ -8,12 +8,15 @@ from __future__ import annotations
 import time
 
 from embert.server.config import ServeConfig
+from embert.server.ipc.control import EngineInfo
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.supervisor.child import Child
 
 __all__ = ["HangDetector"]
 
 HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after the time of so many full batches, but not before 5 s
+# Without --engine-timeout. On a few cores a text of thousands of tokens takes minutes.
+USUAL_BOUND_S, LONGEST_TEXTS = 30.0, 3
 SIGN_MARGIN_S = 2.0  # signs of life come every second
 
 
@@ -23,9 +26,12 @@ class HangDetector:
     def __init__(self, config: ServeConfig, counters: SharedCounters) -> None:
         self._config, self._counters = config, counters
 
-    def set_limit(self, engine: Child, full_batch_s: float) -> None:
-        """Derive an engine's limit from the duration of its largest batch; --engine-timeout bounds it."""
-        engine.hang_limit_s = min(max(HANG_MIN_S, HANG_BATCHES * full_batch_s), self._config.engine_timeout)
+    def set_limit(self, engine: Child, info: EngineInfo) -> None:
+        """Derive an engine's limit from the speed of its first batches; --engine-timeout bounds it."""
+        limit_s, bound_s = max(HANG_MIN_S, HANG_BATCHES * info.full_batch_s), self._config.engine_timeout
+        if bound_s is None:
+            bound_s = max(USUAL_BOUND_S, LONGEST_TEXTS * info.longest_text_s)
+        engine.hang_limit_s = min(limit_s, bound_s)
 
     def reason(self, child: Child, now: float) -> str | None:
         """Why a child counts as hung, for the log; None where it does not."""

@@ -212,7 +212,7 @@ class Supervisor:
         if child.kind == "engine":
             self._metrics.engine_up[child.index].set(1)
             if message.info is not None:
-                self._hangs.set_limit(child, message.info.full_batch_s)
+                self._hangs.set_limit(child, message.info)
             self._tell_state(EngineState(child.index, "ready", "", child.endpoint, message.info))
         if self._announced:
             log.info("%s is ready again, %.1f s after its start", child.name, time.monotonic() - child.started)

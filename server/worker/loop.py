@@ -78,6 +78,7 @@ class EngineLoop:
         self._submits_ahead = encoder.device != "cpu"
         self._exit = exit_process
         self._has = model.tasks
+        self._longest = model.max_input_length
         self._probe = _batch_of([1], _main_task(model.tasks))
         self._counters = SharedCounters(start.counters_fd, config.http_processes, start.engines)
         self._free_slots = list(range(MAX_BATCHES_IN_FLIGHT))  # of the shared counters
@@ -110,6 +111,14 @@ class EngineLoop:
         self._throughput.add_batch(ended - full_s, ended, full.tokens, queued=True)
         self._health.succeeded()
         return full_s
+
+    def longest_text_s(self, full_batch_s: float) -> float:
+        """About how long the longest text takes, from the duration of `warm_up`'s largest batch.
+
+        By count, attention takes length / (6 · hidden size) of the time of all else in a layer.
+        """
+        longest = self._longest
+        return full_batch_s * longest / self._encoder.batch_tokens * (1 + longest / (6 * self._encoder.hidden_size))
 
     def _shortest_s(self, batch: PackedBatch) -> float:
         """The duration of a batch; the shortest of three where batches are submitted by their expected end."""

@@ -74,6 +74,7 @@ def main() -> None:
         hidden_size=encoder.hidden_size,
         load_s=time.monotonic() - began,
         full_batch_s=full_batch_s,
+        longest_text_s=loop.longest_text_s(full_batch_s),
     )
     gc_tuning.after_startup()
     control.send(Ready(info))

@@ -16,7 +16,7 @@ from embert.server.ipc.control import EngineInfo, EngineState
 from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters
 
-INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1000, 2, 2, 0.0, 0.1)
+INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1000, 2, 2, 0.0, 0.1, 0.3)
 READY = EngineState(0, "ready", "", "/nonexistent", INFO)
 
 

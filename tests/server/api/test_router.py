@@ -23,7 +23,7 @@ from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Results, TaskRows, decode_submit, encode
 from embert.server.ipc.shared_counters import SharedCounters
 
-INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1)
+INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1, 0.3)
 
 
 class FakeEngine:

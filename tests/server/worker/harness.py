@@ -25,6 +25,7 @@ from tests.server.wire import Wire
 WIDTH = 4
 FAILS, NOT_FINITE, LOST = 1001, 1002, 1003  # token ids that make a forward go wrong
 BUDGET = 64
+TASKS = Task.EMBED | Task.TOKENS | Task.CLASSIFY
 
 
 class Clock:
@@ -113,7 +114,7 @@ class Harness:
         self.counters = SharedCounters.create(1, 1)
         config = ServeConfig(workers=1)  # as many as have a place in the counters
         start = StartEngine(config, "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
-        model = cast("Model", SimpleNamespace(model_id="m", tasks=Task.EMBED | Task.TOKENS | Task.CLASSIFY))
+        model = cast("Model", SimpleNamespace(model_id="m", max_input_length=BUDGET, tasks=TASKS))
         self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
         self.loop.listen()
         self.thread = threading.Thread(target=self.loop.run, daemon=True)

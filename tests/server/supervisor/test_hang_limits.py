@@ -1,0 +1,34 @@
+"""After how many seconds a forward counts as hung."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from embert.server.config import ServeConfig
+from embert.server.ipc.control import EngineInfo
+from embert.server.supervisor.hangs import HangDetector
+
+INFO = EngineInfo("torch", "cpu", "a test", "float32", "", 2048, 384, 384, 1.0, 0.001, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("bound_s", "full_batch_s", "longest_text_s", "limit_s"),
+    [
+        (None, 0.001, 0.01, 5),  # a GPU
+        (None, 0.2, 1.0, 20),
+        (None, 2.0, 9.0, 30),
+        (None, 2.0, 60.0, 180),  # a few cores, and texts of thousands of tokens
+        (None, 0.5, 60.0, 50),
+        (12.0, 2.0, 60.0, 12),
+        (12.0, 0.001, 0.01, 5),
+    ],
+)
+def test_the_limit(bound_s: float | None, full_batch_s: float, longest_text_s: float, limit_s: float) -> None:
+    engine: Any = SimpleNamespace()
+    info = msgspec.structs.replace(INFO, full_batch_s=full_batch_s, longest_text_s=longest_text_s)
+    HangDetector(ServeConfig(engine_timeout=bound_s), cast("Any", None)).set_limit(engine, info)
+    assert engine.hang_limit_s == limit_s
