@@ -16,9 +16,12 @@ Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& wo
     return Status::refused("attention: head size " + std::to_string(head_size) +
                            " is not a multiple of 8 from 8 to 128");
   }
+  if (work.window > 0 && relative.scores != nullptr)
+    return Status::refused("attention: a window and scores by relative position");
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
   // A batch of short texts alone takes the portable kernel: it computes the same bits, without a work list of tiles.
-  if (maps != nullptr && attention_sm90_takes(dtype, head_size) && work.tile_count > 0)
+  const bool takes = attention_sm90_takes(dtype, head_size) && (work.window == 0 || attention_sm90_takes_windows());
+  if (maps != nullptr && takes && work.tile_count > 0)
     return attention_sm90(dtype, qkv, rows, work, heads, head_size, relative, context, *maps, stream);
   if (dtype == DType::kFloat32) return attention_float32(qkv, work, heads, head_size, relative, context, stream);
   return attention_sm80(dtype, qkv, work, heads, head_size, relative, context, stream);

@@ -20,6 +20,7 @@ Status attention_float32(const void* qkv, const AttentionWork& work, int heads, 
 Status attention_sm80(DType dtype, const void* qkv, const AttentionWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream);  // 16-bit types
 bool attention_sm90_takes(DType dtype, int head_size);
+bool attention_sm90_takes_windows();
 Status attention_sm90(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);
 

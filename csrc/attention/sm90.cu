@@ -238,6 +238,10 @@ bool attention_sm90_takes(DType dtype, int head_size) {
   return dtype != DType::kFloat32 && (head_size == 32 || head_size == 64);
 }
 
+bool attention_sm90_takes_windows() {
+  return false;
+}
+
 Status attention_sm90(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
                         const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream) {
   const auto run = [&](auto plain, auto with_relative) {

@@ -31,6 +31,9 @@ struct RelativeScores {
 struct AttentionWork {
   const AttentionTile* tiles;
   int tile_count;
+  // A query sees so many keys on each side of its own; 0: all of its text. Never with RelativeScores. It lies here,
+  // where the structure had a hole, so that kernels that do not know of it stay as they are, bit for bit.
+  int window;
   const AttentionTile* shorts;
   int short_count;
   Queries queries = Queries::kAll;  // the context of the others may be left unwritten

@@ -192,15 +192,14 @@ NB_MODULE(_cuda_testing, m) {
           "attention",
           [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
              int short_count, int heads, int head_size, Address context, bool hopper, int queries, Address relative,
-             int reach) {
-            bench.check(attention(
-                dtype(type), at(qkv), rows,
-                {at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count, Queries(queries)}, heads,
-                head_size, {at<float>(relative), reach}, at(context), hopper ? bench.maps(dtype(type)) : nullptr,
-                bench.stream()));
+             int reach, int window) {
+            const AttentionWork work{at<AttentionTile>(tiles),  tile_count,  window,
+                                     at<AttentionTile>(shorts), short_count, Queries(queries)};
+            bench.check(attention(dtype(type), at(qkv), rows, work, heads, head_size, {at<float>(relative), reach},
+                                  at(context), hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
           },
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
-          "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0)
+          "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0, "window"_a = 0)
       .def("gather",
            [](Bench& bench, int type, Address context, Address x, Address sums, int parts, Address cu_seqlens,
               int pooling, int sequences, int hidden, Address context_to, Address x_to, Address sums_to) {

@@ -30,7 +30,7 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
                            reinterpret_cast<const uint32_t*>(part(layout.cuts))};
   const OffsetsOutput& offsets = at_.offsets;
   const OffsetsCapacity capacity{rows, plan.sequences, plan.tiles, plan.shorts};
-  AttentionWork work{offsets.tiles, plan.tiles, offsets.shorts, plan.shorts};
+  AttentionWork work{offsets.tiles, plan.tiles, 0, offsets.shorts, plan.shorts};
   uint8_t* const qkv = at_.wide;
   uint8_t* const context = at_.wide + size_t(row_capacity_) * 3 * hidden * bytes_of(dtype);
   // x: the layer's input. sum: the rows between attention and the feed-forward part. Where LayerNorms are folded, both
