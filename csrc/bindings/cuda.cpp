@@ -64,33 +64,33 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
                                       const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
                                       const std::vector<LinearLayer>& multi, bool token_weights,
                                       const std::optional<SpladeHeadOf>& splade) {
-  ModelShape shape;
-  shape.hidden = hidden;
-  shape.layers = layers;
-  shape.heads = heads;
-  shape.inner = inner;
-  shape.vocabulary = vocabulary;
-  shape.positions = positions;
-  shape.types = types;
-  shape.padding = padding;
-  shape.relative = relative;
-  shape.epsilon = epsilon;
-  shape.dtype = dtype_of(dtype);
-  shape.activation = activation_of(activation);
+  Architecture model;
+  model.hidden = hidden;
+  model.layers = layers;
+  model.heads = heads;
+  model.inner = inner;
+  model.vocabulary = vocabulary;
+  model.positions = positions;
+  model.types = types;
+  model.padding = padding;
+  model.relative = relative;
+  model.epsilon = epsilon;
+  model.dtype = dtype_of(dtype);
+  model.activation = activation_of(activation);
   if (pooling == "cls")
-    shape.pooling = Pooling::kCls;
+    model.pooling = Pooling::kCls;
   else if (pooling == "mean")
-    shape.pooling = Pooling::kMean;
+    model.pooling = Pooling::kMean;
   else if (pooling == "max")
-    shape.pooling = Pooling::kMax;
+    model.pooling = Pooling::kMax;
   else if (pooling == "last-token")
-    shape.pooling = Pooling::kLast;
+    model.pooling = Pooling::kLast;
   else
     throw Refused("the CUDA encoder does not know the pooling " + pooling);
-  shape.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights, std::nullopt};
+  model.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights, std::nullopt};
   if (splade) {
     const auto& [of_transform, of_norm, logs, tied] = *splade;
-    shape.task_heads.splade = SpladeKind{activation_of(of_transform), of_norm, logs, tied};
+    model.task_heads.splade = SpladeKind{activation_of(of_transform), of_norm, logs, tied};
   }
   EncoderOptions options;
   options.device = device;
@@ -101,7 +101,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   options.graphs = Tasks(graphs);
   std::unique_ptr<Encoder> made;
   nb::gil_scoped_release release;
-  raise(Encoder::create(shape, options, made));
+  raise(Encoder::create(model, options, made));
   return made;
 }
 

@@ -46,6 +46,8 @@ Status launch_activate(Activation activation, int rows, int columns, void* x, co
       return run(activate_kernel<T, Activation::kGeluTanh>);
     case Activation::kRelu:
       return run(activate_kernel<T, Activation::kRelu>);
+    case Activation::kSilu:
+      return run(activate_kernel<T, Activation::kSilu>);
     default:
       return {};
   }

@@ -34,6 +34,13 @@ __device__ __forceinline__ float gelu_tanh_argument(float h) {
   return h * fmaf(0.2854192651f, h * h, 1.5957691216f);
 }
 
+// x / (1 + e^-x), with two special functions. Below x = −88 the quotient is 0.
+__device__ __forceinline__ float silu_approximate(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));
+  return __fdividef(x, 1.0f + power);
+}
+
 // What x has to be multiplied by before `activate`.
 __host__ __device__ constexpr float activation_factor(Activation activation) {
   return activation == Activation::kGeluErf || activation == Activation::kGeluTanh ? 0.5f : 1.0f;
@@ -49,6 +56,8 @@ __device__ __forceinline__ float activate(float scaled) {
     return fmaf(scaled, kExact ? tanhf(argument) : tanh_approximate(argument), scaled);
   } else if constexpr (kActivation == Activation::kRelu) {
     return fmaxf(scaled, 0.0f);
+  } else if constexpr (kActivation == Activation::kSilu) {
+    return kExact ? scaled / (1.0f + expf(-scaled)) : silu_approximate(scaled);
   } else {
     return scaled;
   }

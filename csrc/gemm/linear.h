@@ -14,28 +14,11 @@
 #include "device/dtype.h"
 #include "device/launch.h"
 #include "elementwise/activation.h"
+#include "elementwise/rotary_columns.h"
 #include "gemm/text_maxima.h"
 #include "norm/norm.h"
 
 namespace embert {
-
-// Columns of y that are queries and keys, which the product turns by their rows' positions before it rounds them.
-//
-// The first `columns` columns of y (queries, then keys) are heads of head_size columns. Of each head the first `turned`
-// columns are pairs of neighbours, 2j and 2j + 1, that hold elements j and j + turned/2 of the model's own order; W's
-// rows and the bias are permuted so when they are loaded (model/row_order.h). With (c, s) = table[positions[row],
-// j] a pair (a, b) becomes (a·c − b·s, b·c + a·s), in FP32, after the bias. Other columns stay.
-//
-// Table and positions keep their addresses for as long as the encoder lives, so they are given once, with the weights,
-// and no call of Linear::run knows of them. `positions` is written by each batch's first kernel, and may only be read
-// after wait_for_earlier_kernels; the table is a weight. Rows past a batch's end have position 0.
-struct RotaryColumns {
-  int head_size = 0;
-  int turned = 0;                  // even, at most head_size
-  int columns = 0;                 // 2·hidden
-  const float2* table = nullptr;   // [positions, turned / 2] cos, sin
-  const int* positions = nullptr;  // [rows], counted from each text's start
-};
 
 struct LinearWeights {
   void* weight = nullptr;       // [out, in]; rewritten where input_norm's gamma is folded into it
@@ -56,7 +39,8 @@ struct LinearWeights {
   // weight, exact and bias have 2·out rows: gate, value, gate, value, …; y[rows, out] = activation(gate)·value. `out`
   // counts the columns of y. Only where the provider fuses_gate; never with a residual.
   bool gated = false;
-  // Null: no columns are turned. Only where the provider fuses_rotary; read while the product is prepared, and copied.
+  // Columns of y that are turned before they are rounded, after the bias; null: none. Only where the provider
+  // fuses_rotary; read while the product is prepared, and copied.
   const RotaryColumns* rotary = nullptr;
 };
 
@@ -75,9 +59,8 @@ class Linear {
   // residual: [rows, out] or none, added before rounding; never with an activation. y_sums: null, or where the sums of
   // y's rows go; `y_parts` is then set. y may be the residual where y_sums is null, but never x (check_places).
   //
-  // A residual without sums is added as it is: residual_norm is then absent. In models whose norms come before
-  // (pre-norm) a residual without residual_norm may have sums, which the product ignores, and y's sums are written as
-  // ever. There gamma_in_rows is never set, because the rows are the residual.
+  // A residual without sums is added as it is; residual_norm is then absent, and y's sums are written as ever. So it is
+  // in models whose norms come before (pre-norm), where gamma_in_rows is never set, because the rows are the residual.
   virtual Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
                      const Stream& stream) = 0;
 };
@@ -110,7 +93,7 @@ class GemmProvider {
   // Whether it applies LayerNorms: Norms in LinearWeights, sums in Rows.
   virtual bool folds() const = 0;
   // What its products do themselves: LinearWeights::rotary, LinearWeights::gated. Where they do not, model/program.cpp
-  // adds a kernel after the product (attention/turn.cu, elementwise/gate.cu), and neither is set.
+  // adds a kernel after the product (elementwise/turn.cu, elementwise/gate.cu), and neither is set.
   virtual bool fuses_rotary() const { return false; }
   virtual bool fuses_gate() const { return false; }
   // After all calls of `prepare`: refused where a Norm cannot be folded into its weights without loss.

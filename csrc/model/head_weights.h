@@ -20,6 +20,7 @@ struct WeightPlace {
   TensorShape shape;
   DType dtype = DType::kFloat32;
   size_t pitch = 0;  // elements from row to row; 0: as many as a row has
+  bool apart = false;  // what lies between rows is another tensor's, else zeros
 };
 
 // A layer of the multi-vector head, for the encoder's matrix products.

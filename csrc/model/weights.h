@@ -11,12 +11,14 @@
 #include "device/memory.h"
 #include "embedding/embedding.h"
 #include "model/head_weights.h"
-#include "model/shape.h"
+#include "model/architecture.h"
+#include "model/program.h"
 #include "norm/norm.h"
 
 namespace embert {
 
-// Matrices are of the shape's type, vectors are in FP32.
+// Matrices are of the model's type, vectors are in FP32. Where columns are turned, the rows of query and key are in the
+// order of row_order.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
 struct LayerWeights {
   uint8_t *qkv_weight, *attention_weight;  // [3·hidden, hidden]: query, key, value; [hidden, hidden]
   uint8_t *inner_weight, *out_weight;      // [inner, hidden], [hidden, inner]
@@ -25,15 +27,28 @@ struct LayerWeights {
   Norm attention_norm, out_norm;           // [hidden]
 };
 
+// A matrix product's.
+struct MatrixWeights {
+  uint8_t* weight = nullptr;     // [out, in]
+  const float* bias = nullptr;   // [out]
+  int out = 0, in = 0;
+  const float* exact = nullptr;  // [out, in] in FP32, where it is kept
+};
+
 class Weights {
  public:
-  explicit Weights(const ModelShape& shape) : shape_(shape) {}
+  explicit Weights(const Architecture& model) : model_(model) {}
   Status allocate();
 
   // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention,
-  // inner and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta. Where the shape says
-  // so, also `padding`: [1, hidden], the padding token's row of positions; and `relative`: [heads, 2·positions − 1] in
-  // FP32, the scores by key − query + positions − 1. Those of heads: head_weights.h; a layer's number is the layer
+  // inner and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta. All are in the model's
+  // own order. Where the model has it, also
+  //   padding [1, hidden]: the padding token's row of positions;
+  //   relative [heads, 2·positions − 1] in FP32: the scores by key − query + positions − 1;
+  //   projection.weight [hidden, embedding], projection.bias, last.gamma, last.beta;
+  //   gate.weight, gate.bias of a layer, shaped as inner's;
+  //   angles [positions, turned / 2, 2] in FP32: cos and sin; a table's number is the layer here.
+  // Layers that share weights have them under one number. Those of heads: head_weights.h; a layer's number is the layer
   // here, too. Refused: a name that the model does not have or that was loaded before, or another shape than the
   // model's.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
@@ -41,38 +56,53 @@ class Weights {
   // Refused where one is missing. Else frees the memory for conversions.
   Status complete();
 
-  // To be called before `load`. Matrices that a LayerNorm may be folded into (query, key, value, inner) are then kept
-  // in FP32 too, until `forget_exact`. Folded from there, they are rounded once.
+  // To be called before `load`. Matrices that a LayerNorm may be folded into (query, key, value, inner, gate) are then
+  // kept in FP32 too, until `forget_exact`. Folded from there, they are rounded once.
   void keep_exact() { keeps_exact_ = true; }
   void forget_exact() { exact_.release(); }
-  // [3·hidden, hidden] and [inner, hidden] of a layer, where they are kept.
-  const float* exact_qkv(int layer) const { return exact_.as<float>() + layer * exact_count(); }
-  const float* exact_inner(int layer) const { return exact_qkv(layer) + 3 * size_t(shape_.hidden) * shape_.hidden; }
   // Whether these matrices and all gammas are here exactly as in the checkpoint.
   bool has_what_is_stored() const { return rounded_ == 0; }
 
   const EmbeddingTables& tables() const { return tables_; }
-  const LayerWeights& layer(int i) const { return layers_[i]; }
+  MatrixWeights matrix(Matrix which, int layer) const;
+  Norm norm(const NormName& name) const;
+  const float2* angles(int table) const { return angles_[table]; }
   const HeadWeights& heads() const { return heads_; }
-  RelativeScores relative() const { return {relative_, shape_.reach()}; }
+  RelativeScores relative() const { return {relative_, model_.reach()}; }
   size_t bytes() const { return storage_.bytes(); }
 
  private:
   void carve(uint8_t* base, size_t& bytes);
   Status load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream);
+  Status load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream);
+  bool find_layer(const std::string& name, int number, WeightPlace& place) const;
+  Status load_into(const WeightPlace& place, const std::string& name, int layer, const void* host, DType stored,
+                   const Stream& stream);
+  // `host` in the order in which products want the rows of a layer's query or key; else `host` itself.
+  const void* ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
+                      std::vector<uint8_t>& memory) const;
   Status find(const std::string& name, int layer, WeightPlace& place) const;
+  // Rows that have others between them, by way of apart_: conversions take elements that lie end to end.
+  Status upload_apart(const void* host, DType stored, const WeightPlace& place, float* exact, const Stream& stream);
+  Status copy_apart(const void* from, const WeightPlace& place, void* to, DType dtype, const Stream& stream);
   // Row by row, where the rows are padded.
   Status upload_rows(const void* host, DType stored, const WeightPlace& place, const Stream& stream);
   Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream);
   // Where a matrix is kept in FP32, if it is. Counts what is rounded.
   Status exact_place(const std::string& name, int layer, DType stored, float*& to);
-  size_t exact_count() const { return (3 * size_t(shape_.hidden) + shape_.inner) * shape_.hidden; }  // of a layer
+  const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
+  int inner_rows() const { return (model_.gated ? 2 : 1) * model_.inner; }
+  size_t exact_count() const { return (3 * size_t(model_.hidden) + inner_rows()) * model_.hidden; }  // of a layer
 
-  ModelShape shape_;
-  DeviceBuffer storage_, conversion_, exact_;
+  Architecture model_;
+  DeviceBuffer storage_, conversion_, apart_, exact_;
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
   HeadWeights heads_;
+  uint8_t* projection_weight_ = nullptr;          // [hidden, embedding]
+  float* projection_bias_ = nullptr;              // [hidden]
+  Norm last_norm_;                                // of pre-norm models
+  std::vector<float2*> angles_;                   // of each table: [positions, turned / 2]
   float* relative_ = nullptr;                     // as in attention/work.h
   std::set<std::pair<int, std::string>> loaded_;  // layer and name
   int rounded_ = 0;

@@ -14,18 +14,18 @@ bool wants(const BatchView& batch, int sequence, Task task) {
   return batch.tasks == nullptr ? task == Task::kEmbed : (batch.tasks[sequence] & bit(task)) != 0;
 }
 
-int columns_of(Task task, const ModelShape& shape) {
+int columns_of(Task task, const Architecture& model) {
   switch (task) {
     case Task::kEmbed:
-      return shape.width();
+      return model.width();
     case Task::kTokens:
-      return shape.hidden;
+      return model.hidden;
     case Task::kClassify:
-      return shape.task_heads.labels();
+      return model.task_heads.labels();
     case Task::kSparse:
-      return shape.task_heads.splade ? 0 : 1;
+      return model.task_heads.splade ? 0 : 1;
     default:
-      return shape.task_heads.multi_columns();
+      return model.task_heads.multi_columns();
   }
 }
 
@@ -61,7 +61,7 @@ void Parts::place(Task task, int columns) {
   if (part.rows > 0) floats_ = part.first + size_t(part.rows) * columns;
 }
 
-Parts::Parts(const BatchView& batch, const ModelShape& shape) : by_sequence_(shape.task_heads.by_sequence()) {
+Parts::Parts(const BatchView& batch, const Architecture& model) : by_sequence_(model.task_heads.by_sequence()) {
   if (batch.tasks == nullptr) wanted_ = bit(Task::kEmbed);
   for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) wanted_ |= batch.tasks[i];
   for (const Task task : kEach) {
@@ -74,18 +74,18 @@ Parts::Parts(const BatchView& batch, const ModelShape& shape) : by_sequence_(sha
     part.is_all = part.sequences == batch.sequences;
   }
   for (const Task task : kEach) {
-    if (task != Task::kTokens) place(task, columns_of(task, shape));
+    if (task != Task::kTokens) place(task, columns_of(task, model));
   }
   own_floats_ = floats_;
-  place(Task::kTokens, columns_of(Task::kTokens, shape));
+  place(Task::kTokens, columns_of(Task::kTokens, model));
 }
 
-Parts::Parts(Task task, int sequences, const ModelShape& shape, float* out) : wanted_(bit(task)) {
+Parts::Parts(Task task, int sequences, const Architecture& model, float* out) : wanted_(bit(task)) {
   Part& part = of(task);
   part.sequences = part.rows = sequences;
   part.is_all = true;
   part.out = out;
-  place(task, columns_of(task, shape));
+  place(task, columns_of(task, model));
 }
 
 size_t Parts::listed() const {

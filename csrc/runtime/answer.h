@@ -8,7 +8,7 @@
 
 #include "heads/splade/splade.h"
 #include "heads/tasks.h"
-#include "model/shape.h"
+#include "model/architecture.h"
 #include "runtime/batch.h"
 
 namespace embert {
@@ -44,9 +44,9 @@ struct Part {
 class Parts {
  public:
   Parts() = default;
-  Parts(const BatchView& batch, const ModelShape& shape);
+  Parts(const BatchView& batch, const Architecture& model);
   // One task, which all sequences want.
-  Parts(Task task, int sequences, const ModelShape& shape, float* out);
+  Parts(Task task, int sequences, const Architecture& model, float* out);
 
   Tasks wanted() const { return wanted_; }
   bool wants(Tasks any_of) const { return (wanted_ & any_of) != 0; }

@@ -20,7 +20,7 @@ InputLayout::InputLayout(int tokens, int sequences) : tokens(tokens), sequences(
   bytes = types + aligned(4 * size_t(tokens));
 }
 
-Status check_batch(const BatchView& batch, const ModelShape& shape, int max_tokens, int max_sequences) {
+Status check_batch(const BatchView& batch, const Architecture& model, int max_tokens, int max_sequences) {
   if (batch.tokens < 0 || batch.sequences < 0) return Status::refused("a batch of fewer than no tokens or sequences");
   if (batch.tokens > max_tokens || batch.sequences > max_sequences) {
     return Status::refused("a batch of " + std::to_string(batch.tokens) + " tokens in " +
@@ -32,9 +32,9 @@ Status check_batch(const BatchView& batch, const ModelShape& shape, int max_toke
   }
   for (int i = 0; i < batch.sequences; ++i) {
     const int64_t length = int64_t(batch.cu_seqlens[i + 1]) - batch.cu_seqlens[i];
-    if (length < 1 || length > shape.max_length()) {
+    if (length < 1 || length > model.max_length()) {
       return Status::refused("sequence " + std::to_string(i) + " has " + std::to_string(length) + " tokens; 1 to " +
-                             std::to_string(shape.max_length()) + " can be run");
+                             std::to_string(model.max_length()) + " can be run");
     }
   }
   const auto in_range = [&](const int32_t* values, int limit) {
@@ -42,16 +42,16 @@ Status check_batch(const BatchView& batch, const ModelShape& shape, int max_toke
     for (int i = 0; i < batch.tokens; ++i) highest = std::max(highest, uint32_t(values[i]));
     return highest < uint32_t(limit);
   };
-  if (!in_range(batch.ids, shape.vocabulary)) {
-    return Status::refused("a token id is outside the vocabulary of " + std::to_string(shape.vocabulary));
+  if (!in_range(batch.ids, model.vocabulary)) {
+    return Status::refused("a token id is outside the vocabulary of " + std::to_string(model.vocabulary));
   }
-  if (batch.types != nullptr && !in_range(batch.types, std::max(shape.types, 1))) {
-    return Status::refused("a token type is outside the model's " + std::to_string(shape.types));
+  if (batch.types != nullptr && !in_range(batch.types, std::max(model.types, 1))) {
+    return Status::refused("a token type is outside the model's " + std::to_string(model.types));
   }
-  if (batch.positions != nullptr && !in_range(batch.positions, shape.position_rows())) {
-    return Status::refused("a position is outside the model's table of " + std::to_string(shape.position_rows()));
+  if (batch.positions != nullptr && !in_range(batch.positions, model.position_rows())) {
+    return Status::refused("a position is outside the model's table of " + std::to_string(model.position_rows()));
   }
-  const Tasks able = shape.task_heads.tasks();
+  const Tasks able = model.task_heads.tasks();
   for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) {
     if (batch.tasks[i] == 0 || (batch.tasks[i] & ~able) != 0) {
       return Status::refused("tasks of sequence " + std::to_string(i) + " must be bits of " + std::to_string(able) +
@@ -59,9 +59,9 @@ Status check_batch(const BatchView& batch, const ModelShape& shape, int max_toke
     }
   }
   for (int i = 0; batch.dimensions != nullptr && i < batch.sequences; ++i) {
-    if (batch.dimensions[i] < 0 || batch.dimensions[i] > shape.width()) {
+    if (batch.dimensions[i] < 0 || batch.dimensions[i] > model.width()) {
       return Status::refused("dimensions of sequence " + std::to_string(i) + " must be 0 to " +
-                             std::to_string(shape.width()) + ", found " + std::to_string(batch.dimensions[i]));
+                             std::to_string(model.width()) + ", found " + std::to_string(batch.dimensions[i]));
     }
   }
   return {};

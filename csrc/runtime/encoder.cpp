@@ -9,13 +9,13 @@
 
 namespace embert {
 
-Status Encoder::create(const ModelShape& shape, const EncoderOptions& options, std::unique_ptr<Encoder>& made) {
-  EMBERT_TRY(shape.check());
+Status Encoder::create(const Architecture& model, const EncoderOptions& options, std::unique_ptr<Encoder>& made) {
+  EMBERT_TRY(model.check());
   if (options.max_tokens < 1 || options.max_tokens > kMostTokens) {
     return Status::refused("max_batch_tokens must be 1 to " + std::to_string(kMostTokens) + ", found " +
                            std::to_string(options.max_tokens));
   }
-  std::unique_ptr<Encoder> encoder(new Encoder(shape, options));
+  std::unique_ptr<Encoder> encoder(new Encoder(model, options));
   EMBERT_TRY(encoder->init());
   made = std::move(encoder);
   return {};
@@ -35,9 +35,9 @@ Status Encoder::init() {
   Build build;
   EMBERT_TRY(check_build(properties.major, properties.minor, read_build(build, stream_), build));
   EMBERT_TRY(weights_.allocate());
-  if (shape_.task_heads.splade) {
+  if (model_.task_heads.splade) {
     splade_ = std::make_unique<SpladeHead>(
-        SpladeShape{*shape_.task_heads.splade, shape_.hidden, shape_.vocabulary, shape_.dtype});
+        SpladeShape{*model_.task_heads.splade, model_.hidden, model_.vocabulary, model_.dtype});
     EMBERT_TRY(splade_->allocate());
   }
   EMBERT_TRY(choose_kernels(properties.major == 9 && properties.minor == 0, build));
@@ -48,23 +48,25 @@ Status Encoder::init() {
 Status Encoder::choose_kernels(bool is_hopper, const Build& build) {
   EMBERT_TRY(make_gemm(is_hopper, build));
   stream_.dependent_launch = gemm_->dependent_launch();
-  if (is_hopper && shape_.dtype != DType::kFloat32 && options_.gemm != "cublaslt") {
-    maps_ = std::make_unique<TensorMaps>(shape_.dtype);
+  if (is_hopper && model_.dtype != DType::kFloat32 && options_.gemm != "cublaslt") {
+    maps_ = std::make_unique<TensorMaps>(model_.dtype);
     EMBERT_TRY(maps_->open());
   }
-  folds_ = options_.fold && gemm_->folds() && shape_.hidden <= kMaxSumColumns;
+  // Layers that share weights cannot fold different LayerNorms into them.
+  folds_ = options_.fold && gemm_->folds() && model_.hidden <= kMaxSumColumns && model_.shared.empty();
+  program_ = compile(model_, {folds_, gemm_->fuses_rotary(), gemm_->fuses_gate()});
   if (folds_) weights_.keep_exact();
   return {};
 }
 
 Status Encoder::make_gemm(bool is_hopper, const Build& build) {
   const std::string& asked = options_.gemm;
-  const bool own = is_hopper && shape_.dtype != DType::kFloat32;
+  const bool own = is_hopper && model_.dtype != DType::kFloat32;
   if (asked == "hopper" && !own)
     return Status::refused("the hopper GEMM needs compute capability 9.0 and a 16-bit type");
   if (own && asked != "cublaslt" && !build.hopper) return without_hopper(build);
-  if (asked == "hopper" || (asked == "auto" && own)) return make_hopper(shape_.dtype, gemm_);
-  if (asked == "cublaslt" || asked == "auto") return make_cublaslt(shape_.dtype, options_.cublaslt_library, gemm_);
+  if (asked == "hopper" || (asked == "auto" && own)) return make_hopper(model_.dtype, gemm_);
+  if (asked == "cublaslt" || asked == "auto") return make_cublaslt(model_.dtype, options_.cublaslt_library, gemm_);
   return Status::refused("no GEMM is called " + asked);
 }
 
@@ -73,18 +75,19 @@ Status Encoder::allocate_activations() {
   row_capacity_ = std::max(row_capacity_, kTokenBuckets[std::size(kTokenBuckets) - 1]);
   sequence_capacity_ = std::min(row_capacity_, 65535);
   tile_capacity_ = max_tiles(row_capacity_, sequence_capacity_);
-  const size_t element = bytes_of(shape_.dtype), hidden = shape_.hidden, rows = row_capacity_;
-  const size_t wide = std::max({4 * shape_.hidden, shape_.inner, shape_.task_heads.multi_room()});
-  const size_t of_heads = size_t(sequence_capacity_) * shape_.task_heads.widest(shape_.hidden) * sizeof(float);
+  const size_t element = bytes_of(model_.dtype), hidden = model_.hidden, rows = row_capacity_;
+  const size_t wide = std::max(program_.wide, model_.task_heads.multi_room());
+  const size_t of_heads = size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden) * sizeof(float);
   for (int pass = 0; pass < 2; ++pass) {
     Carver carver(arena_.as());
     at_.x = carver.take(rows * hidden * element);
     at_.sum = carver.take(rows * hidden * element);
     at_.wide = carver.take(std::max(rows * wide * element, 2 * of_heads));
     if (folds_) {
-      at_.x_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, shape_.hidden)));
-      at_.sum_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, shape_.hidden)));
+      at_.x_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, model_.hidden)));
+      at_.sum_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, model_.hidden)));
     }
+    if (!model_.position_table) at_.zeros = reinterpret_cast<int*>(carver.take(rows * 4));
     at_.offsets.ids = reinterpret_cast<int*>(carver.take(rows * 4));
     at_.offsets.types = reinterpret_cast<int*>(carver.take(rows * 4));
     at_.offsets.positions = reinterpret_cast<int*>(carver.take(rows * 4));
@@ -102,17 +105,17 @@ Status Encoder::allocate_activations() {
 
 Status Encoder::allocate_slots() {
   // Each part of an answer begins a cache line.
-  const size_t columns = std::max(shape_.width(), shape_.task_heads.labels());
-  const size_t both = shape_.width() + shape_.task_heads.labels() + 1;
+  const size_t columns = std::max(model_.width(), model_.task_heads.labels());
+  const size_t both = model_.width() + model_.task_heads.labels() + 1;
   const InputLayout input(row_capacity_, sequence_capacity_);
   for (Slot& slot : slots_) {
     EMBERT_TRY(slot.input.allocate(input.bytes));
-    if (shape_.padding) EMBERT_TRY(slot.positions.allocate(size_t(row_capacity_) * 4));
+    if (model_.padding) EMBERT_TRY(slot.positions.allocate(size_t(row_capacity_) * 4));
     EMBERT_TRY(slot.device_input.allocate(input.bytes));
     EMBERT_TRY(slot.direct_output.allocate(kDirectSequences * both * 4));
     const size_t floats = size_t(std::max(row_capacity_ / 16, kDirectSequences)) * columns;
     EMBERT_TRY(reserve(slot, floats, floats, 0));
-    if (splade_ != nullptr) EMBERT_TRY(slot.pairs.allocate(shape_.vocabulary, sequence_capacity_));
+    if (splade_ != nullptr) EMBERT_TRY(slot.pairs.allocate(model_.vocabulary, sequence_capacity_));
     for (cudaEvent_t* event : {&slot.copied, &slot.computed, &slot.done}) {
       EMBERT_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     }

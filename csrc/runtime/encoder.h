@@ -17,7 +17,8 @@
 #include "embedding/embedding.h"
 #include "gemm/linear.h"
 #include "heads/splade/splade.h"
-#include "model/shape.h"
+#include "model/architecture.h"
+#include "model/program.h"
 #include "model/weights.h"
 #include "runtime/answer.h"
 #include "runtime/batch.h"
@@ -40,7 +41,7 @@ struct MemoryUse {
 
 class Encoder {
  public:
-  static Status create(const ModelShape& shape, const EncoderOptions& options, std::unique_ptr<Encoder>& made);
+  static Status create(const Architecture& model, const EncoderOptions& options, std::unique_ptr<Encoder>& made);
   ~Encoder();
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
@@ -59,7 +60,7 @@ class Encoder {
   // An answer for each task that some sequence wanted. An empty batch without tasks has an EMBED answer of no rows.
   Status wait(int64_t ticket, std::vector<Answer>& answers);
 
-  const ModelShape& shape() const { return shape_; }
+  const Architecture& model() const { return model_; }
   const char* gemm_name() const { return gemm_->name(); }
   bool folds() const { return folds_; }
   int graph_count() const { return int(slots_[0].graphs.size() + slots_[1].graphs.size()); }
@@ -101,7 +102,7 @@ class Encoder {
     Parts parts;
   };
 
-  Encoder(const ModelShape& shape, const EncoderOptions& options) : shape_(shape), options_(options), weights_(shape) {}
+  Encoder(const Architecture& model, const EncoderOptions& options) : model_(model), options_(options), weights_(model) {}
 
   // The steps of `create`.
   Status init();
@@ -112,7 +113,7 @@ class Encoder {
 
   // The steps of `start`.
   Status prepare_products();
-  Status prepare_layer(int i);
+  Status prepare_product(size_t i, std::unique_ptr<Linear>& made);
   Status prepare_multi_vectors();
   struct FullBatch;
   Status warm_up(std::string& fold_refusal);
@@ -123,10 +124,22 @@ class Encoder {
 
   // A batch.
   Status forward(const Plan& plan, const Stream& stream);
-  // The rest of a layer, for `count` rows; x is its output. `attended` and `residual` may lie in at_.wide: they have
-  // been read when the inner activations are written there.
-  Status after_attention(int layer, const Rows& attended, const Rows& residual, int count, Rows& x, Rows& sum,
-                         Stream& along);
+  // What the steps of a forward leave each other.
+  struct Replay {
+    const Plan& plan;
+    AttentionWork work;
+    Stream along;
+    int count;                           // of rows
+    std::array<Rows, kPlaces> rows;      // as they were left
+    int gathers_after = -1;              // the layer after whose attention only the rows that heads read go on
+    Pooling gathered = Pooling::kCls;    // which those are
+  };
+  Status run_step(const Step& step, Replay& replay);
+  Status embed_batch(const Step& step, Replay& replay);
+  Status attend(const Step& step, Replay& replay);
+  uint8_t* memory_of(Place place) const;
+  float2* sums_of(Place place) const { return place == Place::kX ? at_.x_sums : at_.sum_sums; }
+  RotaryColumns rotary_columns(int layer) const;
   // Whether all that is wanted reads the same one row of a sequence, and which: as pooling by it would.
   bool reads_one_row(const Parts& parts, Pooling& which) const;
   // heads.cpp. gathered: x has a row a sequence.
@@ -140,7 +153,7 @@ class Encoder {
   Status collect_pairs(Slot& slot, Answer& answer);
   Status run_again(Slot& slot, const BatchView& batch);
   // What is still to be applied to the last layer's rows.
-  Norm last_norm() const { return folds_ ? weights_.layer(shape_.layers - 1).out_norm : Norm{}; }
+  Norm last_norm() const { return weights_.norm(program_.last); }
   // While the first batch is inspected, keeps the largest |μ|/σ of its rows before a LayerNorm.
   Status inspect(const Rows& rows, int count, const Stream& stream);
   Status submit_small(Slot& slot, const BatchView& batch, const GraphKey& key);
@@ -158,21 +171,23 @@ class Encoder {
   Status reserve(Slot& slot, size_t own_floats, size_t floats, size_t listed);
   Status remember(Status status);
 
-  ModelShape shape_;
+  Architecture model_;
   EncoderOptions options_;
   Weights weights_;
   std::unique_ptr<GemmProvider> gemm_;
   std::unique_ptr<TensorMaps> maps_;  // of attention; null: the portable kernels
-  struct LayerProducts {
-    std::unique_ptr<Linear> qkv, attention_out;
-    std::unique_ptr<FeedForward> feed_forward;
+  Program program_;
+  struct Product {
+    std::unique_ptr<Linear> alone;
+    std::unique_ptr<FeedForward> joined;  // with the product after it
   };
-  std::vector<LayerProducts> products_;
+  std::vector<Product> products_;  // of the program's
   std::vector<std::unique_ptr<Linear>> multi_;  // of the multi-vector head
   std::unique_ptr<SpladeHead> splade_;          // null: the model has none
   DeviceBuffer arena_;
   struct {
-    uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, max(4·hidden, inner)] or what heads need
+    uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, program_.wide] or what heads need
+    int* zeros;               // [rows]; null: the model has a table of positions
     float2 *x_sums, *sum_sums;
     OffsetsOutput offsets;
   } at_{};

@@ -28,7 +28,7 @@ bool Encoder::key_of(const BatchView& batch, Tasks wanted, GraphKey& key) {
 }
 
 Status Encoder::capture_graphs() {
-  const Tasks tasks = options_.graphs & shape_.task_heads.tasks();
+  const Tasks tasks = options_.graphs & model_.task_heads.tasks();
   for (Slot& slot : slots_) {
     for (const Task task : {Task::kEmbed, Task::kClassify}) {
       for (int tokens : kTokenBuckets) {
@@ -48,9 +48,9 @@ Status Encoder::capture(Slot& slot, const GraphKey& key) {
             sequences,
             max_tiles(tokens, sequences),
             sequences,
-            std::min(tokens, shape_.max_length()),
+            std::min(tokens, model_.max_length()),
             slot.input.as(),
-            Parts(task, sequences, shape_, slot.direct_output.as<float>()),
+            Parts(task, sequences, model_, slot.direct_output.as<float>()),
             true};
   if (sequences == 1) {  // the bucket tells whether the one sequence is short or long
     plan.shorts = tokens <= kAttentionShort ? 1 : 0;

@@ -31,9 +31,18 @@ Status Encoder::start(std::string& fold_refusal) {
 }
 
 Status Encoder::prepare_products() {
-  gamma_in_rows_ = folds_ && weights_.has_what_is_stored();
-  products_.resize(shape_.layers);
-  for (int i = 0; i < shape_.layers; ++i) EMBERT_TRY(prepare_layer(i));
+  // Not in pre-norm models: their rows are the residual, too.
+  gamma_in_rows_ = folds_ && !model_.pre_norm && weights_.has_what_is_stored();
+  products_.resize(program_.products.size());
+  for (size_t i = 0; i < products_.size(); ++i) {
+    std::unique_ptr<Linear> made;
+    EMBERT_TRY(prepare_product(i, made));
+    if (i > 0 && program_.products[i - 1].joins) {
+      EMBERT_TRY(gemm_->join(std::move(products_[i - 1].alone), std::move(made), products_[i - 1].joined));
+    } else {
+      products_[i].alone = std::move(made);
+    }
+  }
   EMBERT_TRY(prepare_multi_vectors());
   if (splade_ != nullptr)
     EMBERT_TRY(splade_->prepare(*gemm_, weights_.tables().word, row_capacity_, sequence_capacity_, stream_));
@@ -42,44 +51,43 @@ Status Encoder::prepare_products() {
   return {};
 }
 
-Status Encoder::prepare_layer(int i) {
-  const LayerWeights& w = weights_.layer(i);
-  LayerProducts& p = products_[i];
-  const int hidden = shape_.hidden, inner = shape_.inner;
-  const float epsilon = shape_.epsilon;
-  // The LayerNorms before the layer and inside it, where the products apply them.
-  Norm before, inside;
-  if (folds_) {
-    before = i == 0 ? weights_.tables().norm : weights_.layer(i - 1).out_norm;
-    inside = w.attention_norm;
+Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
+  const ProductPlan& plan = program_.products[i];
+  const MatrixWeights of = weights_.matrix(plan.matrix, plan.layer);
+  LinearWeights weights;
+  weights.weight = of.weight;
+  weights.bias = of.bias;
+  weights.out = of.out;
+  weights.in = of.in;
+  if (plan.matrix == Matrix::kInner && (plan.gates || !model_.gated)) weights.activation = model_.activation;
+  if (plan.gates) {
+    weights.gated = true;
+    weights.out = of.out / 2;
   }
-  LinearWeights qkv{w.qkv_weight, w.qkv_bias, 3 * hidden, hidden, Activation::kNone, before, {}, epsilon};
-  LinearWeights attention_out{
-      w.attention_weight, w.attention_bias, hidden, hidden, Activation::kNone, {}, before, epsilon};
-  LinearWeights wide{w.inner_weight, w.inner_bias, inner, hidden, shape_.activation, inside, {}, epsilon};
-  LinearWeights out{w.out_weight, w.out_bias, hidden, inner, Activation::kNone, {}, inside, epsilon};
+  weights.input_norm = weights_.norm(plan.input);
+  weights.residual_norm = weights_.norm(plan.residual);
+  weights.epsilon = model_.epsilon;
+  weights.gamma_in_rows = gamma_in_rows_;
   if (gamma_in_rows_) {
-    for (LinearWeights* each : {&qkv, &attention_out, &wide, &out}) each->gamma_in_rows = true;
-    attention_out.next_gamma = inside.gamma;
-    if (i + 1 < shape_.layers) out.next_gamma = w.out_norm.gamma;  // no product reads the last layer's rows
-  } else if (folds_) {
-    qkv.exact = weights_.exact_qkv(i);
-    wide.exact = weights_.exact_inner(i);
+    weights.next_gamma = weights_.norm(plan.next).gamma;
+  } else if (plan.input.exists()) {
+    weights.exact = of.exact;
   }
-  // Each product fetches the weights of the product after the next. The next batch's first ones follow the last
-  // layer's.
-  const LayerWeights& after = weights_.layer((i + 1) % shape_.layers);
-  const size_t element = bytes_of(shape_.dtype);
-  qkv.ahead = w.inner_weight, qkv.ahead_bytes = size_t(inner) * hidden * element;
-  attention_out.ahead = w.out_weight, attention_out.ahead_bytes = size_t(inner) * hidden * element;
-  wide.ahead = after.qkv_weight, wide.ahead_bytes = size_t(3 * hidden) * hidden * element;
-  out.ahead = after.attention_weight, out.ahead_bytes = size_t(hidden) * hidden * element;
-  EMBERT_TRY(gemm_->prepare(qkv, stream_, p.qkv));
-  EMBERT_TRY(gemm_->prepare(attention_out, stream_, p.attention_out));
-  std::unique_ptr<Linear> first, second;
-  EMBERT_TRY(gemm_->prepare(wide, stream_, first));
-  EMBERT_TRY(gemm_->prepare(out, stream_, second));
-  return gemm_->join(std::move(first), std::move(second), p.feed_forward);
+  RotaryColumns rotary;
+  if (plan.turns) {
+    rotary = rotary_columns(plan.layer);
+    weights.rotary = &rotary;
+  }
+  // Each product of the layers fetches the weights of the product after the next. The next batch's first ones follow
+  // the last layer's.
+  const size_t first = model_.embedding > 0 ? 1 : 0, count = program_.products.size() - first;
+  if (i >= first) {
+    const ProductPlan& ahead = program_.products[first + (i - first + 2) % count];
+    const MatrixWeights its = weights_.matrix(ahead.matrix, ahead.layer);
+    weights.ahead = its.weight;
+    weights.ahead_bytes = size_t(its.out) * its.in * bytes_of(model_.dtype);
+  }
+  return gemm_->prepare(weights, stream_, made);
 }
 
 Status Encoder::prepare_multi_vectors() {
@@ -105,10 +113,10 @@ struct Encoder::FullBatch {
   std::vector<Tasks> tasks;
   BatchView view;
 
-  FullBatch(const ModelShape& shape, int max_tokens, Tasks wanted) {
-    const int length = std::min(shape.max_length(), max_tokens), sequences = std::max(1, max_tokens / length);
+  FullBatch(const Architecture& model, int max_tokens, Tasks wanted) {
+    const int length = std::min(model.max_length(), max_tokens), sequences = std::max(1, max_tokens / length);
     ids.resize(size_t(sequences) * length);
-    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t(i * shape.vocabulary / ids.size());
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t(i * model.vocabulary / ids.size());
     for (int i = 0; i <= sequences; ++i) cu_seqlens.push_back(i * length);
     tasks.assign(sequences, wanted);
     view.tokens = sequences * length;
@@ -122,7 +130,7 @@ struct Encoder::FullBatch {
 // Full batches in every slot, so that all kernels are loaded before the first request. The tokens come from all over
 // the vocabulary: the first batch's rows decide whether LayerNorms can be folded.
 Status Encoder::warm_up(std::string& fold_refusal) {
-  const FullBatch batch(shape_, options_.max_tokens, bit(Task::kEmbed));
+  const FullBatch batch(model_, options_.max_tokens, bit(Task::kEmbed));
   std::vector<Answer> answers;
   if (folds_) {
     EMBERT_TRY(largest_offset_.allocate(sizeof(float)));
@@ -141,9 +149,9 @@ Status Encoder::warm_up(std::string& fold_refusal) {
 // The same for the heads that the batches above have not run, with both slots' memory for their answers. What TOKENS
 // need is taken when they are first asked for.
 Status Encoder::warm_up_heads() {
-  const Tasks heads = shape_.task_heads.tasks() & ~bit(Task::kTokens);
+  const Tasks heads = model_.task_heads.tasks() & ~bit(Task::kTokens);
   if (heads == bit(Task::kEmbed)) return {};
-  const FullBatch batch(shape_, options_.max_tokens, heads);
+  const FullBatch batch(model_, options_.max_tokens, heads);
   std::vector<Answer> answers;
   std::array<int64_t, kSlots> tickets{};
   for (int64_t& ticket : tickets) EMBERT_TRY(submit(batch.view, ticket));

@@ -48,7 +48,7 @@ Status Encoder::come_to_rest(Status failed) {
 
 Status Encoder::submit(const BatchView& batch, int64_t& ticket) {
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
-  EMBERT_TRY(check_batch(batch, shape_, options_.max_tokens, sequence_capacity_));
+  EMBERT_TRY(check_batch(batch, model_, options_.max_tokens, sequence_capacity_));
   EMBERT_TRY(remember(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
   Slot* slot = nullptr;
   for (Slot& one : slots_) {
@@ -58,7 +58,7 @@ Status Encoder::submit(const BatchView& batch, int64_t& ticket) {
   slot->tokens = batch.tokens;
   slot->sequences = batch.sequences;
   slot->has_positions = batch.positions != nullptr;
-  slot->parts = Parts(batch, shape_);
+  slot->parts = Parts(batch, model_);
   if (batch.tokens > 0) {
     GraphKey key;
     const bool small = key_of(batch, slot->parts.wanted(), key) && slot->graphs.count(key) > 0;
@@ -94,7 +94,7 @@ Status Encoder::plan_large(Slot& slot, const BatchView& batch, Plan& plan) {
   EMBERT_TRY(check_attention_work(plan.tiles, plan.shorts));
   Parts& parts = slot.parts;
   const size_t listed = parts.listed();
-  slot.direct = !parts.wants(Tasks(~shape_.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
+  slot.direct = !parts.wants(Tasks(~model_.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
   const Status reserved =
       slot.direct ? reserve(slot, 0, 0, listed) : reserve(slot, parts.own_floats(), parts.floats(), listed);
   if (!reserved.ok()) return come_to_rest(reserved);
@@ -179,7 +179,7 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
 Status Encoder::run_again(Slot& slot, const BatchView& batch) {
   slot.tokens = batch.tokens;
   slot.sequences = batch.sequences;
-  slot.parts = Parts(batch, shape_);
+  slot.parts = Parts(batch, model_);
   Plan plan{};
   EMBERT_TRY(plan_large(slot, batch, plan));
   const Status queued = submit_large(slot, batch, plan);

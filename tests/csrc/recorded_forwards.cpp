@@ -34,15 +34,15 @@ TaskHeads heads(int tasks) {
 
 int main(int count, char** arguments) {
   if (count < 7) return 2;
-  ModelShape shape = small_model();
-  shape.relative = std::atoi(arguments[4]) != 0;
-  if (shape.relative) shape.positions = kRelativePositions;
-  shape.pooling = Pooling(std::atoi(arguments[1]));
+  Architecture model = small_model();
+  model.relative = std::atoi(arguments[4]) != 0;
+  if (model.relative) model.positions = kRelativePositions;
+  model.pooling = Pooling(std::atoi(arguments[1]));
   EncoderOptions options;
   options.max_tokens = 4096;
   options.gemm = arguments[2];
   options.graphs = Tasks(std::atoi(arguments[3]));
-  shape.task_heads = heads(std::atoi(arguments[6]));
+  model.task_heads = heads(std::atoi(arguments[6]));
   std::vector<Batch> batches(1);
   for (int i = 7; i < count; ++i) {
     if (std::strcmp(arguments[i], "/") == 0) {
@@ -55,10 +55,10 @@ int main(int count, char** arguments) {
   }
 
   std::unique_ptr<Encoder> encoder;
-  check(Encoder::create(shape, options, encoder));
+  check(Encoder::create(model, options, encoder));
   load(*encoder, Stored(std::atoi(arguments[5])));
   load_heads(*encoder);
-  if (shape.relative) load_relative(*encoder);
+  if (model.relative) load_relative(*encoder);
   std::string refusal;
   telling = true;
   check(encoder->start(refusal));

@@ -29,9 +29,9 @@ struct Batch {
   }
 };
 
-std::unique_ptr<Encoder> started(const ModelShape& shape, const EncoderOptions& options) {
+std::unique_ptr<Encoder> started(const Architecture& model, const EncoderOptions& options) {
   std::unique_ptr<Encoder> encoder;
-  check(Encoder::create(shape, options, encoder));
+  check(Encoder::create(model, options, encoder));
   load(*encoder, Stored::kFloat16);
   load_heads(*encoder);
   std::string refusal;
@@ -51,14 +51,14 @@ void run(Encoder& encoder, const BatchView& batch) {
   say("wait", encoder.wait(ticket, answers));
 }
 
-void create(const ModelShape& shape, const EncoderOptions& options) {
+void create(const Architecture& model, const EncoderOptions& options) {
   std::unique_ptr<Encoder> encoder;
-  say("create", Encoder::create(shape, options, encoder));
+  say("create", Encoder::create(model, options, encoder));
 }
 
-void weights(const ModelShape& shape, const EncoderOptions& options, const std::string& what) {
+void weights(const Architecture& model, const EncoderOptions& options, const std::string& what) {
   std::unique_ptr<Encoder> encoder;
-  check(Encoder::create(shape, options, encoder));
+  check(Encoder::create(model, options, encoder));
   const std::vector<float> zeros(size_t(kVocabulary) * kInner);
   std::string refusal;
   const auto put = [&](const char* name, int layer, const TensorShape& of) {
@@ -95,7 +95,7 @@ void weights(const ModelShape& shape, const EncoderOptions& options, const std::
 int main(int count, char** arguments) {
   if (count < 2) return 2;
   const std::string scenario = arguments[1];
-  ModelShape shape = small_model();
+  Architecture model = small_model();
   EncoderOptions options;
   options.max_tokens = 4096;
   options.graphs = false;
@@ -103,35 +103,35 @@ int main(int count, char** arguments) {
   {
     if (is("capability")) {
       faults.major = 7, faults.minor = 5;
-      create(shape, options);
+      create(model, options);
     } else if (is("no code")) {
       faults.told_build = Status::cuda(cudaErrorNoKernelImageForDevice, "build");
-      create(shape, options);
+      create(model, options);
     } else if (is("empty code")) {
       faults.build = {};
-      create(shape, options);
+      create(model, options);
     } else if (is("plain 90")) {
       faults.build = {900, false};
-      create(shape, options);
+      create(model, options);
       options.gemm = "cublaslt";
-      create(shape, options);
+      create(model, options);
     } else if (is("ampere")) {
       faults.major = 8, faults.build = {800, false};
-      create(shape, options);
+      create(model, options);
     } else if (is("too many tokens")) {
       options.max_tokens = 65535 * 64 + 1;
-      create(shape, options);
+      create(model, options);
     } else if (is("memory at start")) {
       for (faults.allocations = 0; faults.allocations < 20; ++faults.allocations) {
         const int left = faults.allocations;
-        create(shape, options);
+        create(model, options);
         faults.allocations = left;
       }
     } else if (is("graphs")) {
       options.graphs = true;
       faults.instantiations = 3;
       std::unique_ptr<Encoder> encoder;
-      check(Encoder::create(shape, options, encoder));
+      check(Encoder::create(model, options, encoder));
       load(*encoder, Stored::kFloat16);
       std::string refusal;
       say("start", encoder->start(refusal));
@@ -140,22 +140,22 @@ int main(int count, char** arguments) {
       faults.attentions = 2 * kLayers + 1;  // after the two batches at start
       faults.attention = Status::refused("an attention that cannot be launched");
       std::unique_ptr<Encoder> encoder;
-      check(Encoder::create(shape, options, encoder));
+      check(Encoder::create(model, options, encoder));
       load(*encoder, Stored::kFloat16);
       std::string refusal;
       say("start", encoder->start(refusal));
     } else if (scenario.rfind("weights ", 0) == 0) {
-      if (is("weights heads")) shape.task_heads.classifier = {{kHidden, 3}};
-      weights(shape, options, scenario.substr(8));
+      if (is("weights heads")) model.task_heads.classifier = {{kHidden, 3}};
+      weights(model, options, scenario.substr(8));
     } else if (is("tiles")) {
       options.max_tokens = 65535 * 64;
       faults.major = 8, faults.build = {800, false};
-      const auto encoder = started(shape, options);
+      const auto encoder = started(model, options);
       run(*encoder, Batch(std::vector<int>(33000, 65)).view);
       run(*encoder, Batch(std::vector<int>(65536, 1)).view);
       run(*encoder, Batch(std::vector<int>(32767, 65)).view);
     } else if (is("memory")) {
-      const auto encoder = started(shape, options);
+      const auto encoder = started(model, options);
       const Batch many(std::vector<int>(500, 8)), few({20, 30});
       faults.allocations = 0;
       run(*encoder, many.view);
@@ -163,7 +163,7 @@ int main(int count, char** arguments) {
       faults.allocations = -1;
       run(*encoder, many.view);
     } else if (is("a launch")) {
-      const auto encoder = started(shape, options);
+      const auto encoder = started(model, options);
       const Batch few({20, 30});
       faults.attentions = 1;
       faults.attention = Status::cuda(cudaErrorMemoryAllocation, "attention");
@@ -176,7 +176,7 @@ int main(int count, char** arguments) {
       faults.attentions = -1;
       run(*encoder, few.view);
     } else if (is("tickets")) {
-      const auto encoder = started(shape, options), other = started(shape, options);
+      const auto encoder = started(model, options), other = started(model, options);
       const Batch one({20}), two({30, 30});
       std::vector<Answer> out;
       int64_t first = 0, second = 0, third = 0, theirs = 0;
@@ -195,35 +195,35 @@ int main(int count, char** arguments) {
       std::printf("rows %d\n", out[0].rows);
       say("theirs", other->wait(theirs, out));
     } else if (is("dimensions")) {
-      const auto encoder = started(shape, options);
+      const auto encoder = started(model, options);
       Batch batch({20, 30});
       for (const std::vector<int32_t>& asked : {std::vector<int32_t>{4, -1}, {257, 4}, {0, 256}}) {
         batch.view.dimensions = asked.data();
         run(*encoder, batch.view);
       }
     } else if (is("tasks")) {
-      shape.task_heads.classifier = {{kHidden, 1}};
-      const auto encoder = started(shape, options);
+      model.task_heads.classifier = {{kHidden, 1}};
+      const auto encoder = started(model, options);
       Batch batch({20, 30});
       for (const std::vector<Tasks>& asked : {std::vector<Tasks>{4, 0}, {8, 1}, {1, 32}, {5, 2}}) {
         batch.view.tasks = asked.data();
         run(*encoder, batch.view);
       }
     } else if (is("heads")) {
-      shape.task_heads.classifier = {{kHidden, 8}, {9, 2}};
-      create(shape, options);
-      shape.task_heads = {};
-      shape.task_heads.dense = {{kHidden - 8, 8}};
-      create(shape, options);
-      shape.task_heads = {};
-      shape.task_heads.multi = {{kHidden, 100}};
-      create(shape, options);
-      shape.task_heads.multi = {{kHidden, 128, HeadActivation::kTanh}};
-      create(shape, options);
+      model.task_heads.classifier = {{kHidden, 8}, {9, 2}};
+      create(model, options);
+      model.task_heads = {};
+      model.task_heads.dense = {{kHidden - 8, 8}};
+      create(model, options);
+      model.task_heads = {};
+      model.task_heads.multi = {{kHidden, 100}};
+      create(model, options);
+      model.task_heads.multi = {{kHidden, 128, HeadActivation::kTanh}};
+      create(model, options);
     } else if (is("positions")) {
-      shape.padding = true;
+      model.padding = true;
       options.graphs = true;
-      const auto encoder = started(shape, options);
+      const auto encoder = started(model, options);
       Batch batch({3, 2});
       for (const std::vector<int32_t>& asked :
            {std::vector<int32_t>{0, 512, 1, 0, 1}, {0, 513, 1, 0, 1}, {0, -1, 1, 0, 1}}) {

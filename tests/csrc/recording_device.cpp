@@ -129,6 +129,15 @@ cudaError_t cudaMemcpy(void* to, const void*, size_t bytes, cudaMemcpyKind) {
   std::memset(to, 0, bytes);
   return cudaSuccess;
 }
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
+                              cudaMemcpyKind, cudaStream_t) {
+  for (size_t row = 0; row < rows; ++row)
+    std::memcpy(static_cast<uint8_t*>(to) + row * to_pitch, static_cast<const uint8_t*>(from) + row * from_pitch, width);
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void*, int, size_t) {  // memory that was never written is 0
+  return cudaSuccess;
+}
 cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) {
   return cudaSuccess;
 }
@@ -258,6 +267,15 @@ Status row_offsets(const Rows&, int count, int, float, float*, const Stream&) {
   tell("row_offsets rows=%d\n", count);
   return {};
 }
+Status gate_rows(DType, Activation activation, const void* x, int rows, int columns, void* y, const Stream&) {
+  tell("gate activation=%d x=%ld rows=%d columns=%d y=%ld\n", int(activation), at(x), rows, columns, at(y));
+  return {};
+}
+Status turn_rows(DType, void* x, int rows, int pitch, const RotaryColumns& of, const Stream&) {
+  tell("turn x=%ld rows=%d pitch=%d head_size=%d turned=%d columns=%d table=%ld positions=%ld y=%ld\n", at(x), rows,
+       pitch, of.head_size, of.turned, of.columns, at(of.table), at(of.positions), at(x));
+  return {};
+}
 Status convert(DType, const void*, DType, void*, size_t count, const Stream&) {
   tell("convert count=%zu\n", count);
   return {};
@@ -373,16 +391,16 @@ void check(const Status& status) {
   std::exit(0);
 }
 
-ModelShape small_model() {
-  ModelShape shape;
-  shape.hidden = kHidden;
-  shape.layers = kLayers;
-  shape.heads = kHeads;
-  shape.inner = kInner;
-  shape.vocabulary = kVocabulary;
-  shape.positions = kPositions;
-  shape.types = 1;
-  return shape;
+Architecture small_model() {
+  Architecture model;
+  model.hidden = kHidden;
+  model.layers = kLayers;
+  model.heads = kHeads;
+  model.inner = kInner;
+  model.vocabulary = kVocabulary;
+  model.positions = kPositions;
+  model.types = 1;
+  return model;
 }
 
 void load(Encoder& encoder, Stored stored, const std::string& without) {
@@ -401,8 +419,8 @@ void load(Encoder& encoder, Stored stored, const std::string& without) {
       check(encoder.load(name, layer, zeros.data(), shape, DType::kFloat16));
   };
   put("word", -1, {kVocabulary, kHidden});
-  put("position", -1, {size_t(encoder.shape().positions), kHidden});
-  if (encoder.shape().padding) put("padding", -1, {1, kHidden});
+  put("position", -1, {size_t(encoder.model().positions), kHidden});
+  if (encoder.model().padding) put("padding", -1, {1, kHidden});
   put("type", -1, {1, kHidden});
   put("gamma", -1, {kHidden});
   put("beta", -1, {kHidden});
@@ -421,7 +439,7 @@ void load(Encoder& encoder, Stored stored, const std::string& without) {
 }
 
 void load_heads(Encoder& encoder) {
-  const TaskHeads& heads = encoder.shape().task_heads;
+  const TaskHeads& heads = encoder.model().task_heads;
   const auto put = [&](const std::string& name, int index, const TensorShape& shape) {
     size_t count = 1;
     for (const size_t size : shape) count *= size;

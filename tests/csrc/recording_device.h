@@ -47,7 +47,7 @@ constexpr int kHidden = 256, kInner = 1024, kLayers = 3, kHeads = 4, kVocabulary
 // Prints "refused" and the message, and ends the program.
 void check(const embert::Status& status);
 
-embert::ModelShape small_model();
+embert::Architecture small_model();
 
 enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
 
