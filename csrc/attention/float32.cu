@@ -17,10 +17,12 @@ constexpr int kKeys = 32;
 constexpr int kMaxDim = 128;
 constexpr int kColumns = kMaxDim / 32;  // a lane's
 
-template <bool kRelative>
-__global__ void __launch_bounds__(kWarps * 32)
-    attention_float_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
-                           float* context, const RelativeScores relative) {
+constexpr float kHiddenScore = -1e30f;  // a score that a window hides: finite, because a step may have no other
+
+template <bool kRelative, bool kWindow>
+__device__ __forceinline__ void attend_queries(const float* qkv, const AttentionTile* tiles, int heads, int dim,
+                                               float scale, float* context, const RelativeScores& relative,
+                                               int window) {
   __shared__ float keys[kKeys][kMaxDim + 1];
   __shared__ float values[kKeys][kMaxDim + 1];
   __shared__ float queries[kWarps][kMaxDim];
@@ -40,7 +42,9 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (int c = lane; c < dim; c += 32) queries[warp][c] = real ? base[query * pitch + c] * scale : 0.0f;
     float highest = -INFINITY, sum = 0.0f;
     float out[kColumns] = {};
-    for (int key = 0; key < tile.length; key += kKeys) {
+    const int first_key = kWindow ? max(0, first - window) / kKeys * kKeys : 0;
+    const int end = kWindow ? min(tile.length, first + kWarps + window) : tile.length;
+    for (int key = first_key; key < end; key += kKeys) {
       __syncthreads();
       for (int i = threadIdx.x; i < kKeys * dim; i += kWarps * 32) {
         const int row = i / dim, column = i % dim;
@@ -54,6 +58,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       for (int c = 0; c < dim; ++c) score = fmaf(queries[warp][c], keys[lane][c], score);
       if constexpr (kRelative)  // last: before, every sum above would be rounded as coarsely as it
         score = fmaf(scale, __ldg(relative.scores + (2 * head + 1) * relative.reach + key + lane - query), score);
+      if (kWindow && abs(key + lane - query) > window) score = kHiddenScore;
       if (key + lane >= tile.length) score = -INFINITY;
       const float step_highest = fmaxf(highest, warp_max(score));
       const float correction = expf(highest - step_highest);  // 0 at the first step
@@ -81,12 +86,29 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
+template <bool kRelative>
+__global__ void __launch_bounds__(kWarps * 32)
+    attention_float_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
+                           float* context, const RelativeScores relative) {
+  attend_queries<kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, 0);
+}
+// With a window: only the keys that queries see, and those that share a step with them.
+__global__ void __launch_bounds__(kWarps * 32)
+    attention_float_window_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
+                                  float* context, int window) {
+  attend_queries<false, true>(qkv, tiles, heads, dim, scale, context, {}, window);
+}
+
 }  // namespace
 
 Status attention_float32(const void* qkv, const AttentionWork& work, int heads, int head_size,
                          const RelativeScores& relative, void* context, const Stream& stream) {
   const float scale = float(1.0 / std::sqrt(double(head_size)));
   const auto run = [&](const AttentionTile* tiles, int count) {
+    if (work.window > 0)
+      return launch("attention_float_window", attention_float_window_kernel, dim3(heads, count), kWarps * 32, 0, stream,
+                    static_cast<const float*>(qkv), tiles, heads, head_size, scale, static_cast<float*>(context),
+                    work.window);
     const auto kernel = relative.scores == nullptr ? attention_float_kernel<false> : attention_float_kernel<true>;
     return launch("attention_float", kernel, dim3(heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv),
                   tiles, heads, head_size, scale, static_cast<float*>(context), relative);

@@ -26,10 +26,11 @@ __device__ __forceinline__ void sync_pair(int pair) {
 }
 
 // For the two warps of `pair`; `thread`: 0 … 63 of them; `raw`: short_shared_bytes of the block.
-template <typename T, int kDim, bool kRelative>
+// kWindow: a query sees `window` keys on each side.
+template <typename T, int kDim, bool kRelative, bool kWindow = false>
 __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
                                              float scale_log2, const RelativeScores& relative, T* context, uint8_t* raw,
-                                             int pair, int thread) {
+                                             int pair, int thread, int window = 0) {
   using Warp = AttentionWarp<T, kDim, kAttentionShort>;
   T* const queries = reinterpret_cast<T*>(raw) + pair * 3 * kAttentionShort * Warp::kPitch;
   T* const keys = queries + kAttentionShort * Warp::kPitch;
@@ -50,7 +51,13 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
   if (query >= tile.length) return;
   Warp work;
   work.start(queries + query * Warp::kPitch, lane);
-  work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane);
+  if constexpr (kWindow) {
+    work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane, [&](auto& scores) {
+      hide(scores, query + lane / 4, 2 * (lane % 4), window);
+    });
+  } else {
+    work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane);
+  }
   const size_t row = size_t(tile.first_row) + query;
   work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, min(16, tile.length - query), dim, lane);
 }

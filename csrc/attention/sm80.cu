@@ -29,11 +29,12 @@ constexpr size_t long_shared_bytes() {  // Q, then two steps of K and V
   return size_t(kAttentionRows + 4 * kKeys) * (kDim + 8) * sizeof(T);
 }
 
-// 128 registers a thread: four blocks a multiprocessor, where shared memory allows them.
-template <typename T, int kDim, bool kRelative>
-__global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
-    attention_long_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
-                          Queries queries, const RelativeScores relative) {
+// With a window, steps are those between the first and the last key that a query of the tile sees. They begin at the
+// same multiples of kKeys as without one.
+template <typename T, int kDim, bool kRelative, bool kWindow>
+__device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* tiles, int heads, int dim,
+                                            float scale_log2, T* context, Queries queries,
+                                            const RelativeScores& relative, int window) {
   using Warp = AttentionWarp<T, kDim, kKeys>;
   static_assert(kAttentionRows == 16 * kWarps, "a warp owns 16 query rows");
   extern __shared__ __align__(16) uint8_t shared_bytes[];
@@ -51,7 +52,11 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
   const T* const q_from = qkv + size_t(tile.first_row) * pitch + head * dim;
   const T* const k_from = q_from + heads * dim;
   const T* const v_from = k_from + heads * dim;
-  const int steps = (tile.length + kKeys - 1) / kKeys;
+  int first_step = 0, steps = (tile.length + kKeys - 1) / kKeys;  // the first one, and where they end
+  if constexpr (kWindow) {
+    first_step = max(0, tile.query - window) / kKeys;
+    steps = min(steps, (tile.query + kAttentionRows - 1 + window) / kKeys + 1);
+  }
   const auto fetch = [&](int step) {
     const int slot = step % 2, key = step * kKeys;
     copy_head_rows<T, kDim, kKeys, kThreads>(keys + slot * kKeys * Warp::kPitch, k_from + key * pitch, pitch,
@@ -62,12 +67,12 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
 
   copy_head_rows<T, kDim, kAttentionRows, kThreads>(query_rows, q_from + tile.query * pitch, pitch,
                                                     tile.length - tile.query, dim, threadIdx.x);
-  fetch(0);
+  fetch(first_step);
   commit_copies();
   const int rows =
       min(16, tile.length - tile.query - warp * 16);  // of this warp; a warp without rows only copies
   Warp work;
-  for (int step = 0; step < steps; ++step) {
+  for (int step = first_step; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);
     commit_copies();
     float s[kKeys / 8][4];
@@ -77,10 +82,19 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
     wait_copies<1>();
     __syncthreads();
     if (rows > 0) {
-      if (step == 0) work.start(query_rows + warp * 16 * Warp::kPitch, lane);
-      work.template step<kRelative>(keys + (step % 2) * kKeys * Warp::kPitch,
-                                    values + (step % 2) * kKeys * Warp::kPitch, tile.length - step * kKeys, scale_log2,
-                                    s, lane);
+      if (step == first_step) work.start(query_rows + warp * 16 * Warp::kPitch, lane);
+      const T* const k = keys + (step % 2) * kKeys * Warp::kPitch;
+      const T* const v = values + (step % 2) * kKeys * Warp::kPitch;
+      const int left = tile.length - step * kKeys;
+      if constexpr (kWindow) {
+        const int query = tile.query + warp * 16, key = step * kKeys;  // the warp's first
+        const bool sees_all = key >= query + 15 - window && key + kKeys - 1 <= query + window;
+        work.template step<kRelative>(k, v, left, scale_log2, s, lane, [&](auto& scores) {
+          if (!sees_all) hide(scores, query + lane / 4, key + 2 * (lane % 4), window);
+        });
+      } else {
+        work.template step<kRelative>(k, v, left, scale_log2, s, lane);
+      }
     }
     __syncthreads();  // all warps have read this slot before it is filled again
   }
@@ -88,6 +102,20 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
     const size_t row = size_t(tile.first_row) + tile.query + warp * 16;
     work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, rows, dim, lane);
   }
+}
+
+// 128 registers a thread: four blocks a multiprocessor, where shared memory allows them.
+template <typename T, int kDim, bool kRelative>
+__global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
+    attention_long_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
+                          Queries queries, const RelativeScores relative) {
+  attend_tile<T, kDim, kRelative, false>(qkv, tiles, heads, dim, scale_log2, context, queries, relative, 0);
+}
+template <typename T, int kDim>
+__global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
+    attention_window_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
+                            Queries queries, int window) {
+  attend_tile<T, kDim, false, true>(qkv, tiles, heads, dim, scale_log2, context, queries, {}, window);
 }
 
 template <typename T, int kDim, bool kRelative>
@@ -105,29 +133,64 @@ __global__ void __launch_bounds__(kThreads)
                                    threadIdx.x % 64);
 }
 
+template <typename T, int kDim>
+__global__ void __launch_bounds__(kThreads)
+    attention_short_window_kernel(const T* qkv, const AttentionTile* shorts, int heads, int dim, float scale_log2,
+                                  T* context, int window) {
+  extern __shared__ __align__(16) uint8_t shared_bytes[];
+  const int pair = threadIdx.x / 64, head = blockIdx.x * kShortPairs + pair;
+  const AttentionTile tile = early_tile(shorts + blockIdx.y);
+  wait_for_earlier_kernels();
+  dependents_may_launch();
+  if (tile.length == 0 || head >= heads) return;
+  attend_short<T, kDim, false, true>(qkv, tile, head, heads, dim, scale_log2, {}, context, shared_bytes, pair,
+                                     threadIdx.x % 64, window);
+}
+
+// A block a tile and head.
+template <typename T, int kDim, typename Kernel, typename... Rest>
+Status launch_tiles(const char* name, Kernel kernel, const void* qkv, const AttentionWork& work, int heads, int dim,
+                    float scale_log2, void* context, const Stream& stream, Rest... rest) {
+  if (work.tile_count == 0) return {};
+  constexpr size_t kBytes = long_shared_bytes<T, kDim>();
+  if (kBytes > 48 * 1024)
+    EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  return launch(name, kernel, dim3(heads, work.tile_count), kThreads, kBytes, stream, static_cast<const T*>(qkv),
+                work.tiles, heads, dim, scale_log2, static_cast<T*>(context), work.queries, rest...);
+}
+
+// A block two short texts and a head.
+template <typename T, int kDim, typename Kernel, typename Last>
+Status launch_shorts(const char* name, Kernel kernel, const void* qkv, const AttentionWork& work, int heads, int dim,
+                     float scale_log2, void* context, const Stream& stream, const Last& last) {
+  if (work.short_count == 0) return {};
+  constexpr size_t kBytes = short_shared_bytes<T, kDim>();
+  if (kBytes > 48 * 1024)
+    EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  return launch(name, kernel, dim3((heads + kShortPairs - 1) / kShortPairs, work.short_count), kThreads, kBytes, stream,
+                static_cast<const T*>(qkv), work.shorts, heads, dim, scale_log2, static_cast<T*>(context), last);
+}
+
 template <typename T, int kDim, bool kRelative>
 Status launch_attention(const void* qkv, const AttentionWork& work, int heads, int dim, const RelativeScores& relative,
                         void* context, const Stream& stream) {
   const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(dim)));
-  const auto* in = static_cast<const T*>(qkv);
-  auto* out = static_cast<T*>(context);
-  if (work.tile_count > 0) {
-    const auto kernel = attention_long_kernel<T, kDim, kRelative>;
-    constexpr size_t kBytes = long_shared_bytes<T, kDim>();
-    if (kBytes > 48 * 1024)
-      EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    EMBERT_TRY(launch("attention_long", kernel, dim3(heads, work.tile_count), kThreads, kBytes, stream, in, work.tiles,
-                      heads, dim, scale_log2, out, work.queries, relative));
+  const auto shorts = [&](const char* name, auto kernel, const auto& last) {
+    return launch_shorts<T, kDim>(name, kernel, qkv, work, heads, dim, scale_log2, context, stream, last);
+  };
+  if constexpr (!kRelative) {
+    if (work.window > 0) {
+      EMBERT_TRY((launch_tiles<T, kDim>("attention_window", attention_window_kernel<T, kDim>, qkv, work, heads, dim,
+                                        scale_log2, context, stream, work.window)));
+      // In a short text a wider window hides nothing.
+      if (work.window < kAttentionShort - 1)
+        return shorts("attention_short_window", attention_short_window_kernel<T, kDim>, work.window);
+      return shorts("attention_short", attention_short_kernel<T, kDim, false>, relative);
+    }
   }
-  if (work.short_count > 0) {
-    const auto kernel = attention_short_kernel<T, kDim, kRelative>;
-    constexpr size_t kBytes = short_shared_bytes<T, kDim>();
-    if (kBytes > 48 * 1024)
-      EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    EMBERT_TRY(launch("attention_short", kernel, dim3((heads + kShortPairs - 1) / kShortPairs, work.short_count),
-                      kThreads, kBytes, stream, in, work.shorts, heads, dim, scale_log2, out, relative));
-  }
-  return {};
+  EMBERT_TRY((launch_tiles<T, kDim>("attention_long", attention_long_kernel<T, kDim, kRelative>, qkv, work, heads, dim,
+                                    scale_log2, context, stream, relative)));
+  return shorts("attention_short", attention_short_kernel<T, kDim, kRelative>, relative);
 }
 
 template <typename T, bool kRelative>

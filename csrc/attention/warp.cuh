@@ -14,6 +14,30 @@
 
 namespace embert {
 
+// A score that a window hides. In a step of keys that are all hidden from a row the exponentials are then 1, not NaN, as
+// with infinities, and the first step that it sees makes nothing of them: 2^(c·(kHiddenScore − max)) is 0. A power of two,
+// because c·kHiddenScore has to be exact.
+constexpr float kHiddenScore = -1.2676506002282294e30f;  // −2^100
+
+// Hides what lies outside of a window of keys around each query. `query`, `key`: of the lane's first row and column,
+// counted from the text's start.
+template <int kTiles>
+__device__ __forceinline__ void hide(float (&s)[kTiles][4], int query, int key, int window) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int distance = key + n * 8 + i % 2 - (query + i / 2 * 8);
+      if (distance > window || -distance > window) s[n][i] = kHiddenScore;
+    }
+}
+
+// Scores that no window hides.
+struct HidesNothing {
+  template <typename Scores>
+  __device__ void operator()(Scores&) const {}
+};
+
 // kDim: the head size, rounded up to a multiple of 16 with zeros in shared memory. kKeys: the keys of a step.
 template <typename T, int kDim, int kKeys>
 struct AttentionWarp {
@@ -41,10 +65,10 @@ struct AttentionWarp {
   }
 
   // One step: rows 0 … kKeys-1 of keys and values in shared memory, of which the first `valid` (≥ 1) are real.
-  // kStarted: `s` comes from start_scores; else it is not initialised.
-  template <bool kStarted>
-  __device__ void step(const T* keys, const T* values, int valid, float scale_log2, float (&s)[kKeys / 8][4],
-                       int lane) {
+  // kStarted: `s` comes from start_scores; else it is not initialised. `hides`: called with the scores.
+  template <bool kStarted, typename Hides = HidesNothing>
+  __device__ void step(const T* keys, const T* values, int valid, float scale_log2, float (&s)[kKeys / 8][4], int lane,
+                       const Hides& hides = {}) {
     if constexpr (!kStarted) {
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
@@ -66,6 +90,7 @@ struct AttentionWarp {
       }
     }
 
+    hides(s);
     if (valid < kKeys) {
       const int column = 2 * (lane % 4);
 #pragma unroll

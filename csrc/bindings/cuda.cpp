@@ -30,6 +30,8 @@ using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LinearLayer = std::tuple<int, int, std::string>;
 // Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table.
 using SpladeHeadOf = std::tuple<std::string, float, int, bool>;
+// Of a layer: window, turned columns, table of angles.
+using AttentionOf = std::tuple<int, int, int>;
 
 DType dtype_of(const std::string& name) {
   if (name == "float32") return DType::kFloat32;
@@ -42,6 +44,7 @@ Activation activation_of(const std::string& name) {
   if (name == "gelu") return Activation::kGeluErf;
   if (name == "gelu_tanh") return Activation::kGeluTanh;
   if (name == "relu") return Activation::kRelu;
+  if (name == "silu") return Activation::kSilu;
   throw Refused("the CUDA encoder does not know the activation " + name);
 }
 
@@ -57,7 +60,9 @@ std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
 }
 
 std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions,
-                                      int types, bool padding, bool relative, float epsilon,
+                                      int types, bool position_table, bool padding, bool relative, int embedding,
+                                      const std::vector<AttentionOf>& attention, bool gated, bool pre_norm,
+                                      bool first_norm, const std::vector<int>& shared, float epsilon,
                                       const std::string& activation, const std::string& pooling,
                                       const std::string& dtype, int device, int max_tokens, const std::string& gemm,
                                       const std::string& cublaslt_library, bool fold, int graphs,
@@ -72,8 +77,15 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   model.vocabulary = vocabulary;
   model.positions = positions;
   model.types = types;
+  model.position_table = position_table;
   model.padding = padding;
   model.relative = relative;
+  model.embedding = embedding;
+  for (const auto& [window, turned, table] : attention) model.attention.push_back({window, turned, table});
+  model.gated = gated;
+  model.pre_norm = pre_norm;
+  model.first_norm = first_norm;
+  model.shared = shared;
   model.epsilon = epsilon;
   model.dtype = dtype_of(dtype);
   model.activation = activation_of(activation);
@@ -232,9 +244,11 @@ NB_MODULE(_cuda, m) {
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
   m.def(
       "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
-      "positions"_a, "types"_a, "padding"_a, "relative"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
+      "positions"_a, "types"_a, "position_table"_a, "padding"_a, "relative"_a, "embedding"_a, "attention"_a, "gated"_a,
+      "pre_norm"_a, "first_norm"_a, "shared"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
       "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a,
       "multi"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
+      "As model/architecture.h. attention: window, turned columns and table of angles of each layer, or nothing. "
       "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
       "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "
       "log1p is taken, whether the decoder is the word table.");

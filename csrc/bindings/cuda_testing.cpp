@@ -188,6 +188,16 @@ NB_MODULE(_cuda_testing, m) {
            [](Bench& bench, int type, int activation, int rows, int columns, Address x) {
              bench.check(activate_rows(dtype(type), Activation(activation), rows, columns, at(x), bench.stream()));
            })
+      .def("gate",
+           [](Bench& bench, int type, int activation, Address x, int rows, int columns, Address y) {
+             bench.check(gate_rows(dtype(type), Activation(activation), at(x), rows, columns, at(y), bench.stream()));
+           })
+      .def("turn",
+           [](Bench& bench, int type, Address x, int rows, int pitch, int head_size, int turned, int columns,
+              Address table, Address positions) {
+             const RotaryColumns of{head_size, turned, columns, at<float2>(table), at<int>(positions)};
+             bench.check(turn_rows(dtype(type), at(x), rows, pitch, of, bench.stream()));
+           })
       .def(
           "attention",
           [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import UnsupportedModel
+from embert.engine.families.architecture import Architecture
 from embert.engine.model import Model
 
 __all__ = ["load_encoder"]
@@ -33,6 +34,8 @@ def load_encoder(
     `encoder` is "auto", "cuda", "cuda-portable" (CUDA without Hopper's own kernels, as other GPUs run it, for
     comparison), "torch", or "package.module:factory", called as `load_encoder` is, without `encoder`.
 
+    Models with parts that no GPU has run yet go to CUDA only where `encoder` asks for it.
+
     The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
     is not available, for a model that the encoder cannot run and for a CPU without torch, BrokenModel for weights that
     cannot be read.
@@ -43,6 +46,12 @@ def load_encoder(
         raise UnsupportedModel(f"max_batch_tokens must be at least 1, found {max_batch_tokens}")
     kind, choice = _choose(device, encoder)
     free = encoder == device == "auto"  # nobody asked for CUDA: a model that it cannot run goes to the CPU
+    untried = _untried(model.architecture)
+    if kind == "cuda" and encoder == "auto" and untried:
+        reason = f"the CUDA encoder has kernels for {untried}, which have not run on a GPU yet; encoder cuda takes them"
+        if not free:
+            raise UnsupportedModel(f"{model.model_id} on {device}: {reason}")
+        kind, choice = "torch", f"the GPU is not used: {reason}"
     factory: Callable[..., Encoder]
     if kind == "torch":
         factory = _torch_encoder(choice)
@@ -88,6 +97,21 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
     if on_cuda or encoder in ("cuda", "cuda-portable"):
         raise UnsupportedModel(f"device {device if on_cuda else 'cuda'} cannot be used: {reason}")
     return "torch", f"no CUDA device: {reason}"
+
+
+def _untried(architecture: Architecture) -> str:
+    """What of a model's architecture the CUDA encoder computes, but has never computed on a GPU; empty: nothing."""
+    kinds = [architecture.attention_of(layer) for layer in range(architecture.layers)]
+    parts = {
+        "rotary positions": any(each.rotary for each in kinds),
+        "windows": any(each.window for each in kinds),
+        "ALiBi": architecture.alibi,
+        "gates": architecture.gated,
+        "norms before attention": architecture.pre_norm,
+        "embeddings that are projected": architecture.embedding_size is not None,
+        "shared layers": bool(architecture.shared_layers),
+    }
+    return ", ".join(name for name, has in parts.items() if has)
 
 
 def _cuda_unavailable() -> str | None:

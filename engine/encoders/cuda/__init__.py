@@ -10,21 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
+from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
-from embert.engine.encoders.cuda_heads import Layout, captured_tasks, head_shapes, head_tensors
+from embert.engine.encoders.cuda.heads import Layout, captured_tasks, head_shapes, head_tensors
+from embert.engine.encoders.cuda.layers import layer_shapes, layer_tensors
 from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
-from embert.engine.encoders.relative_positions import bias_by_distance
 from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
 from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import (
-    POSITION_EMBEDDINGS,
-    RELATIVE_ATTENTION_BIAS,
-    TOKEN_TYPE_EMBEDDINGS,
-    WORD_EMBEDDINGS,
-)
+from embert.engine.families.tensor_names import RELATIVE_ATTENTION_BIAS
 from embert.engine.families.tensor_shapes import tensor_shapes
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
@@ -36,34 +31,7 @@ __all__ = ["CudaEncoder", "unavailable_reason"]
 
 DEFAULT_MAX_BATCH_TOKENS = 16384
 
-# The extension's name of a layer's weight → BERT's.
-LAYER_WEIGHTS = {
-    "query.weight": "attention.self.query.weight",
-    "query.bias": "attention.self.query.bias",
-    "key.weight": "attention.self.key.weight",
-    "key.bias": "attention.self.key.bias",
-    "value.weight": "attention.self.value.weight",
-    "value.bias": "attention.self.value.bias",
-    "attention.weight": "attention.output.dense.weight",
-    "attention.bias": "attention.output.dense.bias",
-    "attention.gamma": "attention.output.LayerNorm.weight",
-    "attention.beta": "attention.output.LayerNorm.bias",
-    "inner.weight": "intermediate.dense.weight",
-    "inner.bias": "intermediate.dense.bias",
-    "out.weight": "output.dense.weight",
-    "out.bias": "output.dense.bias",
-    "out.gamma": "output.LayerNorm.weight",
-    "out.beta": "output.LayerNorm.bias",
-}
-EMBEDDING_WEIGHTS = {
-    "word": WORD_EMBEDDINGS,
-    "position": POSITION_EMBEDDINGS,
-    "type": TOKEN_TYPE_EMBEDDINGS,
-    "gamma": "embeddings.LayerNorm.weight",
-    "beta": "embeddings.LayerNorm.bias",
-}
 LEAST_CAPABILITY = 80  # 8.0, Ampere
-STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def unavailable_reason() -> str | None:
@@ -148,17 +116,6 @@ class CudaEncoder(Encoder):
 
         def made(fold: bool) -> tuple[Any, str]:
             encoder = self._cuda.make_encoder(
-                hidden=architecture.hidden_size,
-                layers=architecture.layers,
-                heads=architecture.heads,
-                inner=architecture.intermediate_size,
-                vocabulary=architecture.vocab_size,
-                positions=architecture.max_positions,
-                types=architecture.type_vocab_size,
-                padding=architecture.padding_id is not None,
-                relative=architecture.relative_buckets > 0,
-                epsilon=architecture.layer_norm_eps,
-                activation=architecture.activation,
                 pooling=model.pooling,
                 dtype=self.dtype,
                 device=index,
@@ -167,16 +124,29 @@ class CudaEncoder(Encoder):
                 cublaslt_library=_cublaslt_library(),
                 fold=fold,
                 graphs=int(captured_tasks(model)) if graphs else 0,
+                **layer_shapes(model),
                 **head_shapes(model),
             )
             return encoder, _load(encoder, checkpoint, model, self.dtype)
 
-        try:
+        def start() -> str | None:
             self._encoder, self.fold_refusal = made(fold)
             if self.fold_refusal:
                 self._encoder = None  # gives its memory back before the next one asks for it
                 self._encoder, _ = made(False)
-            self._check_known_text(model, checkpoint)
+            return self._wrong_in_known_text(model, checkpoint)
+
+        try:
+            wrong = start()
+            if wrong is not None and architecture.pre_norm and dtype == "auto" and self.dtype == "float16":
+                # Rows of such models are sums over all layers.
+                self._encoder, self.dtype, dtype_reason = None, "bfloat16", f"in float16 {wrong}"
+                wrong = start()
+            if wrong is not None:
+                raise UnsupportedModel(
+                    f"{model.model_id} on {self.device} in {self.dtype}: {wrong}; this build's kernels do not fit this "
+                    f"GPU, or {self.dtype} does not hold this model"
+                )
         except self._cuda.Refused as error:
             raise UnsupportedModel(f"{model.model_id} on {self.device}: {error}") from error
         except self._cuda.Lost as error:
@@ -252,8 +222,8 @@ class CudaEncoder(Encoder):
             raise EncoderError(f"{self.device} ({self.device_name}): the encoder is closed")
         return self._encoder
 
-    def _check_known_text(self, model: Model, checkpoint: Checkpoint) -> None:
-        """Raise UnsupportedModel if a known text's vector comes out wrong: alone, or first and last of a full batch.
+    def _wrong_in_known_text(self, model: Model, checkpoint: Checkpoint) -> str | None:
+        """What is wrong with a known text's vector: alone, or first and last of a full batch; None if nothing is.
 
         Both batches are needed, because few rows and many rows take different kernels.
         """
@@ -271,11 +241,10 @@ class CudaEncoder(Encoder):
             for vector in vectors[[0, -1]]:
                 wrong = disagreement(vector, expected, self.dtype)
                 if wrong is not None:
-                    raise UnsupportedModel(
-                        f"{model.model_id} on {self.device} in {self.dtype}: a known text in a batch of "
-                        f"{cu_seqlens[-1]} tokens does not come out as it must: {wrong}; this build's kernels do not "
-                        f"fit this GPU, or {self.dtype} does not hold this model"
-                    )
+                    return f"a known text in a batch of {cu_seqlens[-1]} tokens does not come out as it must: {wrong}"
+            if model.architecture.pre_norm and not np.isfinite(vectors).all():
+                return f"a text of a batch of {cu_seqlens[-1]} tokens has a vector that is not finite"
+        return None
 
     def _translated(self, error: Exception) -> EncoderError:
         kind = EncoderLost if isinstance(error, self._cuda.Lost) else EncoderError
@@ -284,26 +253,11 @@ class CudaEncoder(Encoder):
 
 def _load(encoder: Any, checkpoint: Checkpoint, model: Model, dtype: str) -> str:
     """Upload all weights as they are stored (the device converts), and start. Returns why LayerNorms are not folded."""
-    architecture = model.architecture
     alive = []  # the arrays that the extension reads until it has started
-    tensors = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
-    tensors += [
-        (ours, i, f"encoder.layer.{i}.{theirs}")
-        for i in range(architecture.layers)
-        for ours, theirs in LAYER_WEIGHTS.items()
-    ]
-    if architecture.padding_id is not None:
-        tensors.append(("padding", -1, PADDING_POSITION))
-    for ours, layer, theirs in tensors:
-        tensor = checkpoint.stored(theirs)
-        stored = STORED_DTYPES.get(tensor.dtype, "float32")
-        array = tensor.array if tensor.dtype in STORED_DTYPES else tensor.float32()
+    for ours, layer, array, stored in layer_tensors(model.architecture, checkpoint):
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         alive.append(data)
-        encoder.load(ours, layer, data, list(tensor.shape), stored)
-    if architecture.relative_buckets:
-        bias = bias_by_distance(checkpoint.float32(RELATIVE_ATTENTION_BIAS), architecture.max_positions)
-        encoder.load("relative", -1, bias.reshape(-1).view(np.uint8), list(bias.shape), "float32")
+        encoder.load(ours, layer, data, list(array.shape), stored)
     for ours, index, values in head_tensors(model, checkpoint, dtype):
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         alive.append(data)
