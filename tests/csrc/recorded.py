@@ -9,18 +9,27 @@ from pathlib import Path
 from tests.csrc.host_program import RECORDED, build
 
 __all__ = [
+    "ALBERT",
+    "BERT",
     "CLASSIFY",
     "CLS",
+    "ELECTRA",
     "EMBED",
+    "GTE",
     "HIDDEN",
     "HOPPER",
+    "JINA",
     "LAST",
     "LAYERS",
     "LONG",
     "MAX",
     "MEAN",
+    "MODERN",
     "MULTI",
+    "NOMIC",
     "PORTABLE",
+    "PORTABLE_FLOAT32",
+    "RELATIVE",
     "SPARSE",
     "TOKENS",
     "Batch",
@@ -33,7 +42,8 @@ __all__ = [
 
 CLS, MEAN, MAX, LAST = range(4)
 LAYERS, HIDDEN = 3, 256
-HOPPER, PORTABLE = "hopper", "cublaslt"
+HOPPER, PORTABLE, PORTABLE_FLOAT32 = "hopper", "cublaslt", "float32"
+BERT, RELATIVE, MODERN, NOMIC, GTE, ELECTRA, ALBERT, JINA = range(8)  # small ones of that kind: recording_device.h
 EMBED, TOKENS, CLASSIFY, SPARSE, MULTI = (1 << bit for bit in range(5))
 LONG = [500, 400, 300, 20, 33]
 
@@ -58,7 +68,7 @@ def everything(
     gemm: str,
     *batches: Batch,
     graphs: int = 0,
-    relative: int = 0,
+    model: int = BERT,
     stored: int = 0,
     heads: int = 0,
 ) -> list[Launch]:
@@ -68,7 +78,7 @@ def everything(
         return str(text) if isinstance(text, int) else f"{text[0]}:{text[1]}"
 
     lengths = " / ".join(" ".join(map(written, batch)) for batch in batches).split()
-    options = [str(int(option)) for option in (graphs, relative, stored, heads)]
+    options = [str(int(option)) for option in (graphs, model, stored, heads)]
     command = [str(program), str(pooling), gemm, *options, *lengths]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = []

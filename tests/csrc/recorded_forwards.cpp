@@ -1,5 +1,6 @@
 // The encoder's host side before a device that only writes down what it is asked to do. Arguments: pooling (0 cls, 1
-// mean, 2 max, 3 last), gemm, graphs (bits of tasks), relative positions (0, 1), weights stored in FP32 (0, 1), heads
+// mean, 2 max, 3 last), gemm, or float32 for cuBLASLt in that type, graphs (bits of tasks), the model (Kind), how its
+// weights are stored (Stored), heads
 // of the model (bits of tasks; EMBED: Dense modules; 32: SPLADE; 64: SPLADE with more pairs than there is room for
 // beyond two texts'), then the lengths of a batch, or of several with a "/" between them, which are then in flight two
 // at a time. A length may be followed by ":" and bits of tasks; without, it wants EMBED.
@@ -34,13 +35,15 @@ TaskHeads heads(int tasks) {
 
 int main(int count, char** arguments) {
   if (count < 7) return 2;
-  Architecture model = small_model();
-  model.relative = std::atoi(arguments[4]) != 0;
-  if (model.relative) model.positions = kRelativePositions;
+  Architecture model = model_of(Kind(std::atoi(arguments[4])));
   model.pooling = Pooling(std::atoi(arguments[1]));
   EncoderOptions options;
   options.max_tokens = 4096;
   options.gemm = arguments[2];
+  if (options.gemm == "float32") {
+    model.dtype = DType::kFloat32;
+    options.gemm = "cublaslt";
+  }
   options.graphs = Tasks(std::atoi(arguments[3]));
   model.task_heads = heads(std::atoi(arguments[6]));
   std::vector<Batch> batches(1);

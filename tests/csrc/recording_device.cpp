@@ -30,6 +30,7 @@ constexpr size_t kPoolBytes = size_t(1) << 36;
 uint8_t* const pool_memory = static_cast<uint8_t*>(
     mmap(nullptr, kPoolBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 size_t pool_used = 0;
+Stored stored_as = Stored::kFloat16;
 
 long at(const void* address) {
   return address == nullptr ? -1 : static_cast<const uint8_t*>(address) - pool_memory;
@@ -189,10 +190,10 @@ Status compute_offsets(const OffsetsInput&, const OffsetsOutput&, const OffsetsC
        capacity.shorts);
   return {};
 }
-Status embed(DType, const EmbeddingTables& tables, const int*, const int*, const int*, int rows, int, float, void* y,
-             float2* sums, const Stream& stream) {
-  tell("embedding rows=%d y=%ld y_sums=%ld gamma_in_rows=%d backwards=%d\n", rows, at(y), at(sums),
-       tables.gamma_in_rows, stream.backwards);
+Status embed(DType, const EmbeddingTables& tables, const int*, const int*, const int* positions, int rows, int columns,
+             float, void* y, float2* sums, const Stream& stream) {
+  tell("embedding rows=%d columns=%d positions=%ld y=%ld y_sums=%ld gamma_in_rows=%d backwards=%d\n", rows, columns,
+       at(positions), at(y), at(sums), tables.gamma_in_rows, stream.backwards);
   return {};
 }
 Status embed_small(DType, const EmbeddingTables& tables, const OffsetsInput&, size_t bytes, const OffsetsOutput&,
@@ -202,8 +203,8 @@ Status embed_small(DType, const EmbeddingTables& tables, const OffsetsInput&, si
        tables.gamma_in_rows);
   return {};
 }
-Status layernorm(DType, const void* x, const Norm&, int rows, int, float, void* y, const Stream&) {
-  tell("layernorm x=%ld rows=%d y=%ld\n", at(x), rows, at(y));
+Status layernorm(DType, const void* x, const Norm& norm, int rows, int, float, void* y, const Stream&) {
+  tell("layernorm x=%ld rows=%d gamma=%ld y=%ld\n", at(x), rows, at(norm.gamma), at(y));
   return {};
 }
 bool layernorm_takes(DType, int) {
@@ -215,8 +216,8 @@ bool attention_takes(DType, int) {
 Status attention(DType, const void* qkv, int rows, const AttentionWork& work, int, int, const RelativeScores& relative,
                  void* context, TensorMaps*, const Stream& stream) {
   if (fails(faults.attentions)) return faults.attention;
-  tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d ", at(qkv), rows, work.tile_count, work.short_count,
-       int(work.queries));
+  tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d window=%d ", at(qkv), rows, work.tile_count,
+       work.short_count, int(work.queries), work.window);
   if (relative.scores != nullptr) {
     const float* const of_head = relative.scores + relative.reach * 3;  // the second's
     tell("before=%d here=%d after=%d ", int(of_head[-5]), int(of_head[0]), int(of_head[5]));
@@ -288,7 +289,7 @@ namespace {
 
 class RecordingLinear final : public Linear {
  public:
-  explicit RecordingLinear(const LinearWeights& weights) : weights_(weights) {}
+  explicit RecordingLinear(const LinearWeights& weights) : weights_(weights) { weights_.rotary = nullptr; }
   Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
              const Stream& stream) override {
     EMBERT_TRY(check_places(x, residual, y, y_sums));
@@ -306,14 +307,23 @@ class RecordingLinear final : public Linear {
 
 class RecordingGemm final : public GemmProvider {
  public:
-  explicit RecordingGemm(bool folds) : folds_(folds) {}
+  RecordingGemm(bool folds, DType dtype) : folds_(folds), dtype_(dtype) {}
   const char* name() const override { return folds_ ? "hopper" : "cublaslt"; }
   Status prepare(const LinearWeights& weights, const Stream&, std::unique_ptr<Linear>& linear) override {
     tell("prepare in=%d out=%d exact=%ld gamma_in_rows=%d normed=%ld residual_normed=%ld next_gamma=%ld ", weights.in,
          weights.out, at(weights.exact), weights.gamma_in_rows, at(weights.input_norm.gamma),
          at(weights.residual_norm.gamma), at(weights.next_gamma));
+    tell("weight=%ld activation=%d gated=%d ahead=%ld ahead_bytes=%zu ", at(weights.weight), int(weights.activation),
+         weights.gated, at(weights.ahead), weights.ahead_bytes);
+    if (const RotaryColumns* const of = weights.rotary)
+      tell("head_size=%d turned=%d columns=%d table=%ld positions=%ld ", of->head_size, of->turned, of->columns,
+           at(of->table), at(of->positions));
+    const int rows = (weights.gated ? 2 : 1) * weights.out;
+    const auto* const matrix = dtype_ == DType::kFloat32 ? static_cast<const float*>(weights.weight) : weights.exact;
+    for (int row = 0; stored_as == Stored::kRows && matrix != nullptr && row < rows; ++row)
+      tell("row%d=%d bias%d=%d ", row, int(matrix[size_t(row + 1) * weights.in - 1]), row, int(weights.bias[row]));
     if (weights.exact != nullptr) {  // its first row, those a third and two thirds on, and its last element
-      const size_t all = size_t(weights.in) * weights.out;
+      const size_t all = size_t(weights.in) * rows;
       tell("first=%d second=%d third=%d last=%d", int(weights.exact[0]), int(weights.exact[all / 3]),
            int(weights.exact[2 * (all / 3)]), int(weights.exact[all - 1]));
     }
@@ -324,9 +334,12 @@ class RecordingGemm final : public GemmProvider {
   size_t workspace_bytes() const override { return 0; }
   bool dependent_launch() const override { return folds_; }
   bool folds() const override { return folds_; }
+  bool fuses_rotary() const override { return folds_; }
+  bool fuses_gate() const override { return folds_; }
 
  private:
   bool folds_;
+  DType dtype_;
 };
 
 }  // namespace
@@ -372,12 +385,12 @@ Status write_pairs(const float* maxima, int, int, int first, int count, const in
   }
   return {};
 }
-Status make_hopper(DType, std::unique_ptr<GemmProvider>& provider) {
-  provider = std::make_unique<RecordingGemm>(true);
+Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider) {
+  provider = std::make_unique<RecordingGemm>(true, dtype);
   return {};
 }
-Status make_cublaslt(DType, const std::string&, std::unique_ptr<GemmProvider>& provider) {
-  provider = std::make_unique<RecordingGemm>(false);
+Status make_cublaslt(DType dtype, const std::string&, std::unique_ptr<GemmProvider>& provider) {
+  provider = std::make_unique<RecordingGemm>(false, dtype);
   return {};
 }
 
@@ -403,38 +416,105 @@ Architecture small_model() {
   return model;
 }
 
+Architecture model_of(Kind kind) {
+  Architecture model = small_model();
+  const auto newer = [&](int window, int tables) {
+    model.position_table = false;
+    model.gated = true;
+    for (int i = 0; i < kLayers; ++i) {
+      const bool global = i % 3 == 0;
+      model.attention.push_back({global ? 0 : window, kTurned, global ? 0 : tables - 1});
+    }
+  };
+  switch (kind) {
+    case Kind::kRelative:
+      model.relative = true;
+      model.positions = kRelativePositions;
+      break;
+    case Kind::kModern:
+      newer(kWindow, 2);
+      model.pre_norm = true;
+      model.first_norm = false;
+      break;
+    case Kind::kNomic:
+      newer(0, 1);
+      model.activation = Activation::kSilu;
+      break;
+    case Kind::kGte:
+      newer(0, 1);
+      break;
+    case Kind::kElectra:
+      model.embedding = kEmbedding;
+      break;
+    case Kind::kAlbert:
+      model.embedding = kEmbedding;
+      model.shared.assign(kLayers, 0);
+      model.activation = Activation::kGeluTanh;
+      break;
+    case Kind::kJina:
+      model.position_table = false;
+      model.gated = true;
+      model.relative = true;
+      model.positions = kRelativePositions;
+      break;
+    default:
+      break;
+  }
+  return model;
+}
+
 void load(Encoder& encoder, Stored stored, const std::string& without) {
-  std::vector<float> floats(std::max(kVocabulary, kInner) * kHidden);
+  const Architecture& model = encoder.model();
+  const size_t embedding = model.embedding_columns();
+  std::vector<float> floats(std::max({kVocabulary, kInner, kPositions}) * kHidden);
   const std::vector<uint16_t> zeros(floats.size());
+  stored_as = stored;
   const auto put = [&](const std::string& name, int layer, const TensorShape& shape) {
     if (name == without) return;
-    const char* const names[] = {"query.weight", "key.weight", "value.weight", "inner.weight"};
-    const auto* const found = std::find(std::begin(names), std::end(names), name);
-    const float value = found == std::end(names) ? 0.0f : 10.0f * layer + 1 + (found - names);
+    const std::string of_linear = name.substr(0, name.find('.'));
+    const char* const names[] = {"query", "key", "value", "inner", "gate"};
+    const auto* const found = std::find(std::begin(names), std::end(names), of_linear);
+    const bool is_weight = name.find(".weight") != std::string::npos;
+    float value = found == std::end(names) ? 0.0f : 10.0f * layer + 1 + (found - names);
+    if (!is_weight && stored != Stored::kRows) value = 0.0f;
     std::fill(floats.begin(), floats.end(), value);
-    const bool is_vector = layer < 0 ? name == "gamma" || name == "beta" : name.find(".weight") == std::string::npos;
-    if (stored == Stored::kFloat32 || (stored == Stored::kVectorsInFloat32 && is_vector))
+    const size_t columns = shape.size() > 1 ? shape[1] : 1;
+    for (size_t i = 0; stored == Stored::kRows && value > 0.0f && i < shape[0] * columns; ++i)
+      floats[i] = 1000.0f * value + i / columns;
+    const bool is_vector = layer < 0 ? shape.size() == 1 : !is_weight;
+    if (stored == Stored::kFloat32 || stored == Stored::kRows || (stored == Stored::kVectorsInFloat32 && is_vector))
       check(encoder.load(name, layer, floats.data(), shape, DType::kFloat32));
     else
       check(encoder.load(name, layer, zeros.data(), shape, DType::kFloat16));
   };
-  put("word", -1, {kVocabulary, kHidden});
-  put("position", -1, {size_t(encoder.model().positions), kHidden});
-  if (encoder.model().padding) put("padding", -1, {1, kHidden});
-  put("type", -1, {1, kHidden});
-  put("gamma", -1, {kHidden});
-  put("beta", -1, {kHidden});
-  for (int layer = 0; layer < kLayers; ++layer) {
-    for (const std::string name : {"query", "key", "value", "attention"}) {
-      put(name + ".weight", layer, {kHidden, kHidden});
-      put(name + ".bias", layer, {kHidden});
+  const auto linear = [&](const std::string& name, int layer, size_t out, size_t in) {
+    put(name + ".weight", layer, {out, in});
+    put(name + ".bias", layer, {out});
+  };
+  put("word", -1, {kVocabulary, embedding});
+  if (model.position_table) put("position", -1, {size_t(model.positions), embedding});
+  if (model.padding) put("padding", -1, {1, embedding});
+  put("type", -1, {1, embedding});
+  put("gamma", -1, {embedding});
+  put("beta", -1, {embedding});
+  if (model.embedding > 0) linear("projection", -1, kHidden, embedding);
+  for (int layer = 0; layer < model.stored_layers(); ++layer) {
+    for (const std::string name : {"query", "key", "value", "attention"}) linear(name, layer, kHidden, kHidden);
+    if (model.gated) linear("gate", layer, kInner, kHidden);
+    linear("inner", layer, kInner, kHidden);
+    linear("out", layer, kHidden, kInner);
+    for (const std::string name : {"attention.gamma", "attention.beta", "out.gamma", "out.beta"}) {
+      if (name[0] == 'o' || model.has_attention_norm(layer)) put(name, layer, {kHidden});
     }
-    put("inner.weight", layer, {kInner, kHidden});
-    put("inner.bias", layer, {kInner});
-    put("out.weight", layer, {kHidden, kInner});
-    put("out.bias", layer, {kHidden});
-    for (const std::string name : {"attention.gamma", "attention.beta", "out.gamma", "out.beta"})
-      put(name, layer, {kHidden});
+  }
+  if (model.pre_norm) {
+    put("last.gamma", -1, {kHidden});
+    put("last.beta", -1, {kHidden});
+  }
+  const std::vector<int> tables = model.angle_tables();
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const TensorShape shape = {size_t(model.positions), size_t(tables[i]), 2};
+    check(encoder.load("angles", int(i), floats.data(), shape, DType::kFloat32));
   }
 }
 

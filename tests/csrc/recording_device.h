@@ -49,12 +49,19 @@ void check(const embert::Status& status);
 
 embert::Architecture small_model();
 
-enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
+// The same with what newer encoders have: small ones of ModernBERT's, Nomic's, GTE's, ELECTRA's, ALBERT's and
+// JinaBERT's kind.
+enum class Kind : int { kBert, kRelative, kModern, kNomic, kGte, kElectra, kAlbert, kJina };
+constexpr int kTurned = 48, kWindow = 40, kEmbedding = 128;  // columns of a head; tokens; columns
+embert::Architecture model_of(Kind kind);
+
+// kRows: in FP32, each row its number and 1 000 times what the matrix has below.
+enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2, kRows = 3 };
 
 // All weights but those called `without`. Of layer i they are 10·i and 1 for query, 2 for key, 3 for value, 4 for
-// inner; the others are 0. In FP16 all are 0.
+// inner, 5 for gate; the others are 0. In FP16 all are 0.
 void load(embert::Encoder& encoder, Stored stored, const std::string& without = "");
 // Zeros for all heads that the model has.
 void load_heads(embert::Encoder& encoder);
-// Of head h: 1 000·h + key - query.
+// Of head h: 1 000·h + key - query; up to kRelativePositions.
 void load_relative(embert::Encoder& encoder);

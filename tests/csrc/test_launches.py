@@ -20,6 +20,7 @@ from tests.csrc.recorded import (
     MEAN,
     MULTI,
     PORTABLE,
+    RELATIVE,
     SPARSE,
     TOKENS,
     built,
@@ -179,7 +180,7 @@ def test_attention_is_given_its_tiles(program: Path) -> None:
 def test_relative_positions_are_every_layers(program: Path, gemm: str) -> None:
     for each in only(launches(program, CLS, gemm, LONG), "attention"):
         assert (each["relative"], each["reach"]) == (-1, 0)
-    found = only(launches(program, CLS, gemm, LONG, relative=True), "attention")
+    found = only(launches(program, CLS, gemm, LONG, model=RELATIVE), "attention")
     assert len({each["relative"] for each in found}) == 1
     for each in found:
         assert each["relative"] >= 0
