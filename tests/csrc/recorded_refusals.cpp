@@ -220,6 +220,42 @@ int main(int count, char** arguments) {
       create(model, options);
       model.task_heads.multi = {{kHidden, 128, HeadActivation::kTanh}};
       create(model, options);
+    } else if (is("architectures")) {
+      const auto changed = [&](Kind kind, auto change) {
+        Architecture changes = model_of(kind);
+        change(changes);
+        create(changes, options);
+      };
+      changed(Kind::kNomic, [](Architecture& of) { of.gated = false; });
+      changed(Kind::kModern, [](Architecture& of) { of.attention.pop_back(); });
+      changed(Kind::kModern, [](Architecture& of) { of.relative = true; });
+      changed(Kind::kGte, [](Architecture& of) { of.attention[1].turned = kHidden / kHeads + 2; });
+      changed(Kind::kGte, [](Architecture& of) { of.attention[1].turned = 32; });
+      changed(Kind::kAlbert, [](Architecture& of) { of.shared = {0, 2, 2}; });
+      changed(Kind::kElectra, [](Architecture& of) { of.embedding = 100; });
+      changed(Kind::kElectra, [](Architecture& of) { of.task_heads.splade = SpladeKind{}; });
+      for (int kind = 0; kind <= int(Kind::kJina); ++kind) changed(Kind(kind), [](Architecture&) {});
+    } else if (is("newer weights")) {
+      const auto asked = [&](Kind kind, const char* without, const char* name, int layer, const TensorShape& of) {
+        std::unique_ptr<Encoder> encoder;
+        check(Encoder::create(model_of(kind), options, encoder));
+        load(*encoder, Stored::kFloat16, without);
+        std::string refusal;
+        const std::vector<float> zeros(size_t(kVocabulary) * kInner);
+        if (name[0] == 0)
+          say("start", encoder->start(refusal));
+        else
+          say("load", encoder->load(name, layer, zeros.data(), of, DType::kFloat32));
+      };
+      asked(Kind::kModern, "last.beta", "", 0, {});
+      asked(Kind::kNomic, "gate.weight", "", 0, {});
+      asked(Kind::kElectra, "projection.bias", "", 0, {});
+      asked(Kind::kModern, "", "attention.gamma", 0, {kHidden});
+      asked(Kind::kModern, "", "position", -1, {kPositions, kHidden});
+      asked(Kind::kAlbert, "", "out.bias", 1, {kHidden});
+      asked(Kind::kBert, "", "gate.bias", 0, {kInner});
+      asked(Kind::kGte, "gate.bias", "gate.bias", 0, {2 * kInner});
+      asked(Kind::kGte, "", "angles", 1, {kPositions, kTurned / 2, 2});
     } else if (is("positions")) {
       model.padding = true;
       options.graphs = true;

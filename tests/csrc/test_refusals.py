@@ -170,6 +170,35 @@ def test_weights_of_a_head_that_are_missing_or_of_another_shape(program: Path) -
     ]
 
 
+def test_architectures_that_cannot_be_run_are_refused(program: Path) -> None:
+    no = "create refused: the CUDA encoder cannot run"
+    assert told(program, "architectures") == [
+        f"{no} silu in a feed-forward part without a gate",
+        f"{no} attention described for 2 of 3 layers",
+        f"{no} a window of 40 tokens together with scores by relative position",
+        f"{no} 66 turned columns of heads of 64",
+        f"{no} one table of angles for different numbers of turned columns",
+        f"{no} weights of layer 1, which no layer uses",
+        f"{no} embeddings of 100 columns: they must be a multiple of 8",
+        f"{no} a SPLADE head whose decoder is a word table of 128 columns",
+        *["create fine"] * 8,
+    ]
+
+
+def test_weights_of_newer_models_are_checked_likewise(program: Path) -> None:
+    assert told(program, "newer weights") == [
+        "start refused: last.beta was not loaded: of 60 weights there are 59",
+        "start refused: gate.weight of layer 0 was not loaded: of 59 weights there are 56",
+        "start refused: projection.bias was not loaded: of 55 weights there are 54",
+        "load refused: this model has no weight attention.gamma of layer 0",
+        "load refused: this model has no weight position",
+        "load refused: this model has no weight out.bias of layer 1",
+        "load refused: this model has no weight gate.bias of layer 0",
+        "load refused: gate.bias of layer 0 has shape [2048], expected [1024]",
+        "load refused: this model has no weight angles of layer 1",
+    ]
+
+
 def test_positions_of_the_host_come_after_the_devices_own(program: Path) -> None:
     lines = told(program, "positions")
     taken = [line.split()[0] for line in lines[: lines.index("submit fine")]]
