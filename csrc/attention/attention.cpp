@@ -10,7 +10,7 @@ bool attention_takes(DType, int head_size) {
   return head_size >= 8 && head_size <= 128 && head_size % 8 == 0;
 }
 
-Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
+Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream) {
   if (!attention_takes(dtype, head_size)) {
     return Status::refused("attention: head size " + std::to_string(head_size) +

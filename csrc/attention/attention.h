@@ -10,18 +10,18 @@ namespace embert {
 class TensorMaps;
 
 // maps: on a Hopper device, else null. All forwards of an encoder have to agree on it, because bits depend on it.
-Status attention(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
+Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream);
 bool attention_takes(DType dtype, int head_size);
 
 // What `attention` chooses from. attention_takes is true for what they get.
-Status attention_float32(const void* qkv, const AttentionWork& work, int heads, int head_size,
+Status attention_float32(const void* qkv, const WindowedWork& work, int heads, int head_size,
                          const RelativeScores& relative, void* context, const Stream& stream);
-Status attention_sm80(DType dtype, const void* qkv, const AttentionWork& work, int heads, int head_size,
+Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream);  // 16-bit types
 bool attention_sm90_takes(DType dtype, int head_size);
 bool attention_sm90_takes_windows();
-Status attention_sm90(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
+Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);
 
 }  // namespace embert

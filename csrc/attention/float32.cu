@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 }  // namespace
 
-Status attention_float32(const void* qkv, const AttentionWork& work, int heads, int head_size,
+Status attention_float32(const void* qkv, const WindowedWork& work, int heads, int head_size,
                          const RelativeScores& relative, void* context, const Stream& stream) {
   const float scale = float(1.0 / std::sqrt(double(head_size)));
   const auto run = [&](const AttentionTile* tiles, int count) {

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // A block a tile and head.
 template <typename T, int kDim, typename Kernel, typename... Rest>
-Status launch_tiles(const char* name, Kernel kernel, const void* qkv, const AttentionWork& work, int heads, int dim,
+Status launch_tiles(const char* name, Kernel kernel, const void* qkv, const WindowedWork& work, int heads, int dim,
                     float scale_log2, void* context, const Stream& stream, Rest... rest) {
   if (work.tile_count == 0) return {};
   constexpr size_t kBytes = long_shared_bytes<T, kDim>();
@@ -161,7 +161,7 @@ Status launch_tiles(const char* name, Kernel kernel, const void* qkv, const Atte
 
 // A block two short texts and a head.
 template <typename T, int kDim, typename Kernel, typename Last>
-Status launch_shorts(const char* name, Kernel kernel, const void* qkv, const AttentionWork& work, int heads, int dim,
+Status launch_shorts(const char* name, Kernel kernel, const void* qkv, const WindowedWork& work, int heads, int dim,
                      float scale_log2, void* context, const Stream& stream, const Last& last) {
   if (work.short_count == 0) return {};
   constexpr size_t kBytes = short_shared_bytes<T, kDim>();
@@ -172,7 +172,7 @@ Status launch_shorts(const char* name, Kernel kernel, const void* qkv, const Att
 }
 
 template <typename T, int kDim, bool kRelative>
-Status launch_attention(const void* qkv, const AttentionWork& work, int heads, int dim, const RelativeScores& relative,
+Status launch_attention(const void* qkv, const WindowedWork& work, int heads, int dim, const RelativeScores& relative,
                         void* context, const Stream& stream) {
   const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(dim)));
   const auto shorts = [&](const char* name, auto kernel, const auto& last) {
@@ -194,7 +194,7 @@ Status launch_attention(const void* qkv, const AttentionWork& work, int heads, i
 }
 
 template <typename T, bool kRelative>
-Status attention_of(const void* qkv, const AttentionWork& work, int heads, int dim, const RelativeScores& relative,
+Status attention_of(const void* qkv, const WindowedWork& work, int heads, int dim, const RelativeScores& relative,
                     void* context, const Stream& stream) {
   if (dim <= 32) return launch_attention<T, 32, kRelative>(qkv, work, heads, dim, relative, context, stream);
   if (dim <= 64) return launch_attention<T, 64, kRelative>(qkv, work, heads, dim, relative, context, stream);
@@ -204,7 +204,7 @@ Status attention_of(const void* qkv, const AttentionWork& work, int heads, int d
 
 }  // namespace
 
-Status attention_sm80(DType dtype, const void* qkv, const AttentionWork& work, int heads, int head_size,
+Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream) {
   const auto run = [&](auto plain, auto with_relative) {
     return (relative.scores == nullptr ? plain : with_relative)(qkv, work, heads, head_size, relative, context, stream);

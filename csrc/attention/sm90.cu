@@ -242,7 +242,7 @@ bool attention_sm90_takes_windows() {
   return false;
 }
 
-Status attention_sm90(DType dtype, const void* qkv, int rows, const AttentionWork& work, int heads, int head_size,
+Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                         const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream) {
   const auto run = [&](auto plain, auto with_relative) {
     return (relative.scores == nullptr ? plain : with_relative)(qkv, rows, work, heads, relative, context, maps,

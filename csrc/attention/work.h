@@ -31,12 +31,16 @@ struct RelativeScores {
 struct AttentionWork {
   const AttentionTile* tiles;
   int tile_count;
-  // A query sees so many keys on each side of its own; 0: all of its text. Never with RelativeScores. It lies here,
-  // where the structure had a hole, so that kernels that do not know of it stay as they are, bit for bit.
-  int window;
   const AttentionTile* shorts;
   int short_count;
   Queries queries = Queries::kAll;  // the context of the others may be left unwritten
+};
+// The same for a layer that may have a window. It is a type of its own because kernels without a window are given the
+// work alone: even in a hole of AttentionWork one more member changes their code (sm90.cu with RelativeScores).
+struct WindowedWork : AttentionWork {
+  // A query sees so many keys on each side of its own; 0: all of its text. Never with RelativeScores.
+  int window = 0;
+  WindowedWork(const AttentionWork& work, int window) : AttentionWork(work), window(window) {}
 };
 constexpr int kMostAttentionTiles = 65535;  // gridDim.y: a tile has a block a head
 inline Status check_attention_work(int tiles, int shorts) {

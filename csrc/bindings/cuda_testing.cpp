@@ -203,9 +203,9 @@ NB_MODULE(_cuda_testing, m) {
           [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
              int short_count, int heads, int head_size, Address context, bool hopper, int queries, Address relative,
              int reach, int window) {
-            const AttentionWork work{at<AttentionTile>(tiles),  tile_count,  window,
-                                     at<AttentionTile>(shorts), short_count, Queries(queries)};
-            bench.check(attention(dtype(type), at(qkv), rows, work, heads, head_size, {at<float>(relative), reach},
+            const AttentionWork work{at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count,
+                                     Queries(queries)};
+            bench.check(attention(dtype(type), at(qkv), rows, {work, window}, heads, head_size, {at<float>(relative), reach},
                                   at(context), hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
           },
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,

@@ -45,7 +45,7 @@ RotaryColumns Encoder::rotary_columns(int layer) const {
 
 Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const OffsetsOutput& offsets = at_.offsets;
-  Replay replay{plan, {offsets.tiles, plan.tiles, 0, offsets.shorts, plan.shorts}, stream, plan.rows, {}};
+  Replay replay{plan, {offsets.tiles, plan.tiles, offsets.shorts, plan.shorts}, stream, plan.rows, {}};
   // Not while rows are inspected: all rows of the last layer have to be, because token vectors use them.
   const bool gathers = reads_one_row(plan.parts, replay.gathered) && plan.rows >= kGatherRows &&
                        2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0;
@@ -127,8 +127,7 @@ Status Encoder::attend(const Step& step, Replay& replay) {
   const Pooling row = replay.gathered;
   uint8_t* const qkv = memory_of(step.x);
   uint8_t* const context = memory_of(step.y);
-  AttentionWork work = replay.work;
-  work.window = model_.attention_of(step.layer).window;
+  WindowedWork work(replay.work, model_.attention_of(step.layer).window);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
   EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.heads, model_.head_size(), weights_.relative(),
                        context, maps_.get(), replay.along.turned()));

@@ -213,7 +213,7 @@ bool layernorm_takes(DType, int) {
 bool attention_takes(DType, int) {
   return true;
 }
-Status attention(DType, const void* qkv, int rows, const AttentionWork& work, int, int, const RelativeScores& relative,
+Status attention(DType, const void* qkv, int rows, const WindowedWork& work, int, int, const RelativeScores& relative,
                  void* context, TensorMaps*, const Stream& stream) {
   if (fails(faults.attentions)) return faults.attention;
   tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d window=%d ", at(qkv), rows, work.tile_count,
