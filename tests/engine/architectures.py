@@ -1,0 +1,66 @@
+"""Small models with what newer encoders have, by description: for encoders that need no family's config."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from embert import engine
+from embert.engine.families.architecture import Attention, Rotary
+from embert.engine.families.tensor_names import Scheme, TensorNames
+from embert.engine.families.tensor_shapes import tensor_shapes
+from embert.engine.model import Model
+from tests.engine.families import build, byte_level
+
+__all__ = ["ARCHITECTURES", "described"]
+
+HIDDEN, HEADS, LAYERS, INNER = 64, 2, 3, 96
+ROTARY = Rotary(10000.0, HIDDEN // HEADS)
+GLOBAL, LOCAL = Attention(Rotary(160000.0, HIDDEN // HEADS)), Attention(ROTARY, 8)
+NO_TABLE: dict[str, Any] = {"position_table": False, "first_position": 0}
+# A kind of model → how its architecture differs from BERT's.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "ModernBERT's": {
+        **NO_TABLE, "attention": (GLOBAL, LOCAL, LOCAL), "gated": True, "pre_norm": True, "first_norm": False,
+    },
+    "pre-norm throughout": {**NO_TABLE, "attention": (LOCAL, GLOBAL, LOCAL), "pre_norm": True},
+    "Nomic's": {**NO_TABLE, "attention": (Attention(ROTARY),) * LAYERS, "gated": True, "activation": "silu"},
+    "half turned": {**NO_TABLE, "attention": (Attention(Rotary(1000.0, 24)),) * LAYERS, "activation": "gelu_tanh"},
+    "JinaBERT's": {**NO_TABLE, "alibi": True, "gated": True},
+    "ELECTRA's": {"embedding_size": 32},
+    "ALBERT's": {"embedding_size": 32, "shared_layers": (0,) * LAYERS, "activation": "gelu_tanh"},
+}  # fmt: skip
+
+
+def described(
+    folder: Path, kind: str, *, stored: torch.dtype = torch.float32, pooling: str = "mean", **more: Any
+) -> Model:
+    """A model of that kind in a folder, with random weights, gammas and biases. `more`: of the architecture."""
+    build(folder, "bert")
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder), pooling=pooling)
+    architecture = dataclasses.replace(
+        model.architecture,
+        hidden_size=HIDDEN,
+        heads=HEADS,
+        layers=LAYERS,
+        intermediate_size=INNER,
+        tensors=TensorNames((Scheme(),)),
+        **{**ARCHITECTURES[kind], **more},
+    )
+    random = np.random.default_rng(5)
+    tensors = {}
+    for name, shape in tensor_shapes(architecture).items():
+        values = random.standard_normal(shape) * (0.2 if len(shape) == 1 else 0.1)
+        if "LayerNorm.weight" in name:
+            values += 1
+        elif name.startswith("embeddings."):
+            values *= 5
+        tensors[name] = torch.from_numpy(values).to(stored)
+    save_file(tensors, folder / "model.safetensors")
+    return dataclasses.replace(model, architecture=architecture)

@@ -1,0 +1,138 @@
+"""What the CUDA extension is told of models newer than BERT, with a stand-in for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embert import engine
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda.layers import layer_shapes
+from embert.engine.encoders.relative_positions import alibi_by_distance
+from embert.engine.encoders.rotary import rotations
+from embert.engine.errors import UnsupportedModel
+from embert.engine.families.architecture import Adapters, Attention, DynamicNtk, Rotary
+from embert.engine.model import Model
+from tests.engine.architectures import ARCHITECTURES, GLOBAL, LAYERS, LOCAL, described
+from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Model, StandInGpu]:
+    """A model of the kind that the test names, and a stand-in for the extension."""
+    model = described(tmp_path, request.param)
+    gpu = StandInGpu(model)
+    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    return model, gpu
+
+
+def loaded(model: Model, gpu: StandInGpu) -> StandInEncoder:
+    CudaEncoder(model)  # which compares a known text's vector
+    return gpu.encoders[-1]
+
+
+@pytest.mark.parametrize("made", ARCHITECTURES, indirect=True)
+def test_every_tensor_is_loaded_once_as_it_is_stored(made: tuple[Model, StandInGpu]) -> None:
+    model, gpu = made
+    encoder = loaded(model, gpu)
+    checkpoint = Checkpoint.open(model)
+    given = [array for (name, _), array in encoder.loaded.items() if name not in ("angles", "relative")]
+    stored = [checkpoint.float32(name) for name in checkpoint._tensors]
+    assert sorted((array.shape, array.sum()) for array in given) == sorted((each.shape, each.sum()) for each in stored)
+    layers = {layer for name, layer in encoder.loaded if name == "query.weight"}
+    assert layers == set(range(1 if model.architecture.shared_layers else LAYERS))
+
+
+@pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
+def test_layers_are_described_with_windows_and_tables_of_angles(made: tuple[Model, StandInGpu]) -> None:
+    model, gpu = made
+    encoder = loaded(model, gpu)
+    assert encoder.shape["attention"] == [(0, 32, 0), (8, 32, 1), (8, 32, 1)]
+    told = [encoder.shape[name] for name in ("position_table", "gated", "pre_norm", "first_norm", "relative", "shared")]
+    assert told == [False, True, True, False, False, []]
+    assert ("position", -1) not in encoder.loaded
+    assert ("attention.gamma", 0) not in encoder.loaded
+    for table, of in enumerate((GLOBAL, LOCAL)):
+        assert of.rotary is not None
+        cos, sin = rotations(of.rotary, model.architecture.max_positions)
+        np.testing.assert_array_equal(encoder.loaded["angles", table], np.stack([cos, sin], axis=-1))
+
+
+@pytest.mark.parametrize("made", ["JinaBERT's"], indirect=True)
+def test_alibi_is_a_score_for_each_distance(made: tuple[Model, StandInGpu]) -> None:
+    model, gpu = made
+    encoder = loaded(model, gpu)
+    assert encoder.shape["relative"]
+    np.testing.assert_array_equal(encoder.loaded["relative", -1], alibi_by_distance(2, 128))
+
+
+@pytest.mark.parametrize("made", ["Nomic's"], indirect=True)
+def test_a_window_as_wide_as_the_model_is_none(made: tuple[Model, StandInGpu]) -> None:
+    model, _ = made
+    for window, told in ((126, 126), (127, 0), (500, 0)):
+        changed = dataclasses.replace(model.architecture, attention=(Attention(None, window),) * LAYERS)
+        assert layer_shapes(dataclasses.replace(model, architecture=changed))["attention"] == [(told, 0, 0)] * LAYERS
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rms_norm": True}, "has norms that do not subtract the mean"),
+        ({"adapters": Adapters(("a",), 4, 1.0)}, "adapts its weights to each request"),
+        (
+            {"attention": (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 64))),) * LAYERS},
+            "stretches rotary positions by each text's length",
+        ),
+    ],
+)
+@pytest.mark.parametrize("made", ["Nomic's"], indirect=True)
+def test_what_cannot_be_run_is_refused_in_a_sentence(
+    made: tuple[Model, StandInGpu], change: dict[str, Any], sentence: str
+) -> None:
+    model, _ = made
+    changed = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, **change))
+    with pytest.raises(UnsupportedModel, match=f"{sentence}, which the CUDA encoder does not run$"):
+        CudaEncoder(changed)
+
+
+@pytest.mark.parametrize("made", ["Nomic's"], indirect=True)
+def test_stretching_that_no_text_is_long_enough_for_is_none(made: tuple[Model, StandInGpu]) -> None:
+    model, _ = made
+    attention = (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 128))),) * LAYERS
+    changed = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, attention=attention))
+    assert layer_shapes(changed)["attention"] == [(0, 32, 0)] * LAYERS
+
+
+@pytest.mark.parametrize("made", ["ModernBERT's", "Nomic's", "JinaBERT's", "ELECTRA's", "ALBERT's"], indirect=True)
+def test_parts_that_no_gpu_has_run_are_chosen_by_name_only(made: tuple[Model, StandInGpu]) -> None:
+    model, gpu = made
+    encoder = engine.load_encoder(model)
+    assert (encoder.device, gpu.encoders) == ("cpu", [])
+    assert encoder.choice.startswith("the GPU is not used: the CUDA encoder has kernels for ")
+    assert "which have not run on a GPU yet; encoder cuda takes them" in encoder.choice
+    with pytest.raises(UnsupportedModel, match="which have not run on a GPU yet"):
+        engine.load_encoder(model, device="cuda:0")
+    assert engine.load_encoder(model, encoder="cuda").device == "cuda:0"
+    assert engine.load_encoder(model, encoder="cuda-portable").device == "cuda:0"
+
+
+@pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
+def test_rows_that_float16_does_not_hold_are_in_bfloat16(made: tuple[Model, StandInGpu]) -> None:
+    """Vectors of the first encoder, in float16, are not finite."""
+    model, gpu = made
+
+    def spoil(vectors: Any) -> Any:
+        return vectors * np.nan if gpu.encoders[-1].shape["dtype"] == "float16" else vectors
+
+    gpu.spoil = spoil
+    encoder = CudaEncoder(model)
+    assert encoder.dtype == "bfloat16"
+    assert "bfloat16 because in float16 a known text" in encoder.choice
+    with pytest.raises(UnsupportedModel, match="its vector is not finite"):
+        CudaEncoder(model, dtype="float16")
