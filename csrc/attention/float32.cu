@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "attention/attention.h"
+#include "attention/window.h"
 #include "device/dependent_launch.cuh"
 #include "device/numeric.cuh"
 
@@ -22,7 +23,7 @@ constexpr float kHiddenScore = -1e30f;  // a score that a window hides: finite, 
 template <bool kRelative, bool kWindow>
 __device__ __forceinline__ void attend_queries(const float* qkv, const AttentionTile* tiles, int heads, int dim,
                                                float scale, float* context, const RelativeScores& relative,
-                                               int window) {
+                                               const KeyWindow& window) {
   __shared__ float keys[kKeys][kMaxDim + 1];
   __shared__ float values[kKeys][kMaxDim + 1];
   __shared__ float queries[kWarps][kMaxDim];
@@ -42,8 +43,8 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
     for (int c = lane; c < dim; c += 32) queries[warp][c] = real ? base[query * pitch + c] * scale : 0.0f;
     float highest = -INFINITY, sum = 0.0f;
     float out[kColumns] = {};
-    const int first_key = kWindow ? max(0, first - window) / kKeys * kKeys : 0;
-    const int end = kWindow ? min(tile.length, first + kWarps + window) : tile.length;
+    const int first_key = kWindow ? window.first_step(first, kKeys) * kKeys : 0;
+    const int end = kWindow ? window.end_step(first + kWarps - 1, tile.length, kKeys) * kKeys : tile.length;
     for (int key = first_key; key < end; key += kKeys) {
       __syncthreads();
       for (int i = threadIdx.x; i < kKeys * dim; i += kWarps * 32) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
       for (int c = 0; c < dim; ++c) score = fmaf(queries[warp][c], keys[lane][c], score);
       if constexpr (kRelative)  // last: before, every sum above would be rounded as coarsely as it
         score = fmaf(scale, __ldg(relative.scores + (2 * head + 1) * relative.reach + key + lane - query), score);
-      if (kWindow && abs(key + lane - query) > window) score = kHiddenScore;
+      if (kWindow && window.hides(query, key + lane)) score = kHiddenScore;
       if (key + lane >= tile.length) score = -INFINITY;
       const float step_highest = fmaxf(highest, warp_max(score));
       const float correction = expf(highest - step_highest);  // 0 at the first step
@@ -90,13 +91,13 @@ template <bool kRelative>
 __global__ void __launch_bounds__(kWarps * 32)
     attention_float_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
                            float* context, const RelativeScores relative) {
-  attend_queries<kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, 0);
+  attend_queries<kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, {});
 }
 // With a window: only the keys that queries see, and those that share a step with them.
 __global__ void __launch_bounds__(kWarps * 32)
     attention_float_window_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
                                   float* context, int window) {
-  attend_queries<false, true>(qkv, tiles, heads, dim, scale, context, {}, window);
+  attend_queries<false, true>(qkv, tiles, heads, dim, scale, context, {}, {window});
 }
 
 }  // namespace

@@ -26,11 +26,10 @@ __device__ __forceinline__ void sync_pair(int pair) {
 }
 
 // For the two warps of `pair`; `thread`: 0 … 63 of them; `raw`: short_shared_bytes of the block.
-// kWindow: a query sees `window` keys on each side.
 template <typename T, int kDim, bool kRelative, bool kWindow = false>
 __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
                                              float scale_log2, const RelativeScores& relative, T* context, uint8_t* raw,
-                                             int pair, int thread, int window = 0) {
+                                             int pair, int thread, const KeyWindow& window = {}) {
   using Warp = AttentionWarp<T, kDim, kAttentionShort>;
   T* const queries = reinterpret_cast<T*>(raw) + pair * 3 * kAttentionShort * Warp::kPitch;
   T* const keys = queries + kAttentionShort * Warp::kPitch;

@@ -34,7 +34,7 @@ constexpr size_t long_shared_bytes() {  // Q, then two steps of K and V
 template <typename T, int kDim, bool kRelative, bool kWindow>
 __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* tiles, int heads, int dim,
                                             float scale_log2, T* context, Queries queries,
-                                            const RelativeScores& relative, int window) {
+                                            const RelativeScores& relative, const KeyWindow& window) {
   using Warp = AttentionWarp<T, kDim, kKeys>;
   static_assert(kAttentionRows == 16 * kWarps, "a warp owns 16 query rows");
   extern __shared__ __align__(16) uint8_t shared_bytes[];
@@ -54,8 +54,8 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
   const T* const v_from = k_from + heads * dim;
   int first_step = 0, steps = (tile.length + kKeys - 1) / kKeys;  // the first one, and where they end
   if constexpr (kWindow) {
-    first_step = max(0, tile.query - window) / kKeys;
-    steps = min(steps, (tile.query + kAttentionRows - 1 + window) / kKeys + 1);
+    first_step = window.first_step(tile.query, kKeys);
+    steps = window.end_step(tile.query + kAttentionRows - 1, tile.length, kKeys);
   }
   const auto fetch = [&](int step) {
     const int slot = step % 2, key = step * kKeys;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
       const int left = tile.length - step * kKeys;
       if constexpr (kWindow) {
         const int query = tile.query + warp * 16, key = step * kKeys;  // the warp's first
-        const bool sees_all = key >= query + 15 - window && key + kKeys - 1 <= query + window;
+        const bool sees_all = window.sees_all(query, 16, key, kKeys);
         work.template step<kRelative>(k, v, left, scale_log2, s, lane, [&](auto& scores) {
           if (!sees_all) hide(scores, query + lane / 4, key + 2 * (lane % 4), window);
         });
@@ -109,13 +109,13 @@ template <typename T, int kDim, bool kRelative>
 __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
     attention_long_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
                           Queries queries, const RelativeScores relative) {
-  attend_tile<T, kDim, kRelative, false>(qkv, tiles, heads, dim, scale_log2, context, queries, relative, 0);
+  attend_tile<T, kDim, kRelative, false>(qkv, tiles, heads, dim, scale_log2, context, queries, relative, {});
 }
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
     attention_window_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
                             Queries queries, int window) {
-  attend_tile<T, kDim, false, true>(qkv, tiles, heads, dim, scale_log2, context, queries, {}, window);
+  attend_tile<T, kDim, false, true>(qkv, tiles, heads, dim, scale_log2, context, queries, {}, {window});
 }
 
 template <typename T, int kDim, bool kRelative>
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads)
   dependents_may_launch();
   if (tile.length == 0 || head >= heads) return;
   attend_short<T, kDim, false, true>(qkv, tile, head, heads, dim, scale_log2, {}, context, shared_bytes, pair,
-                                     threadIdx.x % 64, window);
+                                     threadIdx.x % 64, {window});
 }
 
 // A block a tile and head.

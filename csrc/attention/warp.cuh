@@ -8,6 +8,7 @@
 
 #include "attention/relative.cuh"
 #include "attention/softmax.cuh"
+#include "attention/window.h"
 #include "device/numeric.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shared_memory.cuh"
@@ -22,13 +23,12 @@ constexpr float kHiddenScore = -1.2676506002282294e30f;  // −2^100
 // Hides what lies outside of a window of keys around each query. `query`, `key`: of the lane's first row and column,
 // counted from the text's start.
 template <int kTiles>
-__device__ __forceinline__ void hide(float (&s)[kTiles][4], int query, int key, int window) {
+__device__ __forceinline__ void hide(float (&s)[kTiles][4], int query, int key, const KeyWindow& window) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int distance = key + n * 8 + i % 2 - (query + i / 2 * 8);
-      if (distance > window || -distance > window) s[n][i] = kHiddenScore;
+      if (window.hides(query + i / 2 * 8, key + n * 8 + i % 2)) s[n][i] = kHiddenScore;
     }
 }
 

@@ -1,0 +1,28 @@
+// Which keys a query sees that looks no farther than a window. Queries and keys are counted from their text's start.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace embert {
+
+struct KeyWindow {
+  int size;  // keys on each side of a query's own
+
+  __host__ __device__ inline bool hides(int query, int key) const { return query - key > size || key - query > size; }
+  // Of steps of `keys` keys each, which begin at multiples of that: the first one that a query from `query` on needs,
+  __host__ __device__ inline int first_step(int query, int keys) const {
+    return query > size ? (query - size) / keys : 0;
+  }
+  // and the first one that no query up to `last` needs, in a text of so many tokens.
+  __host__ __device__ inline int end_step(int last, int length, int keys) const {
+    const int end = last + size + 1 < length ? last + size + 1 : length;
+    return (end + keys - 1) / keys;
+  }
+  // Whether each of `queries` queries sees all of `keys` keys.
+  __host__ __device__ inline bool sees_all(int query, int queries, int key, int keys) const {
+    return !hides(query + queries - 1, key) && !hides(query, key + keys - 1) && !hides(query, key) &&
+           !hides(query + queries - 1, key + keys - 1);
+  }
+};
+
+}  // namespace embert
