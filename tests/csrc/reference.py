@@ -12,7 +12,7 @@ Doubles = npt.NDArray[np.float64]
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 DTYPES = (FLOAT16, BFLOAT16, FLOAT32)
-NONE, GELU, GELU_TANH, RELU = 0, 1, 2, 3
+NONE, GELU, GELU_TANH, RELU, SILU = 0, 1, 2, 3, 4
 CLS, MEAN, MAX, LAST = 0, 1, 2, 3
 ATTENTION_ROWS, ATTENTION_SHORT = 64, 32
 KEEPS_LENGTH = 1 << 31
@@ -81,10 +81,14 @@ def activation(x: Doubles, kind: int) -> Doubles:
         y = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     elif kind == RELU:
         y = np.maximum(x, 0)
+    elif kind == SILU:
+        y = x / (1 + np.exp(-x))
     return y
 
 
-def attention(qkv: Doubles, lengths: list[int], heads: int, relative: Doubles | None = None) -> Doubles:
+def attention(
+    qkv: Doubles, lengths: list[int], heads: int, relative: Doubles | None = None, window: int = 0
+) -> Doubles:
     """qkv [T, 3·heads·d] → [T, heads·d]; relative [heads, 2·longest - 1] by key - query + longest - 1."""
     tokens, width = qkv.shape
     hidden = width // 3
@@ -94,8 +98,10 @@ def attention(qkv: Doubles, lengths: list[int], heads: int, relative: Doubles | 
     for length in lengths:
         rows = qkv[start : start + length].reshape(length, 3, heads, dim).transpose(1, 2, 0, 3)
         scores = rows[0] @ rows[1].transpose(0, 2, 1) / np.sqrt(dim)
+        positions = np.arange(length)
+        if window:
+            scores[:, abs(positions - positions[:, None]) > window] = -np.inf
         if relative is not None:
-            positions = np.arange(length)
             scores += relative[:, positions - positions[:, None] + relative.shape[1] // 2]
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)

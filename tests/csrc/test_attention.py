@@ -49,6 +49,7 @@ def run_attention(
     hopper: bool,
     queries: int = 0,
     relative: npt.NDArray[np.float32] | None = None,
+    window: int = 0,
 ) -> npt.NDArray[np.generic]:
     if hopper and importlib.import_module("embert.engine._cuda").device_info(0)[1] != 90:
         pytest.skip("needs compute capability 9.0")
@@ -71,6 +72,7 @@ def run_attention(
         queries,
         0 if table is None else device.put(table),
         reach,
+        window,
     )
     return device.get(context, (len(qkv), hidden), numpy_type(dtype))
 

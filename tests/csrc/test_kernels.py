@@ -170,7 +170,7 @@ def test_embedding(
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize("kind", [ref.GELU, ref.GELU_TANH, ref.RELU, ref.NONE])
+@pytest.mark.parametrize("kind", [ref.GELU, ref.GELU_TANH, ref.RELU, ref.SILU, ref.NONE])
 @pytest.mark.parametrize("rows", [1, 129])
 def test_activation(device: Device, random: np.random.Generator, dtype: int, kind: int, rows: int) -> None:
     columns = 3072

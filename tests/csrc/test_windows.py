@@ -23,7 +23,9 @@ def test_a_tile_reads_the_steps_that_a_query_sees_something_of(tmp_path: Path) -
     program = build(tmp_path, Path(__file__).with_name("windows.cpp"))
     told = subprocess.run([program, *(str(i) for case in cases for i in case)], capture_output=True, check=True).stdout
     lines = [list(map(int, line.split())) for line in told.decode().splitlines()]
-    for (length, window, query, queries, keys), (first, end), all_seen in zip(cases, lines[::2], lines[1::2], strict=True):
+    for (length, window, query, queries, keys), (first, end), all_seen in zip(
+        cases, lines[::2], lines[1::2], strict=True
+    ):
         rows = np.arange(query, query + queries)
         seen = abs(np.arange(-(-length // keys) * keys) - rows[:, None]) <= window  # past the end, too
         real = seen[:, :length].any(axis=0)

@@ -1,0 +1,126 @@
+"""Encoders newer than BERT on a GPU: beside the CPU encoder in float32, and the same in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.errors import UnsupportedModel
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.tasks import Task
+from tests.engine.architectures import ARCHITECTURES, described
+
+pytestmark = pytest.mark.gpu
+
+LONGEST = 1100
+LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 400, LONGEST]
+# Of a vector's length: above rounding, which the models' few layers keep small, and far below any mistake.
+ALLOWED = {"float32": 2e-5, "float16": 3e-3, "bfloat16": 2.5e-2}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return described(tmp_path_factory.mktemp("model"), request.param, max_positions=LONGEST)
+
+
+@pytest.fixture(scope="module")
+def batch(model: Model) -> PackedBatch:
+    random = np.random.default_rng(7)
+    lengths = np.array(LENGTHS, np.int32)
+    ids = random.integers(0, model.architecture.vocab_size, lengths.sum()).astype(np.int32)
+    return PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+
+
+@pytest.fixture(scope="module")
+def wanted(model: Model, batch: PackedBatch) -> npt.NDArray[np.float32]:
+    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)
+    return cpu.encode(batch, Task.TOKENS)
+
+
+def made(model: Model, **options: Any) -> CudaEncoder:
+    """An encoder that may need cuBLASLt. Skips where this build was made without its header."""
+    try:
+        return CudaEncoder(model, max_batch_tokens=4096, **options)
+    except UnsupportedModel as error:
+        if "this build has no cuBLASLt" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def encoder(model: Model) -> Iterator[CudaEncoder]:
+    encoder = made(model)
+    yield encoder
+    encoder.close()
+
+
+def worst(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> float:
+    """The largest relative error of a row; infinite where something is not finite."""
+    errors = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    return float(np.nan_to_num(errors, nan=np.inf).max())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gemm", "fold"),
+    [
+        ("float32", "auto", True), ("float16", "auto", True), ("float16", "auto", False), ("float16", "cublaslt", True),
+        ("bfloat16", "auto", True), ("bfloat16", "cublaslt", True),
+    ],
+)  # fmt: skip
+def test_token_vectors_are_the_cpus(
+    model: Model, batch: PackedBatch, wanted: npt.NDArray[np.float32], dtype: str, gemm: str, fold: bool
+) -> None:
+    encoder = made(model, dtype=dtype, gemm=gemm, fold=fold)
+    try:
+        assert worst(encoder.encode(batch, Task.TOKENS), wanted) <= ALLOWED[dtype]
+    finally:
+        encoder.close()
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_checkpoint_in_16_bits(tmp_path: Path, kind: str) -> None:
+    """Gammas may be in the rows there, but not where rows are the residual."""
+    model = described(tmp_path, kind, stored=torch.float16, max_positions=LONGEST)
+    ids = np.arange(300, dtype=np.int32) % model.architecture.vocab_size
+    batch = PackedBatch(ids, cumulative(np.array([200, 70, 30], np.int32)))
+    encoder = made(model)
+    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)
+    assert worst(encoder.encode(batch, Task.TOKENS), cpu.encode(batch, Task.TOKENS)) <= ALLOWED["float16"]
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
+@pytest.mark.parametrize("kind", ["ModernBERT's", "Nomic's", "ELECTRA's"])
+def test_pooled_vectors_are_the_cpus(tmp_path: Path, kind: str, pooling: str) -> None:
+    """With cls and last-token pooling only some rows go through the end of the last layer."""
+    model = described(tmp_path, kind, pooling=pooling, max_positions=LONGEST)
+    lengths = np.array(LENGTHS, np.int32)
+    ids = (np.arange(lengths.sum()) * 13 % model.architecture.vocab_size).astype(np.int32)
+    batch = PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)
+    for gemm in ("auto", "cublaslt"):
+        encoder = made(model, gemm=gemm)
+        assert worst(encoder.encode(batch), cpu.encode(batch)) <= ALLOWED["float16"]
+        encoder.close()
+
+
+def test_the_same_text_has_the_same_bits_in_any_company(encoder: CudaEncoder, batch: PackedBatch) -> None:
+    """Alone, which is a graph for a short one, and in a batch."""
+    together = encoder.encode(batch)
+    for i, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
+        ids = batch.ids[start:end]
+        alone = encoder.encode(
+            PackedBatch(ids, cumulative(np.array([len(ids)], np.int32)), normalize=np.zeros(1, np.bool_))
+        )
+        if encoder.gemm == "hopper":
+            assert alone[0].tobytes() == together[i].tobytes()
+        else:
+            assert worst(alone, together[i : i + 1]) <= ALLOWED["float16"]
