@@ -12,17 +12,20 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["CSRC", "RECORDED", "build"]
+__all__ = ["COMPUTED", "CSRC", "RECORDED", "build"]
 
 CSRC = Path(__file__).parents[2] / "csrc"
-# The encoder's host side, and what stands in for the device.
-RECORDED = (
-    Path(__file__).with_name("recording_device.cpp"),
+# The encoder's host side.
+HOST = (
+    Path(__file__).with_name("recording_runtime.cpp"),
     *sorted((CSRC / "runtime").glob("*.cpp")),
     *sorted((CSRC / "model").glob("*.cpp")),
     CSRC / "device" / "capability.cpp",
     CSRC / "heads" / "splade" / "splade.cpp",
 )
+# The same with what stands in for the device's kernels: what only writes down, what computes on the CPU.
+RECORDED = (Path(__file__).with_name("recording_device.cpp"), *HOST)
+COMPUTED = (Path(__file__).with_name("computing_device.cpp"), *HOST)
 
 
 def build(folder: Path, *sources: Path, name: str = "program", flags: Sequence[str] = ()) -> Path:

@@ -32,6 +32,11 @@ struct Living {
 };
 extern Living living;
 
+// An address's place in the pool; -1: null.
+long at(const void* address);
+// Counts down; the call that finds 0 fails, and so does each after it.
+bool fails(int& calls_left);
+
 template <typename... Values>
 void tell(const char* format, Values... values) {
   if (!telling) return;

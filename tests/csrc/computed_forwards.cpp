@@ -1,0 +1,91 @@
+// The encoder's host side before a device that computes on the CPU. Standard input: numbers and names, as
+// tests/csrc/computed.py writes them; arguments: gemm, dtype (DType), the file of all tensors' bytes, and where the rows
+// of all tokens and then the pooled vectors go, in FP32.
+
+#include <cstring>
+#include <iostream>
+
+#include "recording_device.h"
+
+using namespace embert;
+
+namespace {
+
+void told(const Status& status) {
+  if (status.ok()) return;
+  std::cerr << status.message() << "\n";
+  std::exit(1);
+}
+
+int number() {
+  int value = 0;
+  std::cin >> value;
+  return value;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 5) return 2;
+  Architecture model;
+  for (int* const each : {&model.hidden, &model.layers, &model.heads, &model.inner, &model.vocabulary,
+                          &model.positions, &model.types, &model.embedding})
+    *each = number();
+  for (bool* const each : {&model.position_table, &model.relative, &model.gated, &model.pre_norm, &model.first_norm})
+    *each = number() != 0;
+  std::cin >> model.epsilon;
+  model.activation = Activation(number());
+  model.pooling = Pooling(number());
+  model.dtype = DType(std::atoi(arguments[2]));
+  for (int left = number(); left > 0; --left) {
+    const int window = number(), turned = number();
+    model.attention.push_back({window, turned, number()});
+  }
+  for (int left = number(); left > 0; --left) model.shared.push_back(number());
+  EncoderOptions options;
+  options.max_tokens = 160;  // also of the batches at start
+  options.gemm = arguments[1];
+  options.graphs = 0;
+  std::unique_ptr<Encoder> encoder;
+  told(Encoder::create(model, options, encoder));
+
+  std::FILE* const file = std::fopen(arguments[3], "rb");
+  std::vector<std::vector<uint8_t>> kept;  // until the encoder has started
+  for (int left = number(); left > 0; --left) {
+    std::string name;
+    std::cin >> name;
+    const int layer = number();
+    const DType stored = DType(number());
+    TensorShape shape(number());
+    size_t bytes = bytes_of(stored);
+    for (size_t& size : shape) bytes *= size = size_t(number());
+    kept.emplace_back(bytes);
+    if (std::fread(kept.back().data(), 1, bytes, file) != bytes) return 2;
+    told(encoder->load(name, layer, kept.back().data(), shape, stored));
+  }
+  std::fclose(file);
+  std::string refusal;
+  told(encoder->start(refusal));
+
+  std::vector<int32_t> cu_seqlens(number() + 1), ids;
+  for (size_t i = 1; i < cu_seqlens.size(); ++i) cu_seqlens[i] = cu_seqlens[i - 1] + number();
+  while (int(ids.size()) < cu_seqlens.back()) ids.push_back(number());
+  const std::vector<uint8_t> as_they_are(cu_seqlens.size());
+  std::FILE* const to = std::fopen(arguments[4], "wb");
+  for (const Task task : {Task::kTokens, Task::kEmbed}) {
+    const std::vector<Tasks> tasks(cu_seqlens.size(), bit(task));
+    BatchView batch;
+    batch.tokens = cu_seqlens.back();
+    batch.sequences = int(cu_seqlens.size()) - 1;
+    batch.ids = ids.data();
+    batch.cu_seqlens = cu_seqlens.data();
+    batch.normalize = as_they_are.data();
+    batch.tasks = tasks.data();
+    int64_t ticket = 0;
+    std::vector<Answer> answers;
+    told(encoder->submit(batch, ticket));
+    told(encoder->wait(ticket, answers));
+    std::fwrite(answers[0].values.get(), sizeof(float), size_t(answers[0].rows) * answers[0].columns, to);
+  }
+  std::fclose(to);
+}

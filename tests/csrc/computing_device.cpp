@@ -1,0 +1,367 @@
+// A device whose kernels compute on the CPU, slowly and plainly, what their headers promise. Storage types round as they
+// do on a device. With it the encoder's host side is compared with another encoder as a whole, without a GPU.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "attention/attention.h"
+#include "device/tensor_maps.h"
+#include "elementwise/elementwise.h"
+#include "embedding/embedding.h"
+#include "gemm/linear.h"
+#include "gemm/text_maxima.h"
+#include "heads/dense.h"
+#include "heads/pooling.h"
+#include "heads/splade/splade.h"
+#include "heads/token_heads.h"
+#include "norm/layernorm.h"
+#include "recording_device.h"
+
+namespace embert {
+namespace {
+
+using Row = std::vector<double>;
+
+double get(DType dtype, const void* from, size_t i) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(from)[i];
+  if (dtype == DType::kFloat16) return __half2float(static_cast<const __half*>(from)[i]);
+  return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[i]);
+}
+void put(DType dtype, void* to, size_t i, double value) {
+  if (dtype == DType::kFloat32)
+    static_cast<float*>(to)[i] = float(value);
+  else if (dtype == DType::kFloat16)
+    static_cast<__half*>(to)[i] = __float2half_rn(float(value));
+  else
+    static_cast<__nv_bfloat16*>(to)[i] = __float2bfloat16_rn(float(value));
+}
+Row row_of(DType dtype, const void* from, size_t row, int columns) {
+  Row values(columns);
+  for (int i = 0; i < columns; ++i) values[i] = get(dtype, from, row * columns + i);
+  return values;
+}
+void put_row(DType dtype, void* to, size_t row, const Row& values) {
+  for (size_t i = 0; i < values.size(); ++i) put(dtype, to, row * values.size() + i, values[i]);
+}
+
+int groups_of(int columns) {
+  return (columns + kSumColumns - 1) / kSumColumns;
+}
+void put_sums(float2* sums, size_t row, const Row& values) {
+  double sum = 0, squares = 0;
+  for (const double x : values) sum += x, squares += x * x;
+  float2* const at = sums + row * groups_of(int(values.size()));
+  for (int group = 0; group < groups_of(int(values.size())); ++group) at[group] = {0.0f, 0.0f};
+  at[0] = {float(sum), float(squares)};
+}
+// LayerNorm of a row, by its own sums or by those that were left with it; without a Norm the row itself.
+void normalise(Row& row, const Norm& norm, double epsilon, const float2* sums, bool gamma_in_row) {
+  if (norm.gamma == nullptr) return;
+  const int n = int(row.size());
+  double sum = 0, squares = 0;
+  if (sums == nullptr) {
+    for (const double x : row) sum += x, squares += x * x;
+  } else {
+    for (int group = 0; group < groups_of(n); ++group) sum += sums[group].x, squares += sums[group].y;
+  }
+  const double mean = sum / n, scale = 1 / std::sqrt(std::max(0.0, squares / n - mean * mean) + epsilon);
+  for (int i = 0; i < n; ++i) {
+    const double gamma = norm.gamma[i], centred = gamma_in_row ? row[i] - mean * gamma : (row[i] - mean) * gamma;
+    row[i] = centred * scale + norm.beta[i];
+  }
+}
+
+double activated(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kGeluErf:
+      return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+    case Activation::kGeluTanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::kRelu:
+      return std::max(x, 0.0);
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
+    default:
+      return x;
+  }
+}
+
+void turn_row(Row& row, const RotaryColumns& of, int position) {
+  for (int column = 0; column + 1 < of.columns; column += 2) {
+    if (column % of.head_size >= of.turned) continue;
+    const float2 by = of.table[size_t(position) * (of.turned / 2) + column % of.head_size / 2];
+    const double a = row[column], b = row[column + 1];
+    row[column] = a * by.x - b * by.y;
+    row[column + 1] = b * by.x + a * by.y;
+  }
+}
+
+class ComputingLinear final : public Linear {
+ public:
+  ComputingLinear(const LinearWeights& weights, DType dtype) : weights_(weights), dtype_(dtype) {
+    if (weights.rotary != nullptr) rotary_ = *weights.rotary;
+    weights_.rotary = nullptr;
+    matrix_ = row_of(dtype, weights.weight, 0, (weights.gated ? 2 : 1) * weights.out * weights.in);
+  }
+
+  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+             const Stream&) override {
+    EMBERT_TRY(check_places(x, residual, y, y_sums));
+    const LinearWeights& w = weights_;
+    const bool norms_x = w.input_norm.gamma != nullptr, norms_residual = w.residual_norm.gamma != nullptr;
+    if (norms_x != (x.sums != nullptr) || norms_residual != (residual.sums != nullptr))
+      return Status::refused("a product is given sums where it has a LayerNorm, and nowhere else");
+    const int sums = groups_of(w.in), residual_sums = groups_of(w.out);
+    for (int row = 0; row < rows; ++row) {
+      Row in = row_of(dtype_, x.data, row, w.in);
+      normalise(in, w.input_norm, w.epsilon, norms_x ? x.sums + size_t(row) * sums : nullptr, w.gamma_in_rows);
+      Row out(w.out);
+      for (int n = 0; n < w.out; ++n)
+        out[n] = w.gated ? activated(w.activation, product(in, 2 * n)) * product(in, 2 * n + 1)
+                         : activated(w.activation, product(in, n));
+      if (rotary_.table != nullptr) turn_row(out, rotary_, rotary_.positions[row]);
+      if (residual.data != nullptr) {
+        Row rest = row_of(dtype_, residual.data, row, w.out);
+        normalise(rest, w.residual_norm, w.epsilon,
+                  norms_residual ? residual.sums + size_t(row) * residual_sums : nullptr, w.gamma_in_rows);
+        for (int n = 0; n < w.out; ++n) out[n] += rest[n];
+      }
+      if (y_sums != nullptr) put_sums(y_sums, row, out);
+      for (int n = 0; n < w.out && w.next_gamma != nullptr; ++n) out[n] *= w.next_gamma[n];
+      put_row(dtype_, y, row, out);
+    }
+    y_parts = 1;
+    return {};
+  }
+
+ private:
+  double product(const Row& in, int n) const {
+    double sum = weights_.bias[n];
+    const double* const row = matrix_.data() + size_t(n) * weights_.in;
+    for (int k = 0; k < weights_.in; ++k) sum += in[k] * row[k];
+    return sum;
+  }
+
+  LinearWeights weights_;
+  RotaryColumns rotary_;
+  DType dtype_;
+  Row matrix_;
+};
+
+class ComputingGemm final : public GemmProvider {
+ public:
+  ComputingGemm(bool hopper, DType dtype) : hopper_(hopper), dtype_(dtype) {}
+  const char* name() const override { return hopper_ ? "hopper" : "cublaslt"; }
+  Status prepare(const LinearWeights& weights, const Stream&, std::unique_ptr<Linear>& linear) override {
+    linear = std::make_unique<ComputingLinear>(weights, dtype_);
+    return {};
+  }
+  size_t workspace_bytes() const override { return 0; }
+  bool dependent_launch() const override { return hopper_; }
+  bool folds() const override { return hopper_; }
+  bool fuses_rotary() const override { return hopper_; }
+  bool fuses_gate() const override { return hopper_; }
+
+ private:
+  bool hopper_;
+  DType dtype_;
+};
+
+}  // namespace
+
+Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider) {
+  provider = std::make_unique<ComputingGemm>(true, dtype);
+  return {};
+}
+Status make_cublaslt(DType dtype, const std::string&, std::unique_ptr<GemmProvider>& provider) {
+  provider = std::make_unique<ComputingGemm>(false, dtype);
+  return {};
+}
+
+Status compute_offsets(const OffsetsInput& in, const OffsetsOutput& out, const OffsetsCapacity& capacity,
+                       const Stream&) {
+  int row = 0, tiles = 0, shorts = 0;
+  for (int i = 0; i < in.header[0]; ++i) {
+    const int first = row, length = in.lengths[i];
+    out.cu_seqlens[i] = first;
+    out.cuts[i] = in.cuts[i];
+    for (; row < first + length; ++row) {
+      out.ids[row] = in.ids[row], out.types[row] = in.types[row];
+      out.positions[row] = row - first;
+    }
+    if (length <= kAttentionShort) out.shorts[shorts++] = {first, length, 0, 0};
+    for (int query = 0; length > kAttentionShort && query < length; query += kAttentionRows)
+      out.tiles[tiles++] = {first, length, query, 0};
+  }
+  for (int i = in.header[0]; i <= capacity.sequences; ++i) out.cu_seqlens[i] = row;
+  return {};
+}
+Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
+             int rows, int hidden, float epsilon, void* y, float2* sums, const Stream&) {
+  for (int row = 0; row < rows; ++row) {
+    Row x = row_of(dtype, tables.word, ids[row], hidden);
+    const Row place = row_of(dtype, tables.position, positions[row], hidden);
+    const Row kind = tables.type == nullptr ? Row(hidden) : row_of(dtype, tables.type, types[row], hidden);
+    for (int i = 0; i < hidden; ++i) x[i] += place[i] + kind[i];
+    if (sums != nullptr) {
+      put_sums(sums, row, x);
+      for (int i = 0; i < hidden && tables.gamma_in_rows; ++i) x[i] *= tables.norm.gamma[i];
+    } else {
+      normalise(x, tables.norm, epsilon, nullptr, false);
+    }
+    put_row(dtype, y, row, x);
+  }
+  return {};
+}
+Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
+                 const Stream&) {
+  for (int row = 0; row < rows; ++row) {
+    Row values = row_of(dtype, x, row, hidden);
+    normalise(values, norm, epsilon, nullptr, false);
+    put_row(dtype, y, row, values);
+  }
+  return {};
+}
+Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, int heads, int dim,
+                 const RelativeScores& relative, void* context, TensorMaps*, const Stream&) {
+  const size_t hidden = size_t(heads) * dim;
+  const auto attend = [&](const AttentionTile& tile, int head, int query) {
+    const size_t row = tile.first_row + query;
+    const auto element = [&](int part, size_t of, int c) {
+      return get(dtype, qkv, of * 3 * hidden + part * hidden + head * dim + c);
+    };
+    std::vector<double> scores(tile.length, -INFINITY);
+    double highest = -INFINITY, total = 0;
+    for (int key = 0; key < tile.length; ++key) {
+      if (work.window > 0 && std::abs(key - query) > work.window) continue;
+      double score = relative.scores == nullptr
+                         ? 0.0
+                         : relative.scores[size_t(2 * head + 1) * relative.reach + key - query];
+      for (int c = 0; c < dim; ++c) score += element(0, row, c) * element(1, tile.first_row + key, c);
+      scores[key] = score / std::sqrt(double(dim));
+      highest = std::max(highest, scores[key]);
+    }
+    Row out(dim);
+    for (int key = 0; key < tile.length; ++key) {
+      const double weight = std::exp(scores[key] - highest);
+      total += weight;
+      for (int c = 0; c < dim; ++c) out[c] += weight * element(2, tile.first_row + key, c);
+    }
+    for (int c = 0; c < dim; ++c) put(dtype, context, row * hidden + head * dim + c, out[c] / total);
+  };
+  const auto walk = [&](const AttentionTile* tiles, int count) {
+    for (int i = 0; i < count; ++i)
+      for (int head = 0; head < heads; ++head)
+        for (int q = tiles[i].query; q < std::min(tiles[i].length, tiles[i].query + kAttentionRows); ++q)
+          attend(tiles[i], head, q);
+  };
+  walk(work.tiles, work.tile_count);
+  walk(work.shorts, work.short_count);
+  return {};
+}
+Status turn_rows(DType dtype, void* x, int rows, int pitch, const RotaryColumns& of, const Stream&) {
+  for (int row = 0; row < rows; ++row) {
+    Row values = row_of(dtype, x, row, pitch);
+    turn_row(values, of, of.positions[row]);
+    put_row(dtype, x, row, values);
+  }
+  return {};
+}
+Status gate_rows(DType dtype, Activation activation, const void* x, int rows, int columns, void* y, const Stream&) {
+  for (size_t i = 0; i < size_t(rows) * columns; ++i)
+    put(dtype, y, i, activated(activation, get(dtype, x, 2 * i)) * get(dtype, x, 2 * i + 1));
+  return {};
+}
+Status gather(DType dtype, const void* context, const Rows& x, const int* cu_seqlens, Pooling pooling, int sequences,
+              int hidden, void* context_to, void* x_to, float2* sums_to, const Stream&) {
+  for (int i = 0; i < sequences; ++i) {
+    const size_t row = pooling == Pooling::kLast ? cu_seqlens[i + 1] - 1 : cu_seqlens[i];
+    put_row(dtype, context_to, i, row_of(dtype, context, row, hidden));
+    put_row(dtype, x_to, i, row_of(dtype, x.data, row, hidden));
+    for (int group = 0; x.sums != nullptr && group < groups_of(hidden); ++group)
+      sums_to[size_t(i) * groups_of(hidden) + group] = x.sums[row * groups_of(hidden) + group];
+  }
+  return {};
+}
+// Vectors as they are: cls, mean or last token.
+Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+            const int* cu_seqlens, const uint32_t*, const int*, int sequences, int, int hidden, float* vectors,
+            const Stream&) {
+  for (int i = 0; i < sequences; ++i) {
+    int first = gathered ? i : cu_seqlens[i], end = gathered ? i + 1 : cu_seqlens[i + 1];
+    if (pooling == Pooling::kCls) end = first + 1;
+    if (pooling == Pooling::kLast) first = end - 1;
+    Row all(hidden);
+    for (int row = first; row < end; ++row) {
+      Row x = row_of(dtype, rows.data, row, hidden);
+      normalise(x, norm, epsilon, rows.sums == nullptr ? nullptr : rows.sums + size_t(row) * groups_of(hidden), false);
+      for (int c = 0; c < hidden; ++c) all[c] += x[c] / (end - first);
+    }
+    for (int c = 0; c < hidden; ++c) vectors[size_t(i) * hidden + c] = float(all[c]);
+  }
+  return {};
+}
+Status token_rows(DType dtype, const void* x, const int*, int rows, int columns, bool, float* y, const Stream&) {
+  for (size_t i = 0; i < size_t(rows) * columns; ++i) y[i] = float(get(dtype, x, i));
+  return {};
+}
+Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream&) {
+  for (size_t i = 0; i < count; ++i) put(to, y, i, get(from, x, i));
+  return {};
+}
+
+bool layernorm_takes(DType, int) {
+  return true;
+}
+bool attention_takes(DType, int) {
+  return true;
+}
+Status read_build(Build& build, const Stream&) {
+  build = {900, true};
+  return {};
+}
+Status row_offsets(const Rows&, int, int, float, float*, const Stream&) {
+  return {};
+}
+Status TensorMaps::open() {
+  return {};
+}
+
+// What no model here asks for.
+namespace {
+Status never() {
+  return Status::refused("the computing device has no such kernel");
+}
+}  // namespace
+Status embed_small(DType, const EmbeddingTables&, const OffsetsInput&, size_t, const OffsetsOutput&,
+                   const OffsetsCapacity&, int, void*, float2*, const Stream&) {
+  return never();
+}
+Status dense(const float*, int, const DenseLayer&, float*, int, const Stream&) {
+  return never();
+}
+Status cut_rows(const float*, const uint32_t*, const int*, int, int, float*, const Stream&) {
+  return never();
+}
+Status token_weights(DType, const Rows&, const Norm&, float, const int*, int, int, const float*, const float*, float*,
+                     const Stream&) {
+  return never();
+}
+Status make_portable_maxima(GemmProvider&, DType, const LinearWeights&, const Stream&, std::unique_ptr<TextMaxima>&) {
+  return never();
+}
+Status begin_maxima(const TextSpan&, int, int*, float*, int*, const Stream&) {
+  return never();
+}
+Status count_pairs(const float*, int, int, int, int*, int*, const Stream&) {
+  return never();
+}
+Status write_pairs(const float*, int, int, int, int, const int*, const int*, const int64_t*, int64_t*,
+                   const PairPlaces&, const Stream&) {
+  return never();
+}
+
+}  // namespace embert

@@ -1,0 +1,102 @@
+"""The CUDA encoder's host side as a whole, without a GPU: its kernels are replaced by ones that compute on the CPU.
+
+What these tests check is everything else: the order of weights, the program, which LayerNorm is folded where.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.cuda.layers import layer_shapes, layer_tensors
+from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch, cumulative
+from embert.engine.tasks import Task
+from tests.csrc.host_program import COMPUTED, build
+from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
+from tests.engine.architectures import ARCHITECTURES, described
+
+pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
+
+LENGTHS = [70, 1, 40, 32, 5]
+HOPPER, PORTABLE = "hopper", "cublaslt"
+NUMBERS = ("hidden", "layers", "heads", "inner", "vocabulary", "positions", "types", "embedding")
+SWITCHES = ("position_table", "relative", "gated", "pre_norm", "first_norm")
+ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
+POOLINGS = {"cls": 0, "mean": 1, "last-token": 3}
+STORED = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
+ALLOWED = {FLOAT32: 1e-5, FLOAT16: 4e-3}  # of a row's length
+
+Floats = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).with_name("computed_forwards.cpp")
+    return build(tmp_path_factory.mktemp("computed"), source, *COMPUTED)
+
+
+def computed(program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch) -> tuple[Floats, Floats]:
+    """The rows of all tokens, and the pooled vectors as they are."""
+    shapes = layer_shapes(model)
+    told: list[object] = [*(shapes[name] for name in NUMBERS), *(int(shapes[name]) for name in SWITCHES)]
+    told += [shapes["epsilon"], ACTIVATIONS[shapes["activation"]], POOLINGS[model.pooling]]
+    told += [len(shapes["attention"]), *(each for layer in shapes["attention"] for each in layer)]
+    told += [len(shapes["shared"]), *shapes["shared"]]
+    tensors = list(layer_tensors(model.architecture, Checkpoint.open(model)))
+    told.append(len(tensors))
+    data, out = model.folder / "tensors", model.folder / "answers"
+    with data.open("wb") as file:
+        for name, layer, array, stored in tensors:
+            told += [name, layer, STORED[stored], array.ndim, *array.shape]
+            file.write(np.ascontiguousarray(array).tobytes())
+    told += [len(batch.cu_seqlens) - 1, *np.diff(batch.cu_seqlens), *batch.ids]
+    command = [program, gemm, str(dtype), data, out]
+    ran = subprocess.run(command, input=" ".join(map(str, told)), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    answers = np.fromfile(out, np.float32).reshape(-1, model.architecture.hidden_size)
+    return answers[: batch.tokens], answers[batch.tokens :]
+
+
+def compare(program: Path, model: Model, gemm: str, dtype: int) -> None:
+    lengths = np.array(LENGTHS, np.int32)
+    ids = np.random.default_rng(11).integers(0, model.architecture.vocab_size, lengths.sum()).astype(np.int32)
+    batch = PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12)
+    wanted = cpu.encode(batch, Task.TOKENS), cpu.encode(batch)
+    for got, of in zip(computed(program, model, gemm, dtype, batch), wanted, strict=True):
+        errors = np.linalg.norm(got - of, axis=1) / np.linalg.norm(of, axis=1)
+        assert errors.max() <= ALLOWED[dtype]
+
+
+@pytest.mark.parametrize(
+    ("gemm", "dtype", "stored"),
+    [
+        (PORTABLE, FLOAT32, torch.float32),
+        (HOPPER, FLOAT16, torch.float32),
+        (HOPPER, FLOAT16, torch.float16),
+    ],
+    ids=["portable", "hopper", "hopper, gamma in the rows"],
+)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_forwards_are_the_cpu_encoders(
+    program: Path, tmp_path: Path, kind: str, gemm: str, dtype: int, stored: torch.dtype
+) -> None:
+    compare(program, described(tmp_path, kind, stored=stored), gemm, dtype)
+
+
+@pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [("ModernBERT's", "cls"), ("ELECTRA's", "last-token"), ("Nomic's", "cls"), ("ALBERT's", "cls")]
+)
+def test_rows_that_pooling_does_not_read_may_be_left_out(
+    program: Path, tmp_path: Path, kind: str, gemm: str, pooling: str
+) -> None:
+    compare(program, described(tmp_path, kind, pooling=pooling), gemm, FLOAT16)
