@@ -58,7 +58,7 @@ def computed(program: Path, model: Model, gemm: str, dtype: int, batch: PackedBa
             told += [name, layer, STORED[stored], array.ndim, *array.shape]
             file.write(np.ascontiguousarray(array).tobytes())
     told += [len(batch.cu_seqlens) - 1, *np.diff(batch.cu_seqlens), *batch.ids]
-    command = [program, gemm, str(dtype), data, out]
+    command: list[str | Path] = [program, gemm, str(dtype), data, out]
     ran = subprocess.run(command, input=" ".join(map(str, told)), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     answers = np.fromfile(out, np.float32).reshape(-1, model.architecture.hidden_size)

@@ -33,12 +33,12 @@ def test_turned_columns(
         dtype, address, rows, 3 * hidden, size, turned, 2 * hidden, device.put(table), device.put(positions)
     )
     got = device.get(address, qkv.shape, numpy_type(dtype))
-    wanted = ref.exact(qkv).reshape(rows, 3, heads, size)
+    parts = ref.exact(qkv).reshape(rows, 3, heads, size)
     by = table[positions].astype(np.float64)[:, None, None]
-    pairs = wanted[:, :2, :, :turned].reshape(rows, 2, heads, turned // 2, 2).copy()
+    pairs = parts[:, :2, :, :turned].reshape(rows, 2, heads, turned // 2, 2).copy()
     a, b, cos, sin = pairs[..., 0], pairs[..., 1], by[..., 0], by[..., 1]
-    wanted[:, :2, :, :turned] = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(rows, 2, heads, -1)
-    wanted = wanted.reshape(rows, -1)
+    parts[:, :2, :, :turned] = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(rows, 2, heads, -1)
+    wanted = parts.reshape(rows, -1)
     assert ref.error(got, wanted) <= ref.allowed(wanted, dtype)
     # Values are not touched, nor are columns past the turned ones.
     still = np.ones((3, heads, size), np.bool_)

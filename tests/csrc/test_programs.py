@@ -221,12 +221,12 @@ def test_turning_neighbours_is_what_turning_halves_was() -> None:
     order = np.array([c // 2 + c % 2 * (TURNED // 2) if c < TURNED else c for c in range(size)])
     angles = random.standard_normal((2, TURNED // 2))
 
-    def halves(x: np.ndarray, at: int) -> np.ndarray:  # type: ignore[type-arg]
+    def halves(x: np.ndarray, at: int) -> np.ndarray:
         low, high = x[: TURNED // 2], x[TURNED // 2 : TURNED]
         cos, sin = np.cos(angles[at]), np.sin(angles[at])
         return np.concatenate([low * cos - high * sin, high * cos + low * sin, x[TURNED:]])
 
-    def neighbours(x: np.ndarray, at: int) -> np.ndarray:  # type: ignore[type-arg]
+    def neighbours(x: np.ndarray, at: int) -> np.ndarray:
         y = x.copy()
         cos, sin = np.cos(angles[at]), np.sin(angles[at])
         y[0:TURNED:2] = x[0:TURNED:2] * cos - x[1:TURNED:2] * sin
