@@ -7,9 +7,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any, cast
 
+from embert.engine.devices import untried_parts
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import UnsupportedModel
-from embert.engine.families.architecture import Architecture
 from embert.engine.model import Model
 
 __all__ = ["load_encoder"]
@@ -46,7 +46,7 @@ def load_encoder(
         raise UnsupportedModel(f"max_batch_tokens must be at least 1, found {max_batch_tokens}")
     kind, choice = _choose(device, encoder)
     free = encoder == device == "auto"  # nobody asked for CUDA: a model that it cannot run goes to the CPU
-    untried = _untried(model.architecture)
+    untried = untried_parts(model.architecture)
     if kind == "cuda" and encoder == "auto" and untried:
         reason = f"the CUDA encoder has kernels for {untried}, which have not run on a GPU yet; encoder cuda takes them"
         if not free:
@@ -97,21 +97,6 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
     if on_cuda or encoder in ("cuda", "cuda-portable"):
         raise UnsupportedModel(f"device {device if on_cuda else 'cuda'} cannot be used: {reason}")
     return "torch", f"no CUDA device: {reason}"
-
-
-def _untried(architecture: Architecture) -> str:
-    """What of a model's architecture the CUDA encoder computes, but has never computed on a GPU; empty: nothing."""
-    kinds = [architecture.attention_of(layer) for layer in range(architecture.layers)]
-    parts = {
-        "rotary positions": any(each.rotary for each in kinds),
-        "windows": any(each.window for each in kinds),
-        "ALiBi": architecture.alibi,
-        "gates": architecture.gated,
-        "norms before attention": architecture.pre_norm,
-        "embeddings that are projected": architecture.embedding_size is not None,
-        "shared layers": bool(architecture.shared_layers),
-    }
-    return ", ".join(name for name, has in parts.items() if has)
 
 
 def _cuda_unavailable() -> str | None:

@@ -55,7 +55,8 @@ def serve(config: ServeConfig) -> int:
     )
     for notice in model.notices:
         log.warning("%s", notice)
-    return Supervisor(config, model, devices(config.device, config.encoder), sockets, metrics_socket, began).run()
+    where = devices(config.device, config.encoder, architecture)
+    return Supervisor(config, model, where, sockets, metrics_socket, began).run()
 
 
 def _on_sigterm(number: int, frame: object) -> None:

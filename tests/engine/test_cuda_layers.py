@@ -11,6 +11,7 @@ import pytest
 
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
+from embert.engine.devices import devices
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.encoders.cuda.layers import layer_shapes
@@ -20,6 +21,7 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.families.architecture import Adapters, Attention, DynamicNtk, Rotary
 from embert.engine.model import Model
 from tests.engine.architectures import ARCHITECTURES, GLOBAL, LAYERS, LOCAL, described
+from tests.engine.conftest import BuildBert
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
 
@@ -120,6 +122,17 @@ def test_parts_that_no_gpu_has_run_are_chosen_by_name_only(made: tuple[Model, St
         engine.load_encoder(model, device="cuda:0")
     assert engine.load_encoder(model, encoder="cuda").device == "cuda:0"
     assert engine.load_encoder(model, encoder="cuda-portable").device == "cuda:0"
+
+
+@pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
+def test_several_gpus_are_not_chosen_by_themselves_either(
+    made: tuple[Model, StandInGpu], build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = made
+    monkeypatch.setattr("embert.engine.devices._visible_gpus", lambda: 2)
+    both, bert = ["cuda:0", "cuda:1"], engine.load_model(str(build_bert())).architecture
+    assert devices("auto", "auto", model.architecture) == ["auto"]
+    assert devices("auto", "cuda", model.architecture) == devices("auto", "auto", bert) == devices("auto") == both
 
 
 @pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
