@@ -15,6 +15,7 @@ from embert.engine.devices import devices
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.encoders.cuda.layers import layer_shapes
+from embert.engine.encoders.known_text import known_text
 from embert.engine.encoders.relative_positions import alibi_by_distance
 from embert.engine.encoders.rotary import rotations
 from embert.engine.errors import UnsupportedModel
@@ -64,6 +65,14 @@ def test_layers_are_described_with_windows_and_tables_of_angles(made: tuple[Mode
         assert of.rotary is not None
         cos, sin = rotations(of.rotary, model.architecture.max_positions)
         np.testing.assert_array_equal(encoder.loaded["angles", table], np.stack([cos, sin], axis=-1))
+
+
+@pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
+def test_the_known_text_is_longer_than_windows(made: tuple[Model, StandInGpu]) -> None:
+    model, gpu = made
+    encoder = loaded(model, gpu)
+    assert len(known_text(model.architecture)) == 8 + 16
+    assert len(encoder.batches[0][0]) == 8 + 16
 
 
 @pytest.mark.parametrize("made", ["JinaBERT's"], indirect=True)
