@@ -51,9 +51,8 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
   Warp work;
   work.start(queries + query * Warp::kPitch, lane);
   if constexpr (kWindow) {
-    work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane, [&](auto& scores) {
-      hide(scores, query + lane / 4, 2 * (lane % 4), window);
-    });
+    work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane,
+                                  [&](auto& scores) { hide(scores, query + lane / 4, 2 * (lane % 4), window); });
   } else {
     work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane);
   }

@@ -69,8 +69,7 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
                                                     tile.length - tile.query, dim, threadIdx.x);
   fetch(first_step);
   commit_copies();
-  const int rows =
-      min(16, tile.length - tile.query - warp * 16);  // of this warp; a warp without rows only copies
+  const int rows = min(16, tile.length - tile.query - warp * 16);  // of this warp; a warp without rows only copies
   Warp work;
   for (int step = first_step; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);

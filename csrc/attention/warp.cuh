@@ -15,9 +15,9 @@
 
 namespace embert {
 
-// A score that a window hides. In a step of keys that are all hidden from a row the exponentials are then 1, not NaN, as
-// with infinities, and the first step that it sees makes nothing of them: 2^(c·(kHiddenScore − max)) is 0. A power of two,
-// because c·kHiddenScore has to be exact.
+// A score that a window hides. In a step of keys that are all hidden from a row the exponentials are then 1, not NaN,
+// as with infinities, and the first step that it sees makes nothing of them: 2^(c·(kHiddenScore − max)) is 0. A power
+// of two, because c·kHiddenScore has to be exact.
 constexpr float kHiddenScore = -1.2676506002282294e30f;  // −2^100
 
 // Hides what lies outside of a window of keys around each query. `query`, `key`: of the lane's first row and column,
@@ -102,8 +102,7 @@ struct AttentionWarp {
     }
 
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      rescale(out, half, soften(s, half, maximum[half], sum[half], scale_log2));
+    for (int half = 0; half < 2; ++half) rescale(out, half, soften(s, half, maximum[half], sum[half], scale_log2));
 
     // B operand of P·V, transposed by the load: (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15,
     // d 8-15).

@@ -245,9 +245,9 @@ NB_MODULE(_cuda, m) {
   m.def(
       "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
       "positions"_a, "types"_a, "position_table"_a, "padding"_a, "relative"_a, "embedding"_a, "attention"_a, "gated"_a,
-      "pre_norm"_a, "first_norm"_a, "shared"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a,
-      "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a,
-      "multi"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
+      "pre_norm"_a, "first_norm"_a, "shared"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a,
+      "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a, "multi"_a,
+      "token_weights"_a, "splade"_a.none() = nb::none(),
       "As model/architecture.h. attention: window, turned columns and table of angles of each layer, or nothing. "
       "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
       "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "

@@ -15,8 +15,9 @@ namespace embert {
 // How the attention of one layer knows positions, and how far it sees.
 struct LayerAttention {
   int window = 0;  // a token sees so many tokens on each side of itself; 0: all
-  int turned = 0;  // columns of each head of queries and keys that are turned by their positions, the first ones; 0: none
-  int table = 0;   // the table of angles by which they are
+  int turned =
+      0;  // columns of each head of queries and keys that are turned by their positions, the first ones; 0: none
+  int table = 0;  // the table of angles by which they are
 };
 
 // BERT's layers, and how a model differs from them (engine/families/architecture.py says the same in Python).
@@ -36,8 +37,8 @@ struct Architecture {
   std::vector<LayerAttention> attention;  // of each layer; empty: plain in all
   bool gated = false;                     // the feed-forward part is out(activation(gate(x)) · inner(x))
   bool pre_norm = false;
-  bool first_norm = true;    // with pre_norm: a LayerNorm comes before the first layer's attention
-  std::vector<int> shared;   // of each layer, the number under which its weights are loaded; empty: its own
+  bool first_norm = true;   // with pre_norm: a LayerNorm comes before the first layer's attention
+  std::vector<int> shared;  // of each layer, the number under which its weights are loaded; empty: its own
   float epsilon = 1e-12f;
   Activation activation = Activation::kGeluErf;
   Pooling pooling = Pooling::kMean;

@@ -19,7 +19,7 @@ struct WeightPlace {
   void* to = nullptr;
   TensorShape shape;
   DType dtype = DType::kFloat32;
-  size_t pitch = 0;  // elements from row to row; 0: as many as a row has
+  size_t pitch = 0;    // elements from row to row; 0: as many as a row has
   bool apart = false;  // what lies between rows is another tensor's, else zeros
 };
 

@@ -11,10 +11,10 @@
 namespace embert {
 namespace {
 
-const char* const kLayerNames[] = {"query.weight",    "query.bias",     "key.weight",       "key.bias",
-                                   "value.weight",    "value.bias",     "attention.weight", "attention.bias",
-                                   "attention.gamma", "attention.beta", "gate.weight",      "gate.bias",       "inner.weight",     "inner.bias",
-                                   "out.weight",      "out.bias",       "out.gamma",        "out.beta"};
+const char* const kLayerNames[] = {
+    "query.weight",     "query.bias",     "key.weight",      "key.bias",       "value.weight", "value.bias",
+    "attention.weight", "attention.bias", "attention.gamma", "attention.beta", "gate.weight",  "gate.bias",
+    "inner.weight",     "inner.bias",     "out.weight",      "out.bias",       "out.gamma",    "out.beta"};
 
 std::string called(const std::string& name, int layer) {
   return layer < 0 ? name : name + " of layer " + std::to_string(layer);
@@ -171,8 +171,7 @@ Status Weights::load_relative(const void* host, const TensorShape& shape, DType 
   return {};
 }
 
-Status Weights::load_angles(int table, const void* host, const TensorShape& shape, DType stored,
-                            const Stream& stream) {
+Status Weights::load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
   const TensorShape expected = {size_t(model_.positions), size_t(model_.angle_tables()[table]), 2};
   if (shape != expected) {
     return Status::refused(called("angles", table) + " has shape " + written(shape) + ", expected " +

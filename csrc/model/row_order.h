@@ -3,8 +3,8 @@
 
 namespace embert {
 
-// Row i of a rotary model's query or key is this row of the model's own: of each head, elements j and j + turned/2, which
-// are turned together, become neighbours. Scores are sums over a head's columns, so they do not change.
+// Row i of a rotary model's query or key is this row of the model's own: of each head, elements j and j + turned/2,
+// which are turned together, become neighbours. Scores are sums over a head's columns, so they do not change.
 constexpr int rotary_row(int i, int head_size, int turned) {
   const int column = i % head_size;
   if (column >= turned) return i;

@@ -125,7 +125,8 @@ bool Weights::find_layer(const std::string& name, int number, WeightPlace& place
   };
   if (model_.gated && (apart("gate", 0) || apart("inner", 1))) return true;
   const bool has_norm = !model_.pre_norm || model_.first_norm || number != model_.stored(0);
-  return matrix("query.weight", w.qkv_weight, hidden, hidden) || matrix("key.weight", w.qkv_weight, hidden, hidden, 1) ||
+  return matrix("query.weight", w.qkv_weight, hidden, hidden) ||
+         matrix("key.weight", w.qkv_weight, hidden, hidden, 1) ||
          matrix("value.weight", w.qkv_weight, hidden, hidden, 2) || vector("query.bias", w.qkv_bias, hidden) ||
          vector("key.bias", w.qkv_bias + hidden, hidden) || vector("value.bias", w.qkv_bias + 2 * hidden, hidden) ||
          matrix("attention.weight", w.attention_weight, hidden, hidden) ||

@@ -10,8 +10,8 @@
 #include "device/launch.h"
 #include "device/memory.h"
 #include "embedding/embedding.h"
-#include "model/head_weights.h"
 #include "model/architecture.h"
+#include "model/head_weights.h"
 #include "model/program.h"
 #include "norm/norm.h"
 
@@ -29,8 +29,8 @@ struct LayerWeights {
 
 // A matrix product's.
 struct MatrixWeights {
-  uint8_t* weight = nullptr;     // [out, in]
-  const float* bias = nullptr;   // [out]
+  uint8_t* weight = nullptr;    // [out, in]
+  const float* bias = nullptr;  // [out]
   int out = 0, in = 0;
   const float* exact = nullptr;  // [out, in] in FP32, where it is kept
 };

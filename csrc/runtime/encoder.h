@@ -102,7 +102,8 @@ class Encoder {
     Parts parts;
   };
 
-  Encoder(const Architecture& model, const EncoderOptions& options) : model_(model), options_(options), weights_(model) {}
+  Encoder(const Architecture& model, const EncoderOptions& options)
+      : model_(model), options_(options), weights_(model) {}
 
   // The steps of `create`.
   Status init();
@@ -129,10 +130,10 @@ class Encoder {
     const Plan& plan;
     AttentionWork work;
     Stream along;
-    int count;                           // of rows
-    std::array<Rows, kPlaces> rows;      // as they were left
-    int gathers_after = -1;              // the layer after whose attention only the rows that heads read go on
-    Pooling gathered = Pooling::kCls;    // which those are
+    int count;                         // of rows
+    std::array<Rows, kPlaces> rows;    // as they were left
+    int gathers_after = -1;            // the layer after whose attention only the rows that heads read go on
+    Pooling gathered = Pooling::kCls;  // which those are
   };
   Status run_step(const Step& step, Replay& replay);
   Status embed_batch(const Step& step, Replay& replay);
@@ -181,7 +182,7 @@ class Encoder {
     std::unique_ptr<Linear> alone;
     std::unique_ptr<FeedForward> joined;  // with the product after it
   };
-  std::vector<Product> products_;  // of the program's
+  std::vector<Product> products_;               // of the program's
   std::vector<std::unique_ptr<Linear>> multi_;  // of the multi-vector head
   std::unique_ptr<SpladeHead> splade_;          // null: the model has none
   DeviceBuffer arena_;

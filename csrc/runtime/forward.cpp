@@ -1,5 +1,6 @@
 // A batch from token ids to vectors: the steps of the model's program (README.md has them as a table), then the heads
-// (heads.cpp). The host decides by what it knows before the batch runs, so the same launches can be captured as a graph.
+// (heads.cpp). The host decides by what it knows before the batch runs, so the same launches can be captured as a
+// graph.
 
 #include "attention/attention.h"
 #include "elementwise/elementwise.h"

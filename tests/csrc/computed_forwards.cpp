@@ -1,6 +1,6 @@
 // The encoder's host side before a device that computes on the CPU. Standard input: numbers and names, as
-// tests/csrc/computed.py writes them; arguments: gemm, dtype (DType), the file of all tensors' bytes, and where the rows
-// of all tokens and then the pooled vectors go, in FP32.
+// tests/csrc/computed.py writes them; arguments: gemm, dtype (DType), the file of all tensors' bytes, and where the
+// rows of all tokens and then the pooled vectors go, in FP32.
 
 #include <cstring>
 #include <iostream>
@@ -28,8 +28,8 @@ int number() {
 int main(int count, char** arguments) {
   if (count != 5) return 2;
   Architecture model;
-  for (int* const each : {&model.hidden, &model.layers, &model.heads, &model.inner, &model.vocabulary,
-                          &model.positions, &model.types, &model.embedding})
+  for (int* const each : {&model.hidden, &model.layers, &model.heads, &model.inner, &model.vocabulary, &model.positions,
+                          &model.types, &model.embedding})
     *each = number();
   for (bool* const each : {&model.position_table, &model.relative, &model.gated, &model.pre_norm, &model.first_norm})
     *each = number() != 0;

@@ -1,5 +1,5 @@
-// A device whose kernels compute on the CPU, slowly and plainly, what their headers promise. Storage types round as they
-// do on a device. With it the encoder's host side is compared with another encoder as a whole, without a GPU.
+// A device whose kernels compute on the CPU, slowly and plainly, what their headers promise. Storage types round as
+// they do on a device. With it the encoder's host side is compared with another encoder as a whole, without a GPU.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -237,9 +237,8 @@ Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, in
     double highest = -INFINITY, total = 0;
     for (int key = 0; key < tile.length; ++key) {
       if (work.window > 0 && std::abs(key - query) > work.window) continue;
-      double score = relative.scores == nullptr
-                         ? 0.0
-                         : relative.scores[size_t(2 * head + 1) * relative.reach + key - query];
+      double score =
+          relative.scores == nullptr ? 0.0 : relative.scores[size_t(2 * head + 1) * relative.reach + key - query];
       for (int c = 0; c < dim; ++c) score += element(0, row, c) * element(1, tile.first_row + key, c);
       scores[key] = score / std::sqrt(double(dim));
       highest = std::max(highest, scores[key]);

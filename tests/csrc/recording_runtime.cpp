@@ -110,7 +110,8 @@ cudaError_t cudaMemcpy(void* to, const void*, size_t bytes, cudaMemcpyKind) {
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind, cudaStream_t) {
   for (size_t row = 0; row < rows; ++row)
-    std::memcpy(static_cast<uint8_t*>(to) + row * to_pitch, static_cast<const uint8_t*>(from) + row * from_pitch, width);
+    std::memcpy(static_cast<uint8_t*>(to) + row * to_pitch, static_cast<const uint8_t*>(from) + row * from_pitch,
+                width);
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void*, int, size_t) {  // memory that was never written is 0
