@@ -88,7 +88,7 @@ class Checkpoint:
         return weight, self.of_head(f"{prefix}bias", (layer.outputs,), layer.file) if layer.bias else None
 
     def norm(self, norm: Norm, columns: int, file: str = "") -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias of a head's norm of rows of `columns`; `file` is as in `of_head`. Raises BrokenModel."""
+        """The weight and the bias of a head's norm on rows of `columns`; `file` as in `of_head`. Raises BrokenModel."""
         weight = self.of_head(f"{norm.name}.weight", (columns,), file)
         return weight, self.of_head(f"{norm.name}.bias", (columns,), file) if norm.bias else None
 

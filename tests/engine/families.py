@@ -44,7 +44,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **MODERNBERT,
             "num_hidden_layers": 4,
             **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True),
-            "decoder_bias": False,
             "classifier_pooling": "mean",
         },
     ),
