@@ -60,7 +60,7 @@ def build(
     prefix, config = FAMILIES[family]
     torch.manual_seed(0)
     made: torch.nn.Module = getattr(transformers, prefix + head)(
-        getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **config, **more)
+        getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **{**config, **more})
     )
     for name, parameter in made.named_parameters():
         # HuggingFace starts biases and the padding token's rows at 0 and LayerNorm at 1, so an encoder that forgets
