@@ -16,7 +16,7 @@ __all__ = ["has_alibi", "read"]
 
 # `feed_forward_type` → the gate's activation. "original" is BERT's plain network.
 GATES = {"geglu": "gelu", "reglu": "relu"}
-GATED_PARTS = {
+GATED_PARTS: dict[str, str | Joined] = {
     "intermediate.gate": Joined("mlp.gated_layers", 0, 2),
     "intermediate.dense": Joined("mlp.gated_layers", 1, 2),
     "output.dense": "mlp.wo",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.engine.families import byte_level
 from tests.server.models import edit_json
 
 HIDDEN, INNER, VOCABULARY, EPSILON = 48, 80, 64, 1e-12
-ACTIVATIONS = {"geglu": F.gelu, "reglu": F.relu, "original": F.gelu}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"geglu": F.gelu, "reglu": F.relu, "original": F.gelu}
 CONFIG = {
     "model_type": "bert", "architectures": ["JinaBertForMaskedLM"], "position_embedding_type": "alibi",
     "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -61,9 +62,9 @@ class JinaBert:
         write_modules(folder)
         self.save()
 
-    def save(self, prefix: str = "", **more: torch.Tensor) -> None:
+    def save(self, prefix: str = "", more: Mapping[str, torch.Tensor] | None = None) -> None:
         stored = {prefix + name: tensor for name, tensor in self.tensors.items()}
-        save_file({**stored, **more}, self.folder / "model.safetensors", {"format": "pt"})
+        save_file({**stored, **(more or {})}, self.folder / "model.safetensors", {"format": "pt"})
 
     def _drawn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._random) * 0.3
@@ -153,7 +154,7 @@ def test_a_classifier_and_a_prefix(tmp_path: Path) -> None:
     }
     head = {name: torch.randn(*shape, generator=drawn) for name, shape in shapes.items()}
     head["classifier.weight"] = torch.randn(1, HIDDEN, generator=drawn)
-    reference.save("bert.", **head)
+    reference.save("bert.", head)
     sequences = random_sequences([4, 40], VOCABULARY)
     logits = engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu").encode(
         engine.pack(sequences), Task.CLASSIFY
@@ -192,7 +193,7 @@ def test_norms_of_queries_are_refused_where_only_the_weights_show_them(tmp_path:
     reference = JinaBert(tmp_path)
     byte_level(300).save(str(tmp_path / "tokenizer.json"))
     name = "encoder.layer.0.attention.self.layer_norm_q.weight"
-    reference.save(**{name: torch.ones(HIDDEN)})
+    reference.save(more={name: torch.ones(HIDDEN)})
     with pytest.raises(BrokenModel, match=f"has a tensor {name}, which config.json says nothing of"):
         engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")
     edit_json(tmp_path / "config.json", feed_forward_type="original")
