@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from embert import engine
+from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda_heads import head_shapes
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
 from embert.engine.families import read_architecture
@@ -22,6 +23,7 @@ from tests.engine.architectures.exact import cosines, hidden_states, near
 from tests.engine.conftest import random_sequences
 from tests.engine.families import build, byte_level
 from tests.engine.heads.classifiers import build_classifier
+from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 
 LAYERS = 4
@@ -166,11 +168,16 @@ def test_biases_that_the_config_says_nothing_of(tmp_path: Path) -> None:
         ("cls", "has a norm in its classification head, which the CUDA encoder does not run"),
     ],
 )
-def test_what_the_cuda_encoder_refuses(tmp_path: Path, pooling: str, message: str) -> None:
+def test_what_the_cuda_encoder_refuses_runs_on_the_cpu(
+    tmp_path: Path, pooling: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = engine.load_model(str(build_classifier(tmp_path, "modernbert", classifier_pooling=pooling)))
     with pytest.raises(UnsupportedModel) as caught:
         head_shapes(model)
     assert str(caught.value) == f"{tmp_path} {message}"
+    monkeypatch.setattr(cuda, "_extension", lambda: StandInGpu(model))
+    encoder = engine.load_encoder(model)
+    assert (encoder.device, encoder.choice) == ("cpu", f"the GPU is not used: {tmp_path} {message}")
 
 
 @pytest.mark.parametrize(
