@@ -14,7 +14,7 @@ from embert.engine.families.tensor_names import POSITION_EMBEDDINGS, spellings_o
 from embert.engine.families.tensor_shapes import tensor_shapes
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.heads.checkpoints.stored import stored_tensors
-from embert.engine.heads.description import Layer
+from embert.engine.heads.description import Layer, Norm
 from embert.engine.model import Model
 
 __all__ = ["PADDING_POSITION", "Checkpoint"]
@@ -86,6 +86,11 @@ class Checkpoint:
         prefix = f"{layer.name}." if layer.name else ""
         weight = self.of_head(f"{prefix}weight", (layer.outputs, layer.inputs), layer.file)
         return weight, self.of_head(f"{prefix}bias", (layer.outputs,), layer.file) if layer.bias else None
+
+    def norm(self, norm: Norm, columns: int, file: str = "") -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of a head's norm on rows of `columns`; `file` as in `of_head`. Raises BrokenModel."""
+        weight = self.of_head(f"{norm.name}.weight", (columns,), file)
+        return weight, self.of_head(f"{norm.name}.bias", (columns,), file) if norm.bias else None
 
     def of_head(self, name: str, shape: tuple[int, ...], file: str = "") -> Tensor:
         """A tensor of a head, by its stored name, from a file in the model's folder or beside the encoder's own.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel
-from embert.engine.families import bert, distilbert, mpnet, roberta
+from embert.engine.families import albert, bert, distilbert, electra, jina_bert_v2, modernbert, mpnet, roberta
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.config_file import ConfigFile
 
@@ -17,12 +17,15 @@ __all__ = ["FAMILIES", "Architecture", "read_architecture"]
 
 # `model_type` in config.json → what reads the rest of the file.
 FAMILIES: dict[str, Callable[[ConfigFile], Architecture]] = {
-    "bert": bert.read,
+    "bert": lambda config: jina_bert_v2.read(config) if jina_bert_v2.has_alibi(config) else bert.read(config),
     "roberta": roberta.read,
     "xlm-roberta": roberta.read,
     "camembert": roberta.read,
     "distilbert": distilbert.read,
     "mpnet": mpnet.read,
+    "electra": electra.read,
+    "albert": albert.read,
+    "modernbert": modernbert.read,
 }
 
 

@@ -105,7 +105,8 @@ class TorchEncoder(Encoder):
         self._architecture = model.architecture
         self._has = model.tasks
         # The row of a sequence that a task reads, by the name of a pooling; a task that is not here reads all of them.
-        self._reads = {Task.EMBED: model.pooling, Task.CLASSIFY: "cls"}
+        classifier = model.heads.classifier
+        self._reads = {Task.EMBED: model.pooling, Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
         limit_kernel_caches(products_of(model.architecture) + kernels_of(model.heads))

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from embert.engine.errors import UnsupportedModel
 from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import spellings_of
 from embert.engine.files.json_files import read_object
-from embert.engine.heads.checkpoints.stored import stored_tensors
-from embert.engine.heads.description import Layer, Splade
+from embert.engine.heads.checkpoints.stored import check_layer, check_norm, stored_tensors
+from embert.engine.heads.description import Layer, Norm, Splade
 
 __all__ = ["read_splade", "read_splade_pooling"]
 
@@ -48,19 +47,25 @@ def read_splade(folder: Path, architecture: Architecture, *, twice: bool = False
             f"{', '.join(map(str, stated)) or 'none'}"
         )
     stored = stored_tensors(folder)
-    hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
-    stored.check(f"{names.transform}.weight", (hidden, hidden))
-    stored.check(f"{names.transform}.bias", (hidden,))
-    for part in ("weight", "bias"):
-        spellings = spellings_of(f"{names.norm}.{part}")
-        stored.check(next((name for name in spellings if name in stored.shapes), spellings[0]), (hidden,))
+    columns, vocabulary = architecture.embedding_columns, architecture.vocab_size
+    absent = architecture.tensors.is_absent
+    transform = Layer(
+        names.transform,
+        "",
+        architecture.hidden_size,
+        columns,
+        not absent(f"{names.transform}.bias"),
+        names.activation or architecture.activation,
+    )
+    norm = Norm(names.norm, architecture.layer_norm_eps, not absent(f"{names.norm}.bias"))
+    check_layer(stored, transform)
+    check_norm(stored, norm, columns)
     decoder = f"{names.decoder}.weight"
     bias = next((name for name in names.biases if name in stored.shapes), names.biases[-1])
     return Splade(
-        transform=Layer(names.transform, "", hidden, hidden, True, names.activation or architecture.activation),
-        norm=names.norm,
-        norm_eps=architecture.layer_norm_eps,
-        decoder=stored.check(decoder, (vocabulary, hidden)) if decoder in stored.shapes else "",
-        bias=stored.check(bias, (vocabulary,)),
+        transform=transform,
+        norm=norm,
+        decoder=stored.check(decoder, (vocabulary, columns)) if decoder in stored.shapes else "",
+        bias="" if absent(bias) else stored.check(bias, (vocabulary,)),
         twice=twice,
     )

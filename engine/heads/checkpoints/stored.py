@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel
+from embert.engine.families.tensor_names import spellings_of
 from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_header import read_header
+from embert.engine.heads.description import Layer, Norm
 
-__all__ = ["Stored", "stored_in", "stored_tensors"]
+__all__ = ["Stored", "check_layer", "check_norm", "stored_in", "stored_tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +60,19 @@ def stored_in(path: Path) -> Stored:
     """The tensors of one file. Raises BrokenModel."""
     header = read_header(path)
     return Stored(path, dict.fromkeys(header, path), {name: tuple(entry["shape"]) for name, entry in header.items()})
+
+
+def check_layer(stored: Stored, layer: Layer) -> None:
+    """Raise BrokenModel where a tensor of a head's layer is missing, or of another shape."""
+    stored.check(f"{layer.name}.weight", (layer.outputs, layer.inputs))
+    if layer.bias:
+        stored.check(f"{layer.name}.bias", (layer.outputs,))
+    if layer.norm is not None:
+        check_norm(stored, layer.norm, layer.outputs)
+
+
+def check_norm(stored: Stored, norm: Norm, columns: int) -> None:
+    """Raise BrokenModel where a tensor of a head's norm is missing, or of another shape."""
+    for part in ("weight", "bias") if norm.bias else ("weight",):
+        spellings = spellings_of(f"{norm.name}.{part}")
+        stored.check(next((name for name in spellings if name in stored.shapes), spellings[0]), (columns,))
