@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel
-from embert.engine.families import bert, distilbert, mpnet, roberta
+from embert.engine.families import bert, distilbert, jina_embeddings_v3, mpnet, roberta
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.config_file import ConfigFile
 
@@ -19,7 +19,8 @@ __all__ = ["FAMILIES", "Architecture", "read_architecture"]
 FAMILIES: dict[str, Callable[[ConfigFile], Architecture]] = {
     "bert": bert.read,
     "roberta": roberta.read,
-    "xlm-roberta": roberta.read,
+    "xlm-roberta": jina_embeddings_v3.read_xlm_roberta,
+    "jina_embeddings_v3": jina_embeddings_v3.read,
     "camembert": roberta.read,
     "distilbert": distilbert.read,
     "mpnet": mpnet.read,

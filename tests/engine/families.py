@@ -29,6 +29,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("DistilBert", DISTILBERT),
     "mpnet": ("MPNet", {**BERT_LIKE, "max_position_embeddings": 130}),
     "mpnet, long": ("MPNet", {**BERT_LIKE, "num_attention_heads": 8, "max_position_embeddings": 514}),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", {**ROBERTA_LIKE, "max_position_embeddings": 128}),
     "distilbert, relu": ("DistilBert", {**DISTILBERT, "activation": "relu"}),
 }
 
