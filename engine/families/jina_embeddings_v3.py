@@ -19,7 +19,7 @@ from embert.engine.families.tensor_names import Joined, Scheme, TensorNames
 
 __all__ = ["read", "read_xlm_roberta"]
 
-LINEAR = {
+LINEAR: dict[str, str | Joined] = {
     "attention.self.query": Joined("mixer.Wqkv", 0, 3),
     "attention.self.key": Joined("mixer.Wqkv", 1, 3),
     "attention.self.value": Joined("mixer.Wqkv", 2, 3),
@@ -86,6 +86,9 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "fan_in_fan_out": (False,),
     "use_dora": (False,),
     "use_rslora": (False,),
+    "use_qalora": (False,),
+    "use_bdlora": (None, False),
+    "alora_invocation_tokens": (None,),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
     "modules_to_save": (None, []),

@@ -184,7 +184,7 @@ class SimilarityParameters(RequestBody):
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
-    task: str | None = Field(None, description=TASK)
+    task: str | None = Field(default=None, description=TASK)
 
 
 class SimilarityRequest(RequestBody):
