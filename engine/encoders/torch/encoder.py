@@ -261,9 +261,9 @@ class TorchEncoder(Encoder):
                 torch.from_numpy(ids),
                 torch.from_numpy(ticket.positions[run.tokens]),
                 None if ticket.token_types is None else torch.from_numpy(ticket.token_types[run.tokens]),
+                None if ticket.adapters is None else torch.from_numpy(ticket.adapters[run.tokens]),
                 groups,
                 chosen,
-                None if ticket.adapters is None else torch.from_numpy(ticket.adapters[run.tokens]),
             )
             if chosen is not None:  # as if each sequence had one token
                 ids, groups = ids[chosen.numpy()], [Group(0, len(chosen), 1)]

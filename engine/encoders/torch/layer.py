@@ -92,8 +92,8 @@ class Layer:
         x: torch.Tensor,
         groups: Sequence[Group],
         positions: Positions,
-        rows: torch.Tensor | None = None,
         chosen: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, hidden] → [T, hidden], or [n, hidden] with `rows` [n]: after attention no row needs another.
 

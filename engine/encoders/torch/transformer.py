@@ -57,14 +57,14 @@ class Transformer:
         ids: torch.Tensor,
         positions: torch.Tensor,
         token_types: torch.Tensor | None,
+        adapters: torch.Tensor | None,
         groups: Sequence[Group],
         rows: torch.Tensor | None = None,
-        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The last hidden state [T, hidden], in the layers' dtype; with `rows` [n], only those rows: [n, hidden].
 
-        `ids`, `positions` and `token_types` are int64 [T], `rows` is int64 [n]. `groups` cover all T tokens in order.
-        `adapters` [T] are numbers of those of the model, -1 for none; None: no token has one.
+        `ids`, `positions`, `token_types` and `adapters` are int64 [T], `rows` is int64 [n]. `groups` cover all T tokens
+        in order. `adapters` are numbers of those of the model, -1 for none; None: no token has one.
         """
         tokens = len(ids)
         chosen = None if adapters is None else chosen_adapters(adapters, self._architecture)
@@ -75,11 +75,11 @@ class Transformer:
         x = self._embeddings(ids, positions, token_types, chosen)
         *first, last = zip(self._layers, self._positions, strict=True)
         for layer, known in first:
-            x = layer(x, groups, known, None, chosen)
+            x = layer(x, groups, known, chosen)
         wanted = tokens if rows is None else len(rows)
         if rows is not None and self.packed:
             rows = F.pad(rows, (0, kernel_rows(wanted) - wanted))
-        x = last[0](x, groups, last[1], rows, chosen)[:wanted]
+        x = last[0](x, groups, last[1], chosen, rows)[:wanted]
         return x if self._final_norm is None else self._final_norm(x)
 
     @torch.inference_mode()

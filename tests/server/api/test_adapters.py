@@ -101,7 +101,7 @@ def test_other_routes(adapted: Live, jina: Jina) -> None:
 
 def test_token_ids_have_an_adapter_and_no_prompt(adapted: Live, jina: Jina) -> None:
     ids = ids_of("a cat")
-    body = {"inputs": [ids, "a cat"], "task": QUERY}
+    body: dict[str, Any] = {"inputs": [ids, "a cat"], "task": QUERY}
     wanted = [expected(jina, ids, QUERY), expected(jina, "a cat", QUERY)]
     np.testing.assert_allclose(vectors(adapted.post("/embed", body)), wanted, atol=1e-5)
     body = {"input": ids, "task": QUERY, "model": "jina"}
@@ -129,7 +129,8 @@ def test_slices_of_requests_keep_their_adapters() -> None:
 
     found = pack([piece(2, 1, 3), piece(-1, 2), piece(0, 4, 1, 1)]).adapters
     assert found is not None
-    assert (found.dtype, found.tolist()) == (np.int8, [2, 2, -1, 0, 0, 0])
+    assert found.dtype == np.int8
+    assert found.tolist() == [2, 2, -1, 0, 0, 0]
     assert pack([piece(-1, 1), piece(-1, 2)]).adapters is None
 
 
