@@ -58,9 +58,13 @@ class Additions:
             scaled.append(LowRank(left * np.float32(adapters.scale * scale), right))
         return cls(_joined(scaled))
 
-    def of_product(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """float32 [T, rows], for what the weight multiplies: [T, columns]."""
-        return F.linear(_kept(F.linear(x.float(), self._right), chosen), self._left)
+    def add_to_product(self, y: torch.Tensor, x: torch.Tensor, chosen: torch.Tensor) -> None:
+        """Add, in place, to what the weight makes of `x` [T, columns]: [T, rows]."""
+        kept = _kept(F.linear(x.float(), self._right), chosen)
+        if y.dtype == torch.float32:
+            y.addmm_(kept, self._left.T)
+        else:
+            y += F.linear(kept, self._left)
 
     def of_table(self, ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """float32 [T, columns], for rows of a table: int64 [T]."""
@@ -86,7 +90,7 @@ class AdaptedLinear:
             return self._linear(x, residual, gate)
         y = self._linear(x, residual)
         if chosen is not None:
-            y += self._additions.of_product(x, chosen)
+            self._additions.add_to_product(y, x, chosen)
         y = activated(y, self._activation)
         return y if gate is None else y.mul_(gate)
 
