@@ -137,6 +137,8 @@ class CudaEncoder(Encoder):
         reason = _incapable(self.device_name, self.compute_capability)
         if reason is not None:
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
+        if architecture.adapters is not None:
+            raise UnsupportedModel(f"{model.model_id} has adapters, which the CUDA encoder does not run")
         self.hidden_size = architecture.hidden_size
         self._model = model
         self._has = model.tasks

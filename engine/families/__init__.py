@@ -9,7 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel
-from embert.engine.families import albert, bert, distilbert, electra, jina_bert_v2, modernbert, mpnet, roberta
+from embert.engine.families import (
+    albert,
+    bert,
+    distilbert,
+    electra,
+    jina_bert_v2,
+    jina_embeddings_v3,
+    modernbert,
+    mpnet,
+    roberta,
+)
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.config_file import ConfigFile
 
@@ -19,7 +29,8 @@ __all__ = ["FAMILIES", "Architecture", "read_architecture"]
 FAMILIES: dict[str, Callable[[ConfigFile], Architecture]] = {
     "bert": lambda config: jina_bert_v2.read(config) if jina_bert_v2.has_alibi(config) else bert.read(config),
     "roberta": roberta.read,
-    "xlm-roberta": roberta.read,
+    "xlm-roberta": jina_embeddings_v3.read_xlm_roberta,
+    "jina_embeddings_v3": jina_embeddings_v3.read,
     "camembert": roberta.read,
     "distilbert": distilbert.read,
     "mpnet": mpnet.read,

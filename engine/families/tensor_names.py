@@ -12,6 +12,7 @@ __all__ = [
     "FINAL_NORM",
     "POSITION_EMBEDDINGS",
     "RELATIVE_ATTENTION_BIAS",
+    "TABLES",
     "TOKEN_TYPE_EMBEDDINGS",
     "WORD_EMBEDDINGS",
     "Classification",
@@ -28,6 +29,7 @@ POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"
 TOKEN_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"  # noqa: S105  # a tensor, not a secret
 RELATIVE_ATTENTION_BIAS = "encoder.relative_attention_bias.weight"
 EMBEDDING_PROJECTION = "embeddings_project"  # ELECTRA's name: a linear layer
+TABLES = frozenset({WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TOKEN_TYPE_EMBEDDINGS})  # a row for each id
 FINAL_NORM = "encoder.LayerNorm"  # a norm; BERT has none
 
 # Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.

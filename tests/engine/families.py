@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("DistilBert", DISTILBERT),
     "mpnet": ("MPNet", {**BERT_LIKE, "max_position_embeddings": 130}),
     "mpnet, long": ("MPNet", {**BERT_LIKE, "num_attention_heads": 8, "max_position_embeddings": 514}),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", {**ROBERTA_LIKE, "max_position_embeddings": 128}),
     "distilbert, relu": ("DistilBert", {**DISTILBERT, "activation": "relu"}),
     "electra": ("Electra", NARROW),
     "electra, as wide": ("Electra", {**NARROW, "embedding_size": 64}),
