@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel
-from embert.engine.families import albert, bert, distilbert, electra, jina_bert_v2, modernbert, mpnet, roberta
+from embert.engine.families import albert, bert, distilbert, electra, gte, jina_bert_v2, modernbert, mpnet, nomic_bert, roberta
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.config_file import ConfigFile
 
@@ -26,6 +26,9 @@ FAMILIES: dict[str, Callable[[ConfigFile], Architecture]] = {
     "electra": electra.read,
     "albert": albert.read,
     "modernbert": modernbert.read,
+    "nomic_bert": nomic_bert.read,
+    "gte": gte.read,
+    "new": gte.read,
 }
 
 
