@@ -9,7 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel
-from embert.engine.families import albert, bert, distilbert, electra, gte, jina_bert_v2, modernbert, mpnet, nomic_bert, roberta
+from embert.engine.families import (
+    albert,
+    bert,
+    distilbert,
+    electra,
+    gte,
+    jina_bert_v2,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    roberta,
+)
 from embert.engine.families.architecture import Architecture
 from embert.engine.families.config_file import ConfigFile
 

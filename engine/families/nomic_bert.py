@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.errors import UnsupportedModel
 from embert.engine.families.architecture import Architecture, DynamicNtk, Rotary
 from embert.engine.families.bert import GATES, read_bert_like
 from embert.engine.families.config_file import ConfigFile
