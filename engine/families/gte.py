@@ -94,7 +94,10 @@ def read(config: ConfigFile) -> Architecture:
 
 
 def _older(config: ConfigFile, architecture: Architecture) -> Architecture:
-    """The remote code: `NewConfig` and `NewEmbeddings` of new-impl. Its norms of layers may be RMS, the first is not."""
+    """The remote code: `NewConfig` and `NewEmbeddings` of new-impl.
+
+    With `rms_norm` the layers have RMS norms and the embeddings LayerNorm, which no architecture here says.
+    """
     config.one_of("layer_norm_type", ("layer_norm",), "layer_norm")
     config.one_of("logn_attention_scale", (False, None))
     if config.one_of("position_embedding_type", ("rope", "absolute"), "rope") == "absolute":
