@@ -115,7 +115,9 @@ def replaced(page: Path) -> str:
     header, *rows = TABLES[page]()
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
     lines.insert(1, "|---" * len(header) + "|")
-    return re.sub(r"^\| family \|.*?\n(?=\n)", lambda _: "\n".join(lines) + "\n", page.read_text(), flags=re.M | re.S)
+    return re.sub(
+        r"^\| family \|.*?\n(?=\n)", lambda _: "\n".join(lines) + "\n", page.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
 
 
 def main() -> None:

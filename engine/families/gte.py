@@ -9,6 +9,7 @@ those of long texts; transformers has no "ntk". Each file is read as its own cod
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from embert.engine.errors import BrokenModel
 from embert.engine.families.architecture import Architecture, Ntk, Rotary
@@ -30,7 +31,7 @@ THETA = 160_000.0  # transformers' own default
 PREFIXES = ("new.", "gte.")
 
 # The older code's `pack_qkv` decides between the first two; which tensors there are says the same.
-UNPACKED = {
+UNPACKED: Mapping[str, str | Joined] = {
     "attention.self.query": "attention.q_proj",
     "attention.self.key": "attention.k_proj",
     "attention.self.value": "attention.v_proj",
@@ -41,7 +42,7 @@ UNPACKED = {
     "output.dense": "mlp.down_proj",
     "output.LayerNorm": "mlp_ln",
 }
-PACKED = {
+PACKED: Mapping[str, str | Joined] = {
     **UNPACKED,
     "attention.self.query": Joined("attention.qkv_proj", 0, 3),
     "attention.self.key": Joined("attention.qkv_proj", 1, 3),

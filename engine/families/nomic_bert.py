@@ -10,6 +10,7 @@ names are read too.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from embert.engine.errors import UnsupportedModel
 from embert.engine.families.architecture import Architecture, DynamicNtk, Rotary
@@ -51,7 +52,7 @@ LEFT_OUT: dict[str, tuple[object, ...]] = {
 }
 
 PREFIXES = ("bert.", "nomic_bert.")
-OLDER = {
+OLDER: Mapping[str, str | Joined] = {
     "embeddings.LayerNorm": "emb_ln",
     "attention.self.query": Joined("attn.Wqkv", 0, 3),
     "attention.self.key": Joined("attn.Wqkv", 1, 3),
