@@ -16,7 +16,7 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.families.architecture import Architecture, DynamicNtk, Rotary
 from embert.engine.families.bert import GATES, read_bert_like
 from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.rope_parameters import check_pairs, with_rope_parameters, with_rotary
+from embert.engine.families.rope_parameters import check_pairs, stretched, with_rope_parameters, with_rotary
 from embert.engine.families.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
@@ -42,6 +42,7 @@ FIELDS = {
 GATED = {"swiglu": "silu", "geglu": "gelu"}
 PLAIN = {"gelu": "gelu"}
 GATED_STEP = 256  # a gated network's columns are rounded up to a multiple of it
+VOCAB_STEP = "pad_vocab_size_multiple"  # likewise rows of the word table
 # What the older code can do and no encoder here computes → the values that leave it out.
 LEFT_OUT: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("prenorm", "parallel_block", "causal", "use_rms_norm", "norm_mlp"), (False, None)),
@@ -125,7 +126,7 @@ def _read_older(config: ConfigFile) -> Architecture:
     config = config.with_fields(
         n_inner=_inner_columns(config, gated=gated),
         type_vocab_size=config.fields["type_vocab_size"] if types else 1,
-        vocab_size=_rounded(config.integer("vocab_size"), _multiple(config)),
+        vocab_size=_rounded(config.integer("vocab_size"), config.with_defaults(**{VOCAB_STEP: 1}).integer(VOCAB_STEP)),
     )
     architecture = dataclasses.replace(read_bert_like(config, tensors, activations=activations), gated=gated)
     if not _is_positive(config, "rotary_emb_fraction"):
@@ -138,8 +139,8 @@ def _read_older(config: ConfigFile) -> Architecture:
             f"{config.path}: rotary_emb_fraction must give an even number of a head's {architecture.head_size} "
             f"columns, found {fraction:g}"
         )
-    rotary = Rotary(config.number("rotary_emb_base"), int(columns), _scaling(config))
-    return with_rotary(architecture, rotary)
+    rotary, scaling = Rotary(config.number("rotary_emb_base"), int(columns)), _scaling(config)
+    return with_rotary(architecture, rotary if scaling is None else stretched(config, rotary, scaling))
 
 
 def _tensors(schemes: tuple[Scheme, ...], without: tuple[str, ...], *, types: bool = True) -> TensorNames:
@@ -180,10 +181,6 @@ def _inner_columns(config: ConfigFile, *, gated: bool) -> int:
         return 4 * config.integer("hidden_size") if stated is None else config.integer("intermediate_size")
     columns = 8 * config.integer("hidden_size") // 3 if stated is None else config.integer("intermediate_size")
     return _rounded(columns, GATED_STEP)
-
-
-def _multiple(config: ConfigFile) -> int:
-    return config.with_defaults(pad_vocab_size_multiple=1).integer("pad_vocab_size_multiple")
 
 
 def _rounded(count: int, multiple: int) -> int:

@@ -8,11 +8,13 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.families.architecture import Architecture, Attention, DynamicNtk, Rotary
 from embert.engine.families.config_file import ConfigFile
 
-__all__ = ["check_pairs", "with_rope_parameters", "with_rotary"]
+__all__ = ["check_pairs", "stretched", "with_rope_parameters", "with_rotary"]
 
 FIELD = "rope_parameters"
 FIELDS = ("rope_theta", "rope_type", "type", "factor", "partial_rotary_factor")
 DEFAULT, DYNAMIC = "default", "dynamic"
+LARGEST_FACTOR = 1000  # of longer texts: a bound for what a file can ask for
+MOST_OF_ONE_PAIR = 2  # columns
 
 
 def with_rope_parameters(config: ConfigFile, architecture: Architecture, theta: float) -> Architecture:
@@ -32,11 +34,21 @@ def with_rope_parameters(config: ConfigFile, architecture: Architecture, theta: 
     if kind == DEFAULT:
         return with_rotary(architecture, rotary)
     factor = stated.number(f"{FIELD}.factor")
-    if factor < 1:
-        raise BrokenModel(f"{config.path}: {FIELD}.factor must be at least 1, found {factor}")
+    if not 1 <= factor <= LARGEST_FACTOR:
+        raise BrokenModel(f"{config.path}: {FIELD}.factor must be 1 to {LARGEST_FACTOR}, found {factor:g}")
     trained = architecture.max_positions
-    rotary = dataclasses.replace(rotary, scaling=DynamicNtk(factor, trained))
+    rotary = stretched(config, rotary, DynamicNtk(factor, trained))
     return dataclasses.replace(with_rotary(architecture, rotary), max_positions=int(factor * trained))
+
+
+def stretched(config: ConfigFile, rotary: Rotary, scaling: DynamicNtk) -> Rotary:
+    """The same positions, by the length of each text. Raises UnsupportedModel for one pair, which has no such rule."""
+    if rotary.columns <= MOST_OF_ONE_PAIR:
+        raise UnsupportedModel(
+            f"{config.path}: positions stretched by a text's length need heads of which more than {MOST_OF_ONE_PAIR} "
+            f"columns turn, found {rotary.columns}"
+        )
+    return dataclasses.replace(rotary, scaling=scaling)
 
 
 def with_rotary(architecture: Architecture, rotary: Rotary) -> Architecture:

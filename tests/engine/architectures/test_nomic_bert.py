@@ -304,6 +304,10 @@ def test_pairs_have_token_types(tmp_path: Path) -> None:
             "rotary_emb_fraction must give an even number of a head's 16 columns, found 0.3",
         ),
         ({"rotary_emb_fraction": None}, "rotary_emb_fraction must be a positive float, found None"),
+        (
+            {"rotary_emb_fraction": 0.125, "rotary_scaling_factor": 2},
+            "positions stretched by a text's length need heads of which more than 2 columns turn, found 2",
+        ),
         ({"rotary_scaling_factor": "2"}, "rotary_scaling_factor must be a positive float, found '2'"),
         (
             {"rotary_scaling_factor": 2, "max_trained_positions": 0},
@@ -347,7 +351,26 @@ def test_a_file_that_does_not_say(tmp_path: Path, missing: str) -> None:
         ),
         ({"rope_parameters": {"rope_theta": 0}}, "rope_parameters.rope_theta must be a positive float, found 0"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, " has no rope_parameters.factor"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 0.5}}, "rope_parameters.factor must be at least 1, fo"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 0.5}},
+            "rope_parameters.factor must be 1 to 1000, found",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 1e9}},
+            "rope_parameters.factor must be 1 to 1000, found",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": math.inf}},
+            "rope_parameters.rope_theta must be a positive float, found inf",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": math.nan}},
+            "rope_parameters.rope_theta must be a positive float, found nan",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2}, "num_attention_heads": 32, "head_dim": None},
+            "positions stretched by a text's length need heads of which more than 2 columns turn, found 2",
+        ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor 0.5 is not supp"),
     ],
 )
