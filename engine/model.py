@@ -10,7 +10,7 @@ from embert.engine.families import Architecture, read_architecture
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.bge_m3 import CONVERT
-from embert.engine.heads.checkpoints.classifier import check_classifier, read_classifier
+from embert.engine.heads.checkpoints.classifier import read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.heads import read_vector_heads
 from embert.engine.heads.dense import Dense, width_after
 from embert.engine.heads.description import NO_HEADS, Heads
@@ -98,7 +98,7 @@ def load_model(
     found = read_vector_heads(folder, architecture, modules, prompts, usual_prompt, pooling=pooling, splade=splade)
     embeds = found.embeds and (classifier is None or pooling is not None)
     if classifier is not None:
-        check_classifier(classifier, transformer)
+        classifier = stored_classifier(classifier, architecture.tensors, transformer)
         if embeds:
             notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
     elif modules.pooling is None and embeds:

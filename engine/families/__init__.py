@@ -11,13 +11,14 @@ from pathlib import Path
 from embert.engine.errors import BrokenModel
 from embert.engine.families import (
     albert,
-    bert,
     distilbert,
     electra,
+    gte,
     jina_bert_v2,
     jina_embeddings_v3,
     modernbert,
     mpnet,
+    nomic_bert,
     roberta,
 )
 from embert.engine.families.architecture import Architecture
@@ -27,7 +28,7 @@ __all__ = ["FAMILIES", "Architecture", "read_architecture"]
 
 # `model_type` in config.json → what reads the rest of the file.
 FAMILIES: dict[str, Callable[[ConfigFile], Architecture]] = {
-    "bert": lambda config: jina_bert_v2.read(config) if jina_bert_v2.has_alibi(config) else bert.read(config),
+    "bert": jina_bert_v2.read_bert,
     "roberta": roberta.read,
     "xlm-roberta": jina_embeddings_v3.read_xlm_roberta,
     "jina_embeddings_v3": jina_embeddings_v3.read,
@@ -37,6 +38,9 @@ FAMILIES: dict[str, Callable[[ConfigFile], Architecture]] = {
     "electra": electra.read,
     "albert": albert.read,
     "modernbert": modernbert.read,
+    "nomic_bert": nomic_bert.read,
+    "gte": gte.read,
+    "new": gte.read,
 }
 
 

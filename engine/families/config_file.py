@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +86,7 @@ class ConfigFile:
         if name not in self.fields:
             raise BrokenModel(f"{self.path} has no {name}")
         value = self.fields[name]
-        if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not 0 < value < math.inf:
             raise BrokenModel(f"{self.path}: {name} must be a positive {kind.__name__}, found {value!r}")
         return kind(value)
 

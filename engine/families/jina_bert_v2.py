@@ -12,7 +12,7 @@ from embert.engine.families.bert import CLASSIFICATION, MASKED_LM, read_bert_lik
 from embert.engine.families.config_file import ConfigFile
 from embert.engine.families.tensor_names import Joined, Scheme, TensorNames
 
-__all__ = ["has_alibi", "read"]
+__all__ = ["read", "read_bert"]
 
 # `feed_forward_type` → the gate's activation. "original" is BERT's plain network.
 GATES = {"geglu": "gelu", "reglu": "relu"}
@@ -29,9 +29,9 @@ GATED_PARTS: dict[str, str | Joined] = {
 NORMALISED = "jinaai/jina-bert-v2-qk-post-norm"
 
 
-def has_alibi(config: ConfigFile) -> bool:
-    """Whether a config.json of `model_type` bert is of this family."""
-    return config.fields.get("position_embedding_type") == "alibi"
+def read_bert(config: ConfigFile) -> Architecture:
+    """The architecture of a config.json of `model_type` bert: BERT's, or this family's where it says alibi."""
+    return (read if config.fields.get("position_embedding_type") == "alibi" else bert.read)(config)
 
 
 def read(config: ConfigFile) -> Architecture:

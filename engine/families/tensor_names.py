@@ -116,10 +116,18 @@ class TensorNames:
     absent: frozenset[str] = frozenset()  # tensors that the family or its heads do not have: they count as zeros
     masked_lm: MaskedLM | None = None
     classification: Classification | None = None
+    other_heads: Mapping[str, str] = field(default_factory=dict)  # parts of heads' names → what some checkpoints say
 
     def spellings(self, name: str) -> list[Spelling]:
         """The names under which a checkpoint may store a tensor, the likeliest first."""
         return [spelling for scheme in self.schemes for spelling in scheme.spellings(name)]
+
+    def head_names(self, name: str) -> tuple[str, ...]:
+        """The names under which a checkpoint may store a head's layer or norm, the likeliest first."""
+        other = name
+        for own, theirs in self.other_heads.items():
+            other = other.replace(own, theirs)
+        return (name,) if other == name else (name, other)
 
     def is_absent(self, name: str) -> bool:
         """Whether the family lacks a tensor. Layers' tensors are in `absent` without "encoder.layer." and a number."""

@@ -45,7 +45,7 @@ class Layer:
     inputs: int
     outputs: int
     bias: bool
-    activation: str  # "identity", "tanh", "relu", "sigmoid", "gelu" (with erf), "gelu_tanh"
+    activation: str  # "identity", "tanh", "relu", "sigmoid", "silu", "gelu" (with erf), "gelu_tanh"
     norm: Norm | None = None  # its tensors are in the same file
 
 

@@ -19,6 +19,8 @@ ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 13
 NARROW = {**BERT_LIKE, "max_position_embeddings": 128, "embedding_size": 24}
 GROUPED = {"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2}
 MODERNBERT = {**BERT_LIKE, "max_position_embeddings": 128, "pad_token_id": 0, "local_attention": 16}
+ROTARY = {**BERT_LIKE, "max_position_embeddings": 128}
+STRETCHED = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
 DISTILBERT = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 128}
 # A family's `model_type`, and what is special where a family has several models → HuggingFace's class and its config.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,6 +50,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "classifier_pooling": "mean",
         },
     ),
+    "nomic_bert": ("NomicBert", ROTARY),
+    "nomic_bert, dynamic": ("NomicBert", {**ROTARY, "max_position_embeddings": 64, "rope_parameters": STRETCHED}),
+    "gte": ("Gte", ROTARY),
+    "gte, untyped": ("Gte", {**ROTARY, "type_vocab_size": 0, "hidden_act": "silu"}),
 }
 
 

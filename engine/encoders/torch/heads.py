@@ -32,7 +32,7 @@ __all__ = ["Head", "Hidden", "kernels_of", "load_heads"]
 SPLADE_COLUMNS = 1024
 
 # What a linear layer here computes as part of its product; other activations follow it.
-FUSED = {"identity": "none", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+FUSED = {"identity": "none", "relu": "relu", "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from embert.engine.heads.description import Layer, Norm, Splade
 
 __all__ = ["read_splade", "read_splade_pooling"]
 
+# Architectures with the head. Those for pre-training have more than it.
+SUFFIXES = ("ForMaskedLM", "ForPreTraining")
 # The pooling module's activations → whether the logarithm is taken twice.
 ACTIVATIONS = {"relu": False, "log1p_relu": True}
 
@@ -41,23 +43,23 @@ def read_splade(folder: Path, architecture: Architecture, *, twice: bool = False
     names = architecture.tensors.masked_lm
     stated = read_object(folder / "config.json").get("architectures")
     stated = stated if isinstance(stated, list) else []
-    if names is None or not any(str(each).endswith("ForMaskedLM") for each in stated):
+    if names is None or not any(str(each).endswith(SUFFIXES) for each in stated):
         raise UnsupportedModel(
             f"{folder / 'config.json'}: pooling splade needs a checkpoint of an architecture …ForMaskedLM, found "
             f"{', '.join(map(str, stated)) or 'none'}"
         )
     stored = stored_tensors(folder)
     columns, vocabulary = architecture.embedding_columns, architecture.vocab_size
-    absent = architecture.tensors.is_absent
+    absent, head_names = architecture.tensors.is_absent, architecture.tensors.head_names
     transform = Layer(
-        names.transform,
+        stored.named(head_names(names.transform)),
         "",
         architecture.hidden_size,
         columns,
         not absent(f"{names.transform}.bias"),
         names.activation or architecture.activation,
     )
-    norm = Norm(names.norm, architecture.layer_norm_eps, not absent(f"{names.norm}.bias"))
+    norm = Norm(stored.named(head_names(names.norm)), architecture.layer_norm_eps, not absent(f"{names.norm}.bias"))
     check_layer(stored, transform)
     check_norm(stored, norm, columns)
     decoder = f"{names.decoder}.weight"

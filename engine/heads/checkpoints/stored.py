@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,10 @@ class Stored:
     path: Path  # the file or the index, for messages
     files: dict[str, Path]  # a tensor's name → the file that holds it
     shapes: dict[str, tuple[int, ...]]
+
+    def named(self, names: Sequence[str]) -> str:
+        """The first of a layer's or a norm's names whose weight there is; else the first."""
+        return next((name for name in names if f"{name}.weight" in self.shapes), names[0])
 
     def check(self, name: str, shape: tuple[int, ...]) -> str:
         """The name itself. Raises BrokenModel if there is no such tensor, or one of another shape."""
