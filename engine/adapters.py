@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.architecture.architecture import Adapters
+from embert.engine.architecture.tensor_names import TABLES, Spelling, TensorNames
 from embert.engine.errors import BrokenModel
-from embert.engine.families.architecture import Adapters
-from embert.engine.families.tensor_names import TABLES, Spelling, TensorNames
 from embert.engine.files.safetensors_file import SafetensorsFile
 
 __all__ = ["LowRank", "PeftFiles", "beside_weight"]

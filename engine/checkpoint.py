@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.adapters import LowRank, PeftFiles, beside_weight
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import POSITION_EMBEDDINGS, Spelling, spellings_of
+from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.errors import BrokenModel
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import POSITION_EMBEDDINGS, Spelling, spellings_of
-from embert.engine.families.tensor_shapes import tensor_shapes
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.heads.checkpoints.stored import stored_tensors
 from embert.engine.heads.description import Layer, Norm

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from embert.engine.architecture.architecture import Adapters
 from embert.engine.errors import BrokenModel
-from embert.engine.families.architecture import Adapters
 from embert.engine.files.json_files import read_object
 
 __all__ = ["prompts_with_adapters", "read_prompts"]

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.architecture.architecture import Adapters
 from embert.engine.errors import EncoderError
-from embert.engine.families.architecture import Adapters
 from embert.engine.packing import PackedBatch
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task

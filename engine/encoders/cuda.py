@@ -10,6 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import (
+    POSITION_EMBEDDINGS,
+    RELATIVE_ATTENTION_BIAS,
+    TOKEN_TYPE_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+)
+from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
 from embert.engine.encoders.cuda_heads import Layout, captured_tasks, head_shapes, head_tensors
@@ -18,14 +26,6 @@ from embert.engine.encoders.known_text import disagreement, known_text, vector_o
 from embert.engine.encoders.padding_positions import padding_positions
 from embert.engine.encoders.relative_positions import bias_by_distance
 from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import (
-    POSITION_EMBEDDINGS,
-    RELATIVE_ATTENTION_BIAS,
-    TOKEN_TYPE_EMBEDDINGS,
-    WORD_EMBEDDINGS,
-)
-from embert.engine.families.tensor_shapes import tensor_shapes
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative

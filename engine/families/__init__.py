@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.errors import BrokenModel
 from embert.engine.families import (
     albert,
@@ -21,8 +22,7 @@ from embert.engine.families import (
     nomic_bert,
     roberta,
 )
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.config_file import ConfigFile
+from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["FAMILIES", "Architecture", "read_architecture"]
 

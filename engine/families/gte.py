@@ -11,12 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from embert.engine.errors import BrokenModel
-from embert.engine.families.architecture import Architecture, Ntk, Rotary
-from embert.engine.families.bert import GATES, read_bert_like
-from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.rope_parameters import check_pairs, with_rope_parameters, with_rotary
-from embert.engine.families.tensor_names import (
+from embert.engine.architecture.architecture import Architecture, Ntk, Rotary
+from embert.engine.architecture.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
     Joined,
@@ -24,6 +20,10 @@ from embert.engine.families.tensor_names import (
     Scheme,
     TensorNames,
 )
+from embert.engine.errors import BrokenModel
+from embert.engine.families.bert import GATES, read_bert_like
+from embert.engine.families.config.config_file import ConfigFile
+from embert.engine.families.config.rope_parameters import check_pairs, with_rope_parameters, with_rotary
 
 __all__ = ["read"]
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from embert.engine.families.architecture import Architecture
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import Joined, Scheme, TensorNames
+from embert.engine.families import bert
 from embert.engine.families.bert import CLASSIFICATION, MASKED_LM, read_bert_like
-from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import Joined, Scheme, TensorNames
+from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["read", "read_bert"]
 

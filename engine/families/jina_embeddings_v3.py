@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from embert.engine.architecture.architecture import Adapters, Architecture, Attention, Rotary
+from embert.engine.architecture.tensor_names import Joined, Scheme, TensorNames
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.families import roberta
-from embert.engine.families.architecture import Adapters, Architecture, Attention, Rotary
 from embert.engine.families.bert import read_bert_like
-from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import Joined, Scheme, TensorNames
+from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["read", "read_xlm_roberta"]
 

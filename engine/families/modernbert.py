@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.families.architecture import Architecture, Attention, Rotary
-from embert.engine.families.bert import ACTIVATIONS, read_bert_like
-from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import (
+from embert.engine.architecture.architecture import Architecture, Attention, Rotary
+from embert.engine.architecture.tensor_names import (
     FINAL_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
@@ -21,6 +18,9 @@ from embert.engine.families.tensor_names import (
     Scheme,
     TensorNames,
 )
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.families.bert import ACTIVATIONS, read_bert_like
+from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["read"]
 

@@ -12,12 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from embert.engine.errors import UnsupportedModel
-from embert.engine.families.architecture import Architecture, DynamicNtk, Rotary
-from embert.engine.families.bert import GATES, read_bert_like
-from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.rope_parameters import check_pairs, stretched, with_rope_parameters, with_rotary
-from embert.engine.families.tensor_names import (
+from embert.engine.architecture.architecture import Architecture, DynamicNtk, Rotary
+from embert.engine.architecture.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
     Joined,
@@ -25,6 +21,10 @@ from embert.engine.families.tensor_names import (
     Scheme,
     TensorNames,
 )
+from embert.engine.errors import UnsupportedModel
+from embert.engine.families.bert import GATES, read_bert_like
+from embert.engine.families.config.config_file import ConfigFile
+from embert.engine.families.config.rope_parameters import check_pairs, stretched, with_rope_parameters, with_rotary
 
 __all__ = ["read"]
 

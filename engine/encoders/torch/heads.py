@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import WORD_EMBEDDINGS
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.torch.attention.packed import Group
 from embert.engine.encoders.torch.layer import as_torch
 from embert.engine.encoders.torch.linear import Activation, Linear, kernel_rows, make_linear
 from embert.engine.encoders.torch.pooling import pooled
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import WORD_EMBEDDINGS
 from embert.engine.heads import description
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model

@@ -8,11 +8,11 @@ from typing import cast
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.torch.adapters import AdaptedLinear, Additions
 from embert.engine.encoders.torch.attention.packed import Group, Positions, attention
 from embert.engine.encoders.torch.linear import Activation, make_linear
-from embert.engine.families.architecture import Architecture
 from embert.engine.files.safetensors_file import Tensor
 
 __all__ = ["Layer", "Norm", "as_torch", "products_of", "stored"]

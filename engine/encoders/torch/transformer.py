@@ -15,6 +15,15 @@ from typing import cast
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import (
+    EMBEDDING_PROJECTION,
+    FINAL_NORM,
+    POSITION_EMBEDDINGS,
+    RELATIVE_ATTENTION_BIAS,
+    TOKEN_TYPE_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+)
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.torch.adapters import Additions, chosen_adapters
@@ -23,15 +32,6 @@ from embert.engine.encoders.torch.attention.packed import LENGTH_STEP, SHORT_LEN
 from embert.engine.encoders.torch.attention.rotation import Rotation
 from embert.engine.encoders.torch.layer import Layer, Norm, stored
 from embert.engine.encoders.torch.linear import Activation, Linear, kernel_rows, make_linear, packed_works
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import (
-    EMBEDDING_PROJECTION,
-    FINAL_NORM,
-    POSITION_EMBEDDINGS,
-    RELATIVE_ATTENTION_BIAS,
-    TOKEN_TYPE_EMBEDDINGS,
-    WORD_EMBEDDINGS,
-)
 
 __all__ = ["Transformer"]
 

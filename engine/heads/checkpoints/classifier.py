@@ -10,9 +10,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import TensorNames
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import TensorNames
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.stored import check_layer, stored_tensors
 from embert.engine.heads.description import Classifier, Layer, Norm

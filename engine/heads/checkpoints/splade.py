@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.errors import UnsupportedModel
-from embert.engine.families.architecture import Architecture
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.stored import check_layer, check_norm, stored_tensors
 from embert.engine.heads.description import Layer, Norm, Splade

@@ -13,9 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from embert import engine
+from embert.engine.architecture.architecture import Attention, Ntk, Rotary
 from embert.engine.errors import ModelError
 from embert.engine.families import read_architecture
-from embert.engine.families.architecture import Attention, Ntk, Rotary
 from embert.engine.tasks import Task
 from tests.engine.architectures.exact import Doubles, hidden_states, near
 from tests.engine.architectures.own_names import check_own_names

@@ -13,11 +13,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from embert import engine
+from embert.engine.architecture.architecture import Architecture, Attention, Rotary
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda_heads import head_shapes
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
 from embert.engine.families import read_architecture
-from embert.engine.families.architecture import Architecture, Attention, Rotary
 from embert.engine.tasks import Task
 from tests.engine.architectures.exact import cosines, hidden_states, near
 from tests.engine.conftest import random_sequences

@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding
 
+from embert.engine.architecture.architecture import Rotary
 from embert.engine.encoders.rotary import inverse_frequencies
-from embert.engine.families.architecture import Rotary
 
 
 @pytest.mark.parametrize("columns", [16, 24, 32, 64, 96, 128])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from embert.engine import Task
-from embert.engine.families.architecture import Adapters
+from embert.engine.architecture.architecture import Adapters
 from embert.engine.heads.description import Heads
 from embert.server.api.service import Service
 from embert.server.commands.cli import main

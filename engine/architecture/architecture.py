@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from embert.engine.families.tensor_names import TensorNames
+from embert.engine.architecture.tensor_names import TensorNames
 
 __all__ = ["Adapters", "Architecture", "Attention", "DynamicNtk", "Ntk", "Rotary"]
 

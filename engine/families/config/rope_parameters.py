@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from embert.engine.architecture.architecture import Architecture, Attention, DynamicNtk, Rotary
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.families.architecture import Architecture, Attention, DynamicNtk, Rotary
-from embert.engine.families.config_file import ConfigFile
+from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["check_pairs", "stretched", "with_rope_parameters", "with_rotary"]
 
