@@ -6,8 +6,9 @@
 Importing this package imports nothing else: each name is imported from its module on first use. torch, transformers and
 huggingface_hub are imported only where they are needed.
 
-Rooms, each of which uses only those before it: `families` (config.json → Architecture), `heads` (what follows the last
-layer), `tokenization` (texts → ids), `encoders` (ids → rows).
+Rooms, each of which uses only those before it: `architecture` (what an encoder computes, described), `families`
+(config.json → architecture), `heads` (what follows the last layer), `tokenization` (texts → ids), `encoders` (ids →
+rows).
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.adapters import LowRank, PeftFiles, beside_weight
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import POSITION_EMBEDDINGS, Spelling, spellings_of
+from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.errors import BrokenModel
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import POSITION_EMBEDDINGS, spellings_of
-from embert.engine.families.tensor_shapes import tensor_shapes
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.heads.checkpoints.stored import stored_tensors
-from embert.engine.heads.description import Layer
+from embert.engine.heads.description import Layer, Norm
 from embert.engine.model import Model
 
 __all__ = ["PADDING_POSITION", "Checkpoint"]
@@ -36,6 +37,7 @@ class Checkpoint:
         self._folder = folder  # the model's
         self._files = files  # every stored name and the file that holds it
         self._tensors: dict[str, Tensor] = {}
+        self._low_rank: dict[str, LowRank] = {}
         self.path = path  # the file or the index, for messages
 
     @classmethod
@@ -45,17 +47,19 @@ class Checkpoint:
         files = {path: SafetensorsFile(path) for path in dict.fromkeys(found.files.values())}
         path, stored = found.path, {name: files[file] for name, file in found.files.items()}
         checkpoint = cls(model.folder, path, stored)
-        architecture, used = model.architecture, set[str]()
+        architecture, spelled = model.architecture, dict[str, Spelling]()
         for name, wanted in tensor_shapes(architecture).items():
             if architecture.tensors.is_absent(name):
                 checkpoint._tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
             else:
-                used.add(checkpoint._find(name, wanted, architecture))
+                spelled[name] = checkpoint._find(name, wanted, architecture)
+        used = {spelling.name for spelling in spelled.values()}
+        used |= checkpoint._find_adapters(spelled, architecture, model.transformer_folder)
         checkpoint._check_surplus(architecture, used)
         return checkpoint
 
-    def _find(self, name: str, wanted: tuple[int, ...], architecture: Architecture) -> str:
-        """Keep a tensor of the encoder. Returns its stored name. Raises BrokenModel."""
+    def _find(self, name: str, wanted: tuple[int, ...], architecture: Architecture) -> Spelling:
+        """Keep a tensor of the encoder. Returns where it is stored. Raises BrokenModel."""
         skipped = architecture.first_position if name == POSITION_EMBEDDINGS else 0
         spellings = architecture.tensors.spellings(name)
         spelling = next((each for each in spellings if each.name in self._files), None)
@@ -68,7 +72,31 @@ class Checkpoint:
         self._tensors[name] = Tensor(own[skipped:], tensor.dtype)
         if name == POSITION_EMBEDDINGS and architecture.padding_id is not None:
             self._tensors[PADDING_POSITION] = Tensor(own[skipped - 1 : skipped], tensor.dtype)
-        return spelling.name
+        return spelling
+
+    def _find_adapters(self, spelled: Mapping[str, Spelling], architecture: Architecture, folder: Path) -> set[str]:
+        """Keep what adapters add to weights. Returns the names of tensors that stand beside these. Raises BrokenModel.
+
+        `spelled` says where each tensor is stored, and `folder` has the weights.
+        """
+        adapters, used = architecture.adapters, set[str]()
+        if adapters is None:
+            return used
+        peft = PeftFiles(folder, architecture.tensors, adapters) if adapters.folders else None
+        for name, at in spelled.items():
+            shape, low_rank = self._tensors[name].shape, None
+            if len(shape) != 2:
+                continue
+            if peft is not None:
+                low_rank = peft.low_rank(name, shape)
+            else:
+                low_rank, names = beside_weight(self.path, self._files, name, shape, at, adapters)
+                used |= names
+            if low_rank is not None:
+                self._low_rank[name] = low_rank
+        if peft is not None:
+            peft.check_surplus()
+        return used
 
     def _check_surplus(self, architecture: Architecture, used: set[str]) -> None:
         """Raise BrokenModel for a layer's tensor that the architecture does not use: it would change the vectors."""
@@ -81,11 +109,20 @@ class Checkpoint:
         """A tensor as it is stored, with its dtype tag."""
         return self._tensors[name]
 
+    def low_rank(self, name: str) -> LowRank | None:
+        """What the adapters add to a weight of the encoder; None: nothing."""
+        return self._low_rank.get(name)
+
     def layer(self, layer: Layer) -> tuple[Tensor, Tensor | None]:
         """The weight and the bias of a head's layer. Raises BrokenModel."""
         prefix = f"{layer.name}." if layer.name else ""
         weight = self.of_head(f"{prefix}weight", (layer.outputs, layer.inputs), layer.file)
         return weight, self.of_head(f"{prefix}bias", (layer.outputs,), layer.file) if layer.bias else None
+
+    def norm(self, norm: Norm, columns: int, file: str = "") -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of a head's norm on rows of `columns`; `file` as in `of_head`. Raises BrokenModel."""
+        weight = self.of_head(f"{norm.name}.weight", (columns,), file)
+        return weight, self.of_head(f"{norm.name}.bias", (columns,), file) if norm.bias else None
 
     def of_head(self, name: str, shape: tuple[int, ...], file: str = "") -> Tensor:
         """A tensor of a head, by its stored name, from a file in the model's folder or beside the encoder's own.

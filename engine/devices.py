@@ -6,7 +6,7 @@ import importlib.util
 import subprocess
 import sys
 
-from embert.engine.families.architecture import Architecture
+from embert.engine.architecture.architecture import Architecture
 
 __all__ = ["devices", "untried_parts"]
 

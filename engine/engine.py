@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypedDict, Unpack
@@ -87,6 +88,7 @@ class Engine:
         self,
         texts: Sequence[str],
         *,
+        task: str | None = None,
         prompt_name: str | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
@@ -96,18 +98,21 @@ class Engine:
     ) -> Vectors:
         """Embed texts: float32 [n, dimensions or width], rows in the order of the texts.
 
-        `prompt_name` names one of the model's prompts; None uses the model's default prompt, if it has one.
+        `task` names one of the model's adapters, and its prompt; None uses the model's own weights. `prompt_name` names
+        one of the model's prompts, and the adapter of that name; None uses the model's default prompt, if it has one.
+        Where both are given, the prompt is the second one's.
         `normalize` gives rows of length 1. `dimensions` keeps that many columns of each row, before normalising.
         `batch_tokens` bounds the tokens of a forward; None is the encoder's own bound. `progress` is called after each
         batch with the number of its texts.
 
-        Raises InputError for a model that does not embed, for an unknown prompt, for dimensions outside 1 … width, for
-        a text that is not valid Unicode, or too long while `truncate` is false; EncoderError if a forward fails.
+        Raises InputError for a model that does not embed, for an unknown task or prompt, for dimensions outside
+        1 … width, for a text that is not valid Unicode, or too long while `truncate` is false; EncoderError if a
+        forward fails.
         """
         if Task.EMBED not in self.model.tasks:
             raise self._missing(Task.EMBED, "texts")
         width = self._width(dimensions)
-        encoded = self.tokenizer.encode(texts, truncate=truncate, prompt=self._prompt(prompt_name), param="texts")
+        encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
         vectors = np.empty((len(texts), width), np.float32)
         for numbers, rows in forwards(
             self.encoder,
@@ -131,6 +136,7 @@ class Engine:
         self,
         texts: Sequence[str],
         *,
+        task: str | None = None,
         prompt_name: str | None = None,
         truncate: bool = True,
         batch_tokens: int | None = None,
@@ -142,7 +148,7 @@ class Engine:
         """
         if Task.SPARSE not in self.model.tasks:
             raise self._missing(Task.SPARSE, "texts")
-        encoded = self.tokenizer.encode(texts, truncate=truncate, prompt=self._prompt(prompt_name), param="texts")
+        encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
         vectors: dict[int, SparseVector] = {}
         for numbers, rows in forwards(
             self.encoder, encoded, Task.SPARSE, budget=self._budget(batch_tokens), progress=progress
@@ -155,6 +161,7 @@ class Engine:
         texts: Sequence[str],
         *,
         is_query: bool = False,
+        task: str | None = None,
         prompt_name: str | None = None,
         truncate: bool = True,
         batch_tokens: int | None = None,
@@ -169,8 +176,7 @@ class Engine:
         head = self.model.heads.multi_vector
         if head is None:
             raise self._missing(Task.MULTI, "texts")
-        prompt = head.role(is_query).prompt if prompt_name is None else self._prompt(prompt_name)
-        encoded = self.tokenizer.encode(texts, truncate=truncate, prompt=prompt, param="texts", is_query=is_query)
+        encoded = self._encoded(texts, task, prompt_name, truncate=truncate, is_query=is_query)
         starts = cumulative(encoded.lengths)
         kept = kept_rows(encoded.ids, starts, head, is_query=is_query)
         vectors: dict[int, Vectors] = {}
@@ -298,6 +304,32 @@ class Engine:
         if dimensions is not None and not 1 <= dimensions <= width:
             raise InputError(f"`dimensions` must be from 1 to {width}, found {dimensions}", param="dimensions")
         return dimensions or width
+
+    def _encoded(
+        self,
+        texts: Sequence[str],
+        task: str | None,
+        prompt_name: str | None,
+        *,
+        truncate: bool,
+        is_query: bool | None = None,
+    ) -> Encoded:
+        """Texts with their prompt, for their adapter; `is_query` is for late interaction alone."""
+        adapters, head = self.model.architecture.adapters, self.model.heads.multi_vector
+        if task is not None and adapters is None:
+            raise InputError(f"`task` names an adapter, and {self.model.model_id} has none", param="task")
+        if task is not None and adapters is not None and task not in adapters.names:
+            known = ", ".join(adapters.names)
+            raise InputError(f"`task` {task!r} is not known; this model's adapters: {known}", param="task")
+        name = prompt_name if prompt_name is not None else task
+        if name is None and is_query is not None and head is not None:
+            prompt = head.role(is_query).prompt
+        else:
+            prompt = self._prompt(name)
+        encoded = self.tokenizer.encode(texts, truncate=truncate, prompt=prompt, param="texts", is_query=is_query)
+        if adapters is None:
+            return encoded
+        return dataclasses.replace(encoded, adapter=adapters.number(task or name or self.model.default_prompt_name))
 
     def _prompt(self, name: str | None) -> str:
         name = name if name is not None else self.model.default_prompt_name

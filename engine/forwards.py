@@ -72,6 +72,7 @@ def _batches(encoded: Encoded, budget: int, dimensions: int, normalize: bool) ->
                 token_types=None if types is None else np.concatenate([types[place] for place in places]),
                 dimensions=np.full(len(numbers), dimensions, np.int32) if dimensions else None,
                 normalize=np.full(len(numbers), normalize, np.bool_),
+                adapters=None if encoded.adapter < 0 else np.full(len(numbers), encoded.adapter, np.int8),
             ),
         )
         first = last

@@ -10,13 +10,13 @@ from embert.engine.families import Architecture, read_architecture
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.bge_m3 import CONVERT
-from embert.engine.heads.checkpoints.classifier import check_classifier, read_classifier
+from embert.engine.heads.checkpoints.classifier import read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.heads import read_vector_heads
 from embert.engine.heads.dense import Dense, width_after
 from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS
-from embert.engine.prompts import read_prompts
+from embert.engine.prompts import prompts_with_adapters, read_prompts
 from embert.engine.tasks import NO_TASK, Task
 
 __all__ = ["Model", "load_model"]
@@ -93,11 +93,12 @@ def load_model(
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
     _check_files(transformer, auto_class if classifier is None else "AutoModelForSequenceClassification")
     prompts, default_prompt_name = read_prompts(folder)
+    prompts = prompts_with_adapters(prompts, architecture.adapters)
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
     found = read_vector_heads(folder, architecture, modules, prompts, usual_prompt, pooling=pooling, splade=splade)
     embeds = found.embeds and (classifier is None or pooling is not None)
     if classifier is not None:
-        check_classifier(classifier, transformer)
+        classifier = stored_classifier(classifier, architecture.tensors, transformer)
         if embeds:
             notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
     elif modules.pooling is None and embeds:

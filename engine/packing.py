@@ -28,6 +28,7 @@ class PackedBatch:
     dimensions: npt.NDArray[np.int32] | None = None  # [B], 1 … width, 0 = all; cut before normalising
     normalize: npt.NDArray[np.bool_] | None = None  # [B]; None means all True
     tasks: npt.NDArray[np.uint8] | None = None  # [B], each a combination of Task's flags; None means all EMBED
+    adapters: npt.NDArray[np.int8] | None = None  # [B], places in Adapters.names, -1 for none; None means all -1
 
     @property
     def tokens(self) -> int:
@@ -70,6 +71,7 @@ def pack(
     dimensions: npt.NDArray[np.int32] | None = None,
     normalize: npt.NDArray[np.bool_] | None = None,
     tasks: npt.NDArray[np.uint8] | None = None,
+    adapters: npt.NDArray[np.int8] | None = None,
 ) -> PackedBatch:
     """One batch of sequences of token ids, each int32 [L], in the order given.
 
@@ -83,6 +85,7 @@ def pack(
         dimensions=dimensions,
         normalize=normalize,
         tasks=tasks,
+        adapters=adapters,
     )
 
 

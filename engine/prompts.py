@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from embert.engine.architecture.architecture import Adapters
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import read_object
 
-__all__ = ["read_prompts"]
+__all__ = ["prompts_with_adapters", "read_prompts"]
 
 
 def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
@@ -25,3 +26,18 @@ def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     if default is not None and default not in prompts:
         raise BrokenModel(f"{path}: default_prompt_name {default!r} is not among the prompts: {', '.join(prompts)}")
     return prompts, default
+
+
+def prompts_with_adapters(prompts: dict[str, str], adapters: Adapters | None) -> dict[str, str]:
+    """The prompts, and one for each adapter, of its name: what the prompts say, else the adapters' own text, else none.
+
+    So whoever names an adapter's prompt, or its task, gets both.
+    """
+    if adapters is None:
+        return prompts
+    own = dict(adapters.prompts)
+    of_adapters = {
+        name: prompts.get(folder, own.get(name, ""))
+        for name, folder in zip(adapters.names, adapters.folders or adapters.names, strict=True)
+    }
+    return {**of_adapters, **prompts}

@@ -93,6 +93,19 @@ def test_options_named_are_options(page: Path) -> None:
     assert set(re.findall(r"\bEMBERT_[A-Z_]+[A-Z]\b", page.read_text())) <= known
 
 
+def test_the_diff_that_adds_a_family_is_the_code_that_is_there() -> None:
+    (diff,) = blocks(ROOT / "docs" / "adding-a-model.md", "diff")
+    shown = []
+    for path, new, hunks in re.findall(r"^--- (\S+)\n\+\+\+ b/(\S+)\n((?:@@\n(?:[ +].*\n)+)+)", diff, re.MULTILINE):
+        code = (ROOT / new).read_text()
+        for hunk in hunks.split("@@\n")[1:]:
+            lines = re.sub(r"^.", "", hunk, flags=re.MULTILINE)
+            assert lines == code if path == "/dev/null" else lines in code, f"{new} has no\n{lines}"
+        shown.append(f"--- {path}\n+++ b/{new}\n{hunks}")
+    assert "".join(shown) == diff
+    assert len(shown) == 4
+
+
 def test_every_limit_is_explained() -> None:
     """Numbers that may be too small or too large, each with what a client sees and how to choose it."""
     rows = re.findall(

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["XLMR_LARGE", "make", "make_reranker"]
+__all__ = ["SHAPES", "XLMR_LARGE", "make", "make_reranker", "make_shape"]
 
 # The shape of bge-m3 and bge-reranker-v2-m3, for transformers' XLMRobertaConfig.
 XLMR_LARGE: dict[str, Any] = {
@@ -18,6 +18,16 @@ XLMR_LARGE: dict[str, Any] = {
     "intermediate_size": 4096,
     "max_position_embeddings": 8194,
     "type_vocab_size": 1,
+}
+
+# Shapes that people deploy: transformers' class, and its config where that is not the class's own default.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", {}),
+    "nomic-v1.5": ("NomicBert", {}),
+    "gte-multilingual": ("Gte", {"vocab_size": 30528}),  # a small vocabulary: the table's size costs no time
+    "modernbert": ("ModernBert", {}),
+    # Every layer has a window, so that a token costs the same however long its text is.
+    "windowed": ("ModernBert", {"layer_types": "sliding_attention"}),
 }
 
 _FROM_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
@@ -57,6 +67,21 @@ def make_reranker(folder: Path, tokenizer: Path) -> Path:
         initializer_range=0.05,  # larger than a fresh model's, whose scores are all alike
     )
     BertForSequenceClassification(config).save_pretrained(folder)
+    _copy_tokenizer(tokenizer, folder)
+    return folder
+
+
+def make_shape(folder: Path, tokenizer: Path, shape: str, layers: int) -> Path:
+    """Write a model of one of SHAPES with so many layers and the tokenizer of the folder `tokenizer` into `folder`."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    name, fields = SHAPES[shape]
+    if "layer_types" in fields:
+        fields = fields | {"layer_types": [fields["layer_types"]] * layers}
+    config = getattr(transformers, f"{name}Config")(num_hidden_layers=layers, **fields)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
     _copy_tokenizer(tokenizer, folder)
     return folder
 

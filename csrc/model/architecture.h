@@ -20,7 +20,7 @@ struct LayerAttention {
   int table = 0;  // the table of angles by which they are
 };
 
-// BERT's layers, and how a model differs from them (engine/families/architecture.py says the same in Python).
+// BERT's layers, and how a model differs from them (engine/architecture/architecture.py says the same in Python).
 //
 // An embedding is the sum of a token's rows in the tables, then a LayerNorm, then a projection where the tables are
 // narrower than the layers. A layer is attention and a feed-forward part, each of which adds to the row that it was

@@ -7,12 +7,24 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.architecture.architecture import Adapters
 from embert.engine.errors import EncoderError
 from embert.engine.packing import PackedBatch
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 
-__all__ = ["Encoder", "check_dimensions", "check_tasks"]
+__all__ = ["Encoder", "check_adapters", "check_dimensions", "check_tasks"]
+
+
+def check_adapters(batch: PackedBatch, adapters: Adapters | None) -> None:
+    """Raise EncoderError where a sequence's adapter is not one of the model's."""
+    if batch.adapters is None:
+        return
+    n = 0 if adapters is None else len(adapters.names)
+    (wrong,) = np.nonzero((batch.adapters < -1) | (batch.adapters >= n))
+    if len(wrong):
+        found = batch.adapters[wrong[0]]
+        raise EncoderError(f"the adapter of sequence {wrong[0]} must be -1 to {n - 1}, found {found}")
 
 
 def check_dimensions(batch: PackedBatch, width: int) -> None:

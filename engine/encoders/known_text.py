@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.reference import hidden_state
-from embert.engine.families.architecture import Architecture
 
 __all__ = ["disagreement", "known_text", "vector_of"]
 

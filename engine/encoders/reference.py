@@ -7,11 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
-from embert.engine.encoders.rotary import rotations
-from embert.engine.families.architecture import Architecture, Rotary
-from embert.engine.families.tensor_names import (
+from embert.engine.architecture.architecture import Architecture, Rotary
+from embert.engine.architecture.tensor_names import (
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     POSITION_EMBEDDINGS,
@@ -19,6 +16,9 @@ from embert.engine.families.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
+from embert.engine.encoders.rotary import rotations
 
 __all__ = ["hidden_state"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.families.architecture import DynamicNtk, Ntk, Rotary
+from embert.engine.architecture.architecture import DynamicNtk, Ntk, Rotary
 
 __all__ = ["inverse_frequencies", "rotations"]
 
@@ -19,14 +19,17 @@ Floats = npt.NDArray[np.float32]
 
 def inverse_frequencies(rotary: Rotary, length: int) -> Floats:
     """The angle of each pair for one position further, in a text of `length` tokens: float32 [columns / 2]."""
-    columns, theta, divisor = rotary.columns, rotary.theta, 1.0
+    columns, theta, divisor = rotary.columns, rotary.theta, np.float32(1)
     match rotary.scaling:
         case Ntk(factor):
-            theta, divisor = theta * factor, factor ** (2 / columns)
+            theta, divisor = theta * factor, np.float32(factor ** (2 / columns))
         case DynamicNtk(factor, trained) if length > trained:
             theta *= (factor * length / trained - (factor - 1)) ** (columns / (columns - 2))
-    frequencies: Floats = (theta ** -(np.arange(0, columns, 2) / columns) / divisor).astype(np.float32)
-    return frequencies
+    # Every step is rounded to float32, as transformers' are: at the end of a long text one bit of a frequency is an
+    # angle of 5e-4. The power itself is computed in float64, because numpy's float32 one differs between CPUs.
+    exponents = np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)
+    powers = (theta ** exponents.astype(np.float64)).astype(np.float32)
+    return np.float32(1) / powers / divisor
 
 
 def rotations(rotary: Rotary, length: int) -> tuple[Floats, Floats]:

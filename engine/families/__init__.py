@@ -8,21 +8,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.errors import BrokenModel
-from embert.engine.families import bert, distilbert, mpnet, roberta
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.config_file import ConfigFile
+from embert.engine.families import (
+    albert,
+    distilbert,
+    electra,
+    gte,
+    jina_bert_v2,
+    jina_embeddings_v3,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    roberta,
+)
+from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["FAMILIES", "Architecture", "read_architecture"]
 
 # `model_type` in config.json → what reads the rest of the file.
 FAMILIES: dict[str, Callable[[ConfigFile], Architecture]] = {
-    "bert": bert.read,
+    "bert": jina_bert_v2.read_bert,
     "roberta": roberta.read,
-    "xlm-roberta": roberta.read,
+    "xlm-roberta": jina_embeddings_v3.read_xlm_roberta,
+    "jina_embeddings_v3": jina_embeddings_v3.read,
     "camembert": roberta.read,
     "distilbert": distilbert.read,
     "mpnet": mpnet.read,
+    "electra": electra.read,
+    "albert": albert.read,
+    "modernbert": modernbert.read,
+    "nomic_bert": nomic_bert.read,
+    "gte": gte.read,
+    "new": gte.read,
 }
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import Classification, MaskedLM, Scheme, TensorNames
+from collections.abc import Mapping
 
-__all__ = ["MASKED_LM", "read", "read_bert_like"]
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import Classification, MaskedLM, Scheme, TensorNames
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.families.config.config_file import ConfigFile
+
+__all__ = ["ACTIVATIONS", "CLASSIFICATION", "GATES", "MASKED_LM", "read", "read_bert_like"]
 
 # HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+# Those that families with gates have.
+GATES = {**ACTIVATIONS, "silu": "silu", "swish": "silu"}
 
 MASKED_LM = MaskedLM(
     transform="cls.predictions.transform.dense",
@@ -30,18 +34,24 @@ def read(config: ConfigFile) -> Architecture:
 
 
 def read_bert_like(
-    config: ConfigFile, tensors: TensorNames, *, first_position: int = 0, relative_buckets: int = 0
+    config: ConfigFile,
+    tensors: TensorNames,
+    *,
+    first_position: int = 0,
+    relative_buckets: int = 0,
+    activations: Mapping[str, str] = ACTIVATIONS,
 ) -> Architecture:
     """The architecture of a family whose layers are BERT's.
 
-    `first_position` and `relative_buckets` are those of `Architecture`. Raises BrokenModel for a field that is missing
-    or wrong, UnsupportedModel for a value that no encoder here computes.
+    `first_position` and `relative_buckets` are those of `Architecture`; `activations` are the values of `hidden_act`
+    that the family has, and what each computes. Raises BrokenModel for a field that is missing or wrong,
+    UnsupportedModel for a value that no encoder here computes.
     """
     config.one_of("position_embedding_type", ("absolute",), "absolute")
     for flag in ("is_decoder", "add_cross_attention"):
         if config.fields.get(flag):
             raise config.unsupported(flag, config.fields[flag], (False,))
-    activation = ACTIVATIONS[config.one_of("hidden_act", tuple(ACTIVATIONS), "gelu")]
+    activation = activations[config.one_of("hidden_act", tuple(activations), "gelu")]
     positions = config.integer("max_position_embeddings")
     if positions <= first_position:
         raise BrokenModel(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from embert.engine.families.architecture import Architecture
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import TOKEN_TYPE_EMBEDDINGS, Classification, MaskedLM, Scheme, TensorNames
 from embert.engine.families.bert import read_bert_like
-from embert.engine.families.config_file import ConfigFile
-from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, Classification, MaskedLM, Scheme, TensorNames
+from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["read"]
 

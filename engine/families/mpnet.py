@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from embert.engine.families.architecture import Architecture
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import TOKEN_TYPE_EMBEDDINGS, Scheme, TensorNames
 from embert.engine.families.bert import read_bert_like
-from embert.engine.families.config_file import ConfigFile
+from embert.engine.families.config.config_file import ConfigFile
 from embert.engine.families.roberta import CLASSIFICATION, MASKED_LM
-from embert.engine.families.tensor_names import TOKEN_TYPE_EMBEDDINGS, Scheme, TensorNames
 
 __all__ = ["read"]
 

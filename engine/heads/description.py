@@ -17,6 +17,7 @@ __all__ = [
     "Heads",
     "Layer",
     "MultiVector",
+    "Norm",
     "Role",
     "Splade",
     "TokenWeights",
@@ -24,8 +25,17 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class Norm:
+    """LayerNorm. Its tensors are `name`.weight and `name`.bias, of as many values as its rows have columns."""
+
+    name: str
+    eps: float
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """activation(x · weightᵀ + bias). Its tensors are `name`.weight [outputs, inputs] and `name`.bias [outputs].
+    """norm(activation(x · weightᵀ + bias)). Its tensors are `name`.weight [outputs, inputs] and `name`.bias [outputs].
 
     Without a name they are called weight and bias.
     """
@@ -35,27 +45,28 @@ class Layer:
     inputs: int
     outputs: int
     bias: bool
-    activation: str  # "identity", "tanh", "relu", "sigmoid", "gelu" (with erf), "gelu_tanh"
+    activation: str  # "identity", "tanh", "relu", "sigmoid", "silu", "gelu" (with erf), "gelu_tanh"
+    norm: Norm | None = None  # its tensors are in the same file
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """The logits of a sequence, from its first token's row. One label: a score, such as a reranker's."""
+    """The logits of a sequence, from one row of it. One label: a score, such as a reranker's."""
 
     layers: tuple[Layer, ...]
     labels: tuple[str, ...]
     activation: str  # what makes scores of logits: "sigmoid" (each by itself), "softmax", "identity"
+    pooling: str = "cls"  # the row: the first token's, or the "mean" of all
 
 
 @dataclass(frozen=True, slots=True)
 class Splade:
     """Weights of the whole vocabulary: the masked language model's logits, relu, log(1 + x), maximum over tokens."""
 
-    transform: Layer
-    norm: str  # LayerNorm after the transform: its tensors are `norm`.weight and `norm`.bias
-    norm_eps: float
-    decoder: str  # the tensor [vocabulary, hidden]; empty: the word table, tied
-    bias: str  # the tensor [vocabulary]
+    transform: Layer  # from the hidden states' columns to the word table's
+    norm: Norm  # after the transform
+    decoder: str  # the tensor [vocabulary, columns of the word table]; empty: the word table itself, tied
+    bias: str  # the tensor [vocabulary]; empty: none
     twice: bool = False  # log(1 + log(1 + x))
 
 

@@ -33,6 +33,7 @@ SUPPORTED = (
     "Transformer, Pooling, then any number of Dense, then Normalize; Transformer, SpladePooling; "
     "Transformer, Dense on tokens, then MultiVectorMask and Normalize"
 )
+JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings-v3's own class: a Transformer with adapters
 PYLATE_DENSE = "pylate.models.Dense.Dense"
 
 
@@ -117,6 +118,8 @@ def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
     """The key of FOLLOWS for a module; anything else for one that is not known."""
     if module["type"] == PYLATE_DENSE:
         return "token Dense"
+    if module["type"] == JINA_TRANSFORMER:
+        return "Transformer"
     if not module["type"].startswith("sentence_transformers."):
         return ""
     # sentence_transformers.models.Pooling up to version 5, sentence_transformers.….pooling.Pooling since.

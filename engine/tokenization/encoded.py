@@ -21,6 +21,7 @@ class Encoded:
     lengths: npt.NDArray[np.int32]  # [B], each 1 … max_input_length
     truncated: int  # how many of the B texts were cut
     token_types: npt.NDArray[np.int32] | None = None  # [T]; None means all 0
+    adapter: int = -1  # the place in Adapters.names of the one that they are for; -1: none
 
     @property
     def tokens(self) -> int:

@@ -129,13 +129,15 @@ def _state_bounds(schemas: dict[str, Any], model: Model, config: ServeConfig) ->
     for body in _bodies(RequestBody):
         for field, form in body.input_forms.items():
             bound(schemas[body.__name__]["properties"][field], form, getattr(config, body.text_limit))
+    adapters = model.architecture.adapters
+    named = {"prompt_name": sorted(model.prompts), "task": list(adapters.names) if adapters else []}
     for schema in schemas.values():
         for field, property_ in schema.get("properties", {}).items():
             if field == "dimensions" and "anyOf" in property_:
                 property_["anyOf"][0].update(minimum=1, maximum=model.width)
-            elif field == "prompt_name":
-                property_["anyOf"][0]["enum"] = sorted(model.prompts)
-                if not model.prompts:
+            elif field in named and "enum" not in property_["anyOf"][0]:  # vLLM's `task` is of another kind
+                property_["anyOf"][0]["enum"] = named[field]
+                if not named[field]:
                     property_["anyOf"].pop(0)
 
 

@@ -73,6 +73,7 @@ class Info(BaseModel):
     architecture: str
     dimensions: int
     prompts: list[str]
+    adapters: list[str]
     max_queue_tokens: int
     max_queue_seconds: float
     queue_limit_tokens: int
@@ -139,6 +140,7 @@ class Operations:
             architecture=model.architecture.family,
             dimensions=model.width,
             prompts=sorted(model.prompts),
+            adapters=list(model.architecture.adapters.names) if model.architecture.adapters else [],
             max_queue_tokens=service.max_queue_tokens,
             max_queue_seconds=config.max_queue_seconds,
             queue_limit_tokens=service.queue_limit,

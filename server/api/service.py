@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from embert.server.observability.scrapes import Scrapes
 
 __all__ = ["TEI_NAME", "Service"]
 
+ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
 TEI_NAME = "text-embeddings-inference"  # what its users write into `model`, whatever it serves: no model's own name
 
 
@@ -45,7 +47,13 @@ class Service:
         self.metrics = metrics
         self.scrapes = Scrapes(self.write_metrics)
         self.served_name = config.served_model_name or model.model_id
-        self.default_prompt = self._default_prompt()
+        # Of texts whose request chooses none. The name is that of an adapter, too, where there is one of this name.
+        self._default_name = (
+            None if config.default_prompt is not None else (config.default_prompt_name or model.default_prompt_name)
+        )
+        self.default_prompt = config.default_prompt or ""
+        if self._default_name is not None:
+            self.default_prompt = model.prompts[self._default_name]
         self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
         self.parse_steps = CooperativeSteps(config.body_budget)
         self.most_ids = config.max_client_batch_size * model.max_input_length
@@ -84,13 +92,6 @@ class Service:
         engine = self.engine
         return engine.max_batch_tokens if engine is not None else self.model.max_input_length
 
-    def _default_prompt(self) -> str:
-        config, model = self.config, self.model
-        if config.default_prompt is not None:
-            return config.default_prompt
-        name = config.default_prompt_name or model.default_prompt_name
-        return model.prompts[name] if name is not None else ""
-
     def prompt(self, name: str | None, *, is_query: bool | None = None) -> str:
         """The text of a prompt; without a name, that of queries or of documents (None: neither), or the default one.
 
@@ -109,6 +110,34 @@ class Service:
                 "prompt_name",
             )
         return self.model.prompts[name]
+
+    def chosen(
+        self, task: str | None, prompt_name: str | None, *, is_query: bool | None = None
+    ) -> tuple[str | None, int]:
+        """What a request chooses: the name of a prompt, None where it names none, and the number of an adapter or -1.
+
+        The adapter is that of the task, else of the prompt's name, else that of queries or of documents (None:
+        neither), else of the default prompt's name. Raises Invalid for a task that the model does not have.
+        """
+        adapters = self.model.architecture.adapters
+        if adapters is None:
+            if task is not None:
+                raise Invalid(f"`task` is for models with adapters, and {self.served_name} has none", "task")
+            return prompt_name, -1
+        if task is not None and task not in adapters.names:
+            known = ", ".join(adapters.names)
+            raise Invalid(f"`task` must be one of the model's adapters ({known}); it is {describe_name(task)}", "task")
+        role = None if is_query is None else ROLES[is_query]
+        if task is None and prompt_name not in adapters.names and role in adapters.names:
+            task = role
+        name = prompt_name if prompt_name is not None else task
+        return name, adapters.number(task or name or self._default_name)
+
+    def is_query(self, input_type: str | None, tasks: Task) -> bool | None:
+        """Whether texts are queries, by a field of the request; None where it makes no difference or is not said."""
+        if Task.MULTI in tasks or (input_type is not None and self.model.architecture.adapters is not None):
+            return input_type == "query"
+        return None
 
     @property
     def classifier(self) -> Classifier:
@@ -207,14 +236,16 @@ class Service:
         param: str,
         truncate: bool | None,
         direction: Any = "right",
+        task: str | None = None,
         prompt_name: str | None,
         is_query: bool | None = None,
         limit: int | None = None,
     ) -> Encoded:
         """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them.
 
-        `is_query` says what a text is to a model of late interaction; None: a text as any. `limit` is for tokens of a
-        text, special ones included; None: what the model takes.
+        `task` names one of the model's adapters. `is_query` says what a text is to a model of late interaction, or with
+        adapters; None: a text as any. `limit` is for tokens of a text, special ones included; None: what the model
+        takes.
         Raises Overloaded where the queue has no room for as many tokens as there are words: rejected texts are not
         tokenised.
         """
@@ -222,7 +253,8 @@ class Service:
         self.check_count(len(texts.items), param)
         if texts.kind is not str and prompt_name is not None:
             raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
-        prompt = self.prompt(prompt_name, is_query=is_query)
+        name, adapter = self.chosen(task, prompt_name, is_query=is_query)
+        prompt = self.prompt(name, is_query=is_query)
         began = time.perf_counter()
         breakdown.characters = texts.characters
         self.admission.check_room(partial(texts.least_tokens, self.model.max_input_length), texts.most_tokens, options)
@@ -242,7 +274,7 @@ class Service:
         breakdown.tokens = encoded.tokens
         self.check_tokens(encoded.tokens, param)
         self._observe(encoded, breakdown)
-        return encoded
+        return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
     async def tokenize_pairs(
         self,

@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     kinds.add_argument("--multi", action="store_true", help="a vector for each token, for late interaction")
     embed.add_argument("--queries", action="store_true", help="with --multi: the texts are queries, not documents")
     embed.add_argument("--dimensions", type=int, metavar="N", help="truncate the vectors to N numbers")
+    embed.add_argument("--task", metavar="NAME", help="name of the model's adapter, and of its prompt")
     embed.add_argument("--prompt-name", metavar="NAME", help="name of the model's prompt that precedes each text")
     embed.add_argument(
         "--no-normalize", dest="normalize", action="store_false", help="do not scale vectors to length 1"

@@ -98,15 +98,17 @@ def _run(engine: Engine, arguments: argparse.Namespace, lines: TextLines, output
 def _embed(
     engine: Engine, arguments: argparse.Namespace, texts: list[str], progress: Callable[[int], None]
 ) -> Embedded:
-    prompt_name, truncate = arguments.prompt_name, arguments.truncate
+    task, prompt_name, truncate = arguments.task, arguments.prompt_name, arguments.truncate
     if arguments.sparse:
-        return engine.embed_sparse(texts, prompt_name=prompt_name, truncate=truncate, progress=progress)
+        return engine.embed_sparse(texts, task=task, prompt_name=prompt_name, truncate=truncate, progress=progress)
     if arguments.multi:
+        is_query = arguments.queries
         return engine.embed_multi(
-            texts, is_query=arguments.queries, prompt_name=prompt_name, truncate=truncate, progress=progress
+            texts, is_query=is_query, task=task, prompt_name=prompt_name, truncate=truncate, progress=progress
         )
     return engine.embed(
         texts,
+        task=task,
         prompt_name=prompt_name,
         normalize=arguments.normalize,
         dimensions=arguments.dimensions,
@@ -129,6 +131,7 @@ def _facts(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
         "--sparse": arguments.sparse,
         "--multi": arguments.multi,
         "--queries": arguments.queries,
+        "--task": arguments.task,
         "--prompt-name": arguments.prompt_name,
         "--dimensions": arguments.dimensions,
         "--no-normalize": not arguments.normalize,

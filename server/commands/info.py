@@ -57,6 +57,7 @@ def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
             "dimensions": model.width if model.embeds else None,
             "max_input_length": model.max_input_length,
             "prompts": sorted(model.prompts),
+            "adapters": list(architecture.adapters.names) if architecture.adapters else None,
             "encoder": encoder.name,
             "device": encoder.device,
             "device_name": encoder.device_name,

@@ -28,6 +28,7 @@ class Payload:
     normalize: bool
     admitted: float
     alone: bool = False
+    adapter: int = -1  # of each text; -1: none
 
 
 def pack(slices: list[Slice]) -> PackedBatch:
@@ -54,6 +55,7 @@ def pack(slices: list[Slice]) -> PackedBatch:
     dimensions = [payload.dimensions for payload in payloads]
     normalize = [payload.normalize for payload in payloads]
     tasks = [payload.tasks for payload in payloads]
+    adapters = [payload.adapter for payload in payloads]
     return PackedBatch(
         np.concatenate(ids) if len(ids) > 1 else ids[0],
         cu_seqlens,
@@ -61,6 +63,7 @@ def pack(slices: list[Slice]) -> PackedBatch:
         dimensions=np.repeat(np.array(dimensions, np.int32), sizes) if any(dimensions) else None,
         normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
         tasks=np.repeat(np.array(tasks, np.uint8), sizes) if any(task != Task.EMBED for task in tasks) else None,
+        adapters=np.repeat(np.array(adapters, np.int8), sizes) if any(each >= 0 for each in adapters) else None,
     )
 
 

@@ -87,6 +87,7 @@ class WorkQueue:
             request.normalize,
             request.admitted,
             request.alone,
+            request.adapter,
         )
         lengths = np.frombuffer(request.lengths, np.int32).tolist()
         wait_s = self._least_wait_s(len(payload.ids), request)

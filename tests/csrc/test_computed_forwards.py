@@ -21,7 +21,7 @@ from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.tasks import Task
 from tests.csrc.host_program import COMPUTED, build
 from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
-from tests.engine.architectures import ARCHITECTURES, described
+from tests.engine.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 

@@ -17,7 +17,7 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.tasks import Task
-from tests.engine.architectures import ARCHITECTURES, described
+from tests.engine.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.gpu
 

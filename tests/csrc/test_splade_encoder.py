@@ -16,7 +16,7 @@ import transformers
 from embert import engine
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.description import Heads, Layer, Splade
+from embert.engine.heads.description import Heads, Layer, Norm, Splade
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from embert.engine.rows import Rows
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu
 
 HIDDEN, VOCABULARY = 256, 30522
 TRANSFORM = Layer("cls.predictions.transform.dense", "", HIDDEN, HIDDEN, True, "gelu")
-HEAD = Splade(TRANSFORM, "cls.predictions.transform.LayerNorm", 1e-12, "", "cls.predictions.bias")
+HEAD = Splade(TRANSFORM, Norm("cls.predictions.transform.LayerNorm", 1e-12), "", "cls.predictions.bias")
 
 
 @pytest.fixture(scope="module")

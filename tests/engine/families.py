@@ -16,6 +16,11 @@ __all__ = ["FAMILIES", "build", "byte_level", "unigram"]
 
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
+NARROW = {**BERT_LIKE, "max_position_embeddings": 128, "embedding_size": 24}
+GROUPED = {"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2}
+MODERNBERT = {**BERT_LIKE, "max_position_embeddings": 128, "pad_token_id": 0, "local_attention": 16}
+ROTARY = {**BERT_LIKE, "max_position_embeddings": 128}
+STRETCHED = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
 DISTILBERT = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 128}
 # A family's `model_type`, and what is special where a family has several models → HuggingFace's class and its config.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -29,7 +34,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("DistilBert", DISTILBERT),
     "mpnet": ("MPNet", {**BERT_LIKE, "max_position_embeddings": 130}),
     "mpnet, long": ("MPNet", {**BERT_LIKE, "num_attention_heads": 8, "max_position_embeddings": 514}),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", {**ROBERTA_LIKE, "max_position_embeddings": 128}),
     "distilbert, relu": ("DistilBert", {**DISTILBERT, "activation": "relu"}),
+    "electra": ("Electra", NARROW),
+    "electra, as wide": ("Electra", {**NARROW, "embedding_size": 64}),
+    "albert": ("Albert", NARROW),
+    "albert, groups": ("Albert", {**NARROW, **GROUPED}),
+    "modernbert": ("ModernBert", MODERNBERT),
+    "modernbert, biases": (
+        "ModernBert",
+        {
+            **MODERNBERT,
+            "num_hidden_layers": 4,
+            **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True),
+            "classifier_pooling": "mean",
+        },
+    ),
+    "nomic_bert": ("NomicBert", ROTARY),
+    "nomic_bert, dynamic": ("NomicBert", {**ROTARY, "max_position_embeddings": 64, "rope_parameters": STRETCHED}),
+    "gte": ("Gte", ROTARY),
+    "gte, untyped": ("Gte", {**ROTARY, "type_vocab_size": 0, "hidden_act": "silu"}),
 }
 
 
@@ -43,7 +67,7 @@ def build(
     prefix, config = FAMILIES[family]
     torch.manual_seed(0)
     made: torch.nn.Module = getattr(transformers, prefix + head)(
-        getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **config, **more)
+        getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **{**config, **more})
     )
     for name, parameter in made.named_parameters():
         # HuggingFace starts biases and the padding token's rows at 0 and LayerNorm at 1, so an encoder that forgets

@@ -17,7 +17,7 @@ from embert import engine
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
-from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Splade, TokenWeights
+from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
@@ -154,7 +154,7 @@ def test_weights_of_heads_are_checked(model: Model, make: Make) -> None:
 
 TRANSFORM = Layer("cls.predictions.transform.dense", "", HIDDEN, HIDDEN, True, "gelu")
 NORM = "cls.predictions.transform.LayerNorm"
-SPLADE = Splade(TRANSFORM, NORM, 1e-12, "", "cls.predictions.bias")
+SPLADE = Splade(TRANSFORM, Norm(NORM, 1e-12), "", "cls.predictions.bias")
 
 
 def with_splade(model: Model, head: Splade) -> Model:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from embert import engine
+from embert.engine.architecture.architecture import Adapters, Attention, DynamicNtk, Rotary
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.devices import devices
 from embert.engine.encoders import cuda
@@ -19,9 +20,8 @@ from embert.engine.encoders.known_text import known_text
 from embert.engine.encoders.relative_positions import alibi_by_distance
 from embert.engine.encoders.rotary import rotations
 from embert.engine.errors import UnsupportedModel
-from embert.engine.families.architecture import Adapters, Attention, DynamicNtk, Rotary
 from embert.engine.model import Model
-from tests.engine.architectures import ARCHITECTURES, GLOBAL, LAYERS, LOCAL, described
+from tests.engine.described import ARCHITECTURES, GLOBAL, LAYERS, LOCAL, described
 from tests.engine.conftest import BuildBert
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
@@ -95,7 +95,7 @@ def test_a_window_as_wide_as_the_model_is_none(made: tuple[Model, StandInGpu]) -
     ("change", "sentence"),
     [
         ({"rms_norm": True}, "has norms that do not subtract the mean"),
-        ({"adapters": Adapters(("a",), 4, 1.0)}, "adapts its weights to each request"),
+        ({"adapters": Adapters(("a",), 4, 1.0)}, "has adapters"),
         (
             {"attention": (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 64))),) * LAYERS},
             "stretches rotary positions by each text's length",

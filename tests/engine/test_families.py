@@ -27,7 +27,8 @@ from tests.server.models import edit_json
 
 
 def test_every_family_has_a_model_here() -> None:
-    assert {name.partition(",")[0] for name in FAMILIES} == set(READERS)
+    # For new transformers has no class: see architectures/test_gte.py.
+    assert {name.partition(",")[0] for name in FAMILIES} | {"new"} == set(READERS)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name])

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import RELATIVE_ATTENTION_BIAS
+from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
 from embert.engine.encoders.cuda.heads import Layout, captured_tasks, head_shapes, head_tensors
@@ -18,9 +21,6 @@ from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
 from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import RELATIVE_ATTENTION_BIAS
-from embert.engine.families.tensor_shapes import tensor_shapes
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
@@ -105,6 +105,8 @@ class CudaEncoder(Encoder):
         reason = _incapable(self.device_name, self.compute_capability)
         if reason is not None:
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
+        if architecture.adapters is not None:
+            raise UnsupportedModel(f"{model.model_id} has adapters, which the CUDA encoder does not run")
         self.hidden_size = architecture.hidden_size
         self._model = model
         self._has = model.tasks

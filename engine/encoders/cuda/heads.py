@@ -40,7 +40,21 @@ def head_shapes(model: Model) -> dict[str, Any]:
         raise UnsupportedModel(
             f"{model.model_id} expands queries by tokens that are not attended to, which the CUDA encoder does not run"
         )
+    if heads.classifier is not None and heads.classifier.pooling != "cls":
+        raise UnsupportedModel(
+            f"{model.model_id} classifies the {heads.classifier.pooling} of a text's rows, which the CUDA encoder does "
+            "not run"
+        )
     classifier = heads.classifier.layers if heads.classifier else ()
+    if any(layer.norm is not None for layer in classifier):
+        raise UnsupportedModel(
+            f"{model.model_id} has a norm in its classification head, which the CUDA encoder does not run"
+        )
+    if isinstance(heads.sparse, Splade) and heads.sparse.transform.outputs != model.architecture.hidden_size:
+        raise UnsupportedModel(
+            f"{model.model_id} has a sparse head of {heads.sparse.transform.outputs} columns on hidden states of "
+            f"{model.architecture.hidden_size}, which the CUDA encoder does not run"
+        )
     multi = heads.multi_vector.layers if heads.multi_vector else ()
     return {
         "dense": [(each.inputs, each.outputs, each.activation) for each in model.dense],
@@ -53,7 +67,7 @@ def head_shapes(model: Model) -> dict[str, Any]:
 
 def _splade_shape(head: Splade) -> tuple[str, float, int, bool]:
     """Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table."""
-    return head.transform.activation, head.norm_eps, 2 if head.twice else 1, not head.decoder
+    return head.transform.activation, head.norm.eps, 2 if head.twice else 1, not head.decoder
 
 
 def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[tuple[str, int, Floats]]:
@@ -92,22 +106,18 @@ def _layers(checkpoint: Checkpoint, layers: Sequence[Layer]) -> list[DenseLayer]
 def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[str, Floats]:
     (transform,) = _layers(checkpoint, (head.transform,))
     hidden, vocabulary = head.transform.outputs, model.architecture.vocab_size
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{head.norm}.weight": (hidden,),
-        f"{head.norm}.bias": (hidden,),
-        head.bias: (vocabulary,),
-    }
-    if head.decoder:
-        shapes[head.decoder] = (vocabulary, hidden)
-    found = {name: checkpoint.of_head(name, shape).float32() for name, shape in shapes.items()}
+    gamma, beta = checkpoint.norm(head.norm, hidden)
+    bias = checkpoint.of_head(head.bias, (vocabulary,)).float32() if head.bias else np.zeros(vocabulary, np.float32)
     tensors = {
         "transform.weight": transform.weight,
         "transform.bias": np.zeros(hidden, np.float32) if transform.bias is None else transform.bias,
-        "transform.gamma": found[f"{head.norm}.weight"],
-        "transform.beta": found[f"{head.norm}.bias"],
-        "decoder.bias": found[head.bias],
+        "transform.gamma": gamma.float32(),
+        "transform.beta": np.zeros(hidden, np.float32) if beta is None else beta.float32(),
+        "decoder.bias": bias,
     }
-    return tensors | ({"decoder.weight": found[head.decoder]} if head.decoder else {})
+    if head.decoder:
+        tensors["decoder.weight"] = checkpoint.of_head(head.decoder, (vocabulary, hidden)).float32()
+    return tensors
 
 
 def _check_float16(model: Model, dtype: str, head: str, weight: Floats) -> None:

@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
-from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
-from embert.engine.encoders.rotary import rotations
-from embert.engine.errors import UnsupportedModel
-from embert.engine.families.architecture import Architecture, DynamicNtk, Rotary
-from embert.engine.families.tensor_names import (
+from embert.engine.architecture.architecture import Architecture, DynamicNtk, Rotary
+from embert.engine.architecture.tensor_names import (
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     POSITION_EMBEDDINGS,
@@ -21,7 +17,11 @@ from embert.engine.families.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
-from embert.engine.families.tensor_shapes import tensor_shapes
+from embert.engine.architecture.tensor_shapes import tensor_shapes
+from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
+from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
+from embert.engine.encoders.rotary import rotations
+from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 
 __all__ = ["layer_shapes", "layer_tensors"]
@@ -56,7 +56,6 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     architecture = model.architecture
     for unable, what in (
         (architecture.rms_norm, "has norms that do not subtract the mean"),
-        (architecture.adapters is not None, "adapts its weights to each request"),
         (_stretches(architecture), "stretches rotary positions by each text's length"),
     ):
         if unable:

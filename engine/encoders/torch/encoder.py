@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
+from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
 from embert.engine.encoders.padding_positions import padding_positions
 from embert.engine.encoders.torch.attention.packed import Group
 from embert.engine.encoders.torch.heads import Hidden, kernels_of, load_heads
@@ -69,6 +69,7 @@ class _Ticket:
     ids: Ints  # [T]
     positions: Ints  # [T] rows of the position table
     token_types: Ints | None  # [T]
+    adapters: Ints | None  # [T]: of the token's sequence, -1: none
     dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
 
@@ -105,7 +106,8 @@ class TorchEncoder(Encoder):
         self._architecture = model.architecture
         self._has = model.tasks
         # The row of a sequence that a task reads, by the name of a pooling; a task that is not here reads all of them.
-        self._reads = {Task.EMBED: model.pooling, Task.CLASSIFY: "cls"}
+        classifier = model.heads.classifier
+        self._reads = {Task.EMBED: model.pooling, Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
         limit_kernel_caches(products_of(model.architecture) + kernels_of(model.heads))
@@ -167,8 +169,8 @@ class TorchEncoder(Encoder):
     def submit(self, batch: PackedBatch) -> _Ticket:
         """Take a batch; its arrays may be reused.
 
-        Raises ValueError if it has more than max_batch_tokens tokens, EncoderError for dimensions or tasks that the
-        model does not have.
+        Raises ValueError if it has more than max_batch_tokens tokens, EncoderError for dimensions, tasks or adapters
+        that the model does not have.
         """
         if batch.tokens > self.max_batch_tokens:
             raise ValueError(
@@ -176,6 +178,7 @@ class TorchEncoder(Encoder):
             )
         check_dimensions(batch, self.width)
         check_tasks(batch, self._has)
+        check_adapters(batch, self._architecture.adapters)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         attended = attended_tokens(batch, self._unattended)
@@ -196,6 +199,7 @@ class TorchEncoder(Encoder):
             ids=batch.ids[tokens].astype(np.int64),
             positions=positions if around is None else around[tokens].astype(np.int64),
             token_types=None if batch.token_types is None else batch.token_types[tokens].astype(np.int64),
+            adapters=None if batch.adapters is None else np.repeat(batch.adapters[order].astype(np.int64), lengths),
             dimensions=None if batch.dimensions is None else batch.dimensions.copy(),
             normalize=None if batch.normalize is None else batch.normalize.copy(),
         )
@@ -258,6 +262,7 @@ class TorchEncoder(Encoder):
                 torch.from_numpy(ids),
                 torch.from_numpy(ticket.positions[run.tokens]),
                 None if ticket.token_types is None else torch.from_numpy(ticket.token_types[run.tokens]),
+                None if ticket.adapters is None else torch.from_numpy(ticket.adapters[run.tokens]),
                 groups,
                 chosen,
             )

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import WORD_EMBEDDINGS
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.torch.attention.packed import Group
 from embert.engine.encoders.torch.layer import as_torch
 from embert.engine.encoders.torch.linear import Activation, Linear, kernel_rows, make_linear
 from embert.engine.encoders.torch.pooling import pooled
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import WORD_EMBEDDINGS
 from embert.engine.heads import description
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
@@ -32,7 +32,7 @@ __all__ = ["Head", "Hidden", "kernels_of", "load_heads"]
 SPLADE_COLUMNS = 1024
 
 # What a linear layer here computes as part of its product; other activations follow it.
-FUSED = {"identity": "none", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+FUSED = {"identity": "none", "relu": "relu", "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,15 @@ class Pooled:
 
 
 class Logits:
-    """CLASSIFY: linear layers on the first token's row, in float32."""
+    """CLASSIFY: linear layers on one row of a sequence, in float32."""
 
     def __init__(self, head: description.Classifier, checkpoint: Checkpoint) -> None:
         self._layers = [_Layer(layer, checkpoint, torch.float32, packed=False) for layer in head.layers]
+        self._pooling = head.pooling
 
     def __call__(self, hidden: Hidden) -> Rows:
         """[n, labels]."""
-        x = pooled(hidden.rows, hidden.groups, "cls")
+        x = pooled(hidden.rows, hidden.groups, self._pooling)
         for layer in self._layers:
             x = layer(x)
         return Rows.one_each(x.numpy())
@@ -196,15 +197,12 @@ class Splade:
         *,
         packed: bool,
     ) -> None:
-        hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
+        vocabulary = architecture.vocab_size
         self._transform = _Layer(head.transform, checkpoint, dtype, packed=packed)
-        self._gamma, self._beta = (
-            as_torch(checkpoint.of_head(f"{head.norm}.{part}", (hidden,))).float() for part in ("weight", "bias")
-        )
-        self._eps, self._twice = head.norm_eps, head.twice
-        stored = checkpoint.of_head(head.decoder, (vocabulary, hidden)) if head.decoder else None
+        self._norm, self._twice = _Norm(head.norm, head.transform.outputs, checkpoint), head.twice
+        stored = checkpoint.of_head(head.decoder, (vocabulary, head.transform.outputs)) if head.decoder else None
         weight = as_torch(checkpoint.stored(WORD_EMBEDDINGS) if stored is None else stored)
-        bias = as_torch(checkpoint.of_head(head.bias, (vocabulary,)))
+        bias = as_torch(checkpoint.of_head(head.bias, (vocabulary,))) if head.bias else torch.zeros(vocabulary)
         self._columns: list[Linear] = []
         for first in range(0, vocabulary, SPLADE_COLUMNS):
             part = slice(first, first + SPLADE_COLUMNS)
@@ -217,7 +215,7 @@ class Splade:
 
     def __call__(self, hidden: Hidden) -> Rows:
         """Pairs of token ids and weights."""
-        x = self._transformed(hidden.rows)
+        x = self._norm(self._transform(hidden.rows, keep_spare=True))
         owners, indices, values = [], [], []
         for number, columns in enumerate(self._columns):
             largest = pooled(columns(x), hidden.groups, "max").relu_()
@@ -235,15 +233,11 @@ class Splade:
 
     def prepare(self, rows: int) -> None:
         """See Head."""
-        self._columns[0](self._transformed(self._transform.zeros(rows)))
-
-    def _transformed(self, x: torch.Tensor) -> torch.Tensor:
-        x = self._transform(x, keep_spare=True)
-        return F.layer_norm(x, x.shape[1:], self._gamma, self._beta, self._eps)
+        self._columns[0](self._norm(self._transform(self._transform.zeros(rows), keep_spare=True)))
 
 
 class _Layer:
-    """activation(x · weightᵀ + bias) on any number of rows, in the layers' dtype."""
+    """norm(activation(x · weightᵀ + bias)) on any number of rows, in the layers' dtype."""
 
     def __init__(self, layer: description.Layer, checkpoint: Checkpoint, dtype: torch.dtype, *, packed: bool) -> None:
         stored, stored_bias = checkpoint.layer(layer)
@@ -252,6 +246,7 @@ class _Layer:
         self._linear = make_linear(as_torch(stored).to(dtype), bias.to(dtype), cast("Activation", fused), packed=packed)
         self._after = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}.get(layer.activation)
         self._packed, self._inputs, self._dtype = packed, layer.inputs, dtype
+        self._norm = None if layer.norm is None else _Norm(layer.norm, layer.outputs, checkpoint, layer.file)
 
     def __call__(self, x: torch.Tensor, *, keep_spare: bool = False) -> torch.Tensor:
         """[T, in] → [T, out]; with `keep_spare` a few rows more, as many as kernels are made for."""
@@ -260,8 +255,23 @@ class _Layer:
             x = F.pad(x, (0, 0, 0, spare))
         y = self._linear(x)
         y = y if self._after is None else self._after(y)
+        y = y if self._norm is None else self._norm(y)
         return y if keep_spare else y[:tokens]
 
     def zeros(self, rows: int) -> torch.Tensor:
         """Rows that it takes."""
         return torch.zeros(rows, self._inputs, dtype=self._dtype)
+
+
+class _Norm:
+    """LayerNorm on any number of rows, in their dtype; its own tensors are float32."""
+
+    def __init__(self, norm: description.Norm, columns: int, checkpoint: Checkpoint, file: str = "") -> None:
+        gamma, beta = checkpoint.norm(norm, columns, file)
+        self._gamma = as_torch(gamma).float()
+        self._beta = None if beta is None else as_torch(beta).float()
+        self._eps = norm.eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, columns] → [T, columns]."""
+        return F.layer_norm(x, x.shape[1:], self._gamma, self._beta, self._eps)

@@ -8,10 +8,11 @@ from typing import cast
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.torch.adapters import AdaptedLinear, Additions
 from embert.engine.encoders.torch.attention.packed import Group, Positions, attention
-from embert.engine.encoders.torch.linear import Activation, Linear, make_linear
-from embert.engine.families.architecture import Architecture
+from embert.engine.encoders.torch.linear import Activation, make_linear
 from embert.engine.files.safetensors_file import Tensor
 
 __all__ = ["Layer", "Norm", "as_torch", "products_of", "stored"]
@@ -53,18 +54,21 @@ class Layer:
         """`layer` is the number under which the weights are stored."""
         prefix = f"encoder.layer.{layer}."
 
-        def linear(names: Sequence[str], activation: str = "none") -> Linear:
+        def linear(names: Sequence[str], activation: str = "none") -> AdaptedLinear:
             """One product for several linear layers of the same input."""
             weights = [stored(checkpoint, f"{prefix}{name}.weight").float() for name in names]
             biases = [stored(checkpoint, f"{prefix}{name}.bias").float() for name in names]
+            scales = [1.0] * len(names)
             if names == QKV:
                 # softmax(q·kᵀ / √d): the scale goes into the query's weights.
-                scale = architecture.head_size**-0.5
-                weights[0], biases[0] = weights[0] * scale, biases[0] * scale
+                scales[0] = architecture.head_size**-0.5
+                weights[0], biases[0] = weights[0] * scales[0], biases[0] * scales[0]
             weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-            return make_linear(
-                weight.to(dtype), torch.cat(biases).to(dtype), cast("Activation", activation), packed=packed
-            )
+            additions = Additions.of(architecture, checkpoint, [f"{prefix}{name}.weight" for name in names], scales)
+            computed = cast("Activation", activation)
+            fused = computed if additions is None else "none"
+            made = make_linear(weight.to(dtype), torch.cat(biases).to(dtype), fused, packed=packed)
+            return AdaptedLinear(made, additions, computed)
 
         def norm(name: str) -> Norm:
             return Norm(architecture, checkpoint, prefix + name)
@@ -73,7 +77,7 @@ class Layer:
         self._pre_norm = architecture.pre_norm
         self._qkv = linear(QKV)
         self._projection = linear(("attention.output.dense",))
-        self._gate: Linear | None = None
+        self._gate: AdaptedLinear | None = None
         if architecture.gated:
             self._gate = linear(("intermediate.gate",), architecture.activation)
             self._inner = linear(("intermediate.dense",))
@@ -84,23 +88,32 @@ class Layer:
         self._norm = norm("output.LayerNorm")
 
     def __call__(
-        self, x: torch.Tensor, groups: Sequence[Group], positions: Positions, rows: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        groups: Sequence[Group],
+        positions: Positions,
+        chosen: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] → [T, hidden], or [n, hidden] with `rows` [n]: after attention no row needs another."""
+        """[T, hidden] → [T, hidden], or [n, hidden] with `rows` [n]: after attention no row needs another.
+
+        `chosen` is that of adapters.chosen_adapters.
+        """
         before = x if self._attention_norm is None or not self._pre_norm else self._attention_norm(x)
-        context = attention(self._qkv(before), groups, self._heads, positions)
+        context = attention(self._qkv(before, chosen), groups, self._heads, positions)
         if rows is not None:
             context, x = context[rows], x[rows]
-        x = self._projection(context, x)
+            chosen = None if chosen is None else chosen[rows]
+        x = self._projection(context, chosen, x)
         if self._pre_norm:
-            return self._outer(self._fed(self._norm(x)), x)
+            return self._outer(self._fed(self._norm(x), chosen), chosen, x)
         if self._attention_norm is not None:
             x = self._attention_norm(x)
-        return self._norm(self._outer(self._fed(x), x))
+        return self._norm(self._outer(self._fed(x, chosen), chosen, x))
 
-    def _fed(self, x: torch.Tensor) -> torch.Tensor:
+    def _fed(self, x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
         """[T, hidden] → [T, intermediate]."""
-        return self._inner(x) if self._gate is None else self._inner(x, gate=self._gate(x))
+        return self._inner(x, chosen, gate=None if self._gate is None else self._gate(x, chosen))
 
 
 def products_of(architecture: Architecture) -> int:

@@ -20,6 +20,7 @@ __all__ = [
     "Linear",
     "PackedLinear",
     "PlainLinear",
+    "activated",
     "kernel_rows",
     "limit_kernel_caches",
     "make_linear",
@@ -119,13 +120,18 @@ class PlainLinear:
             return y.add_(residual)
         if gate is not None:
             return y.mul_(gate)
-        if self._activation == "gelu":
-            return F.gelu(y)
-        if self._activation == "gelu_tanh":
-            return F.gelu(y, approximate="tanh")
-        if self._activation == "silu":
-            return F.silu(y, inplace=True)
-        return y.relu_() if self._activation == "relu" else y
+        return activated(y, self._activation)
+
+
+def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """The activation of each element; `y` may be changed."""
+    if activation == "gelu":
+        return F.gelu(y)
+    if activation == "gelu_tanh":
+        return F.gelu(y, approximate="tanh")
+    if activation == "silu":
+        return F.silu(y, inplace=True)
+    return y.relu_() if activation == "relu" else y
 
 
 def make_linear(

@@ -15,15 +15,8 @@ from typing import cast
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
-from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
-from embert.engine.encoders.torch.attention.distance_bias import DistanceBias
-from embert.engine.encoders.torch.attention.packed import LENGTH_STEP, SHORT_LENGTH, Group, Positions, attention
-from embert.engine.encoders.torch.attention.rotation import Rotation
-from embert.engine.encoders.torch.layer import Layer, Norm, stored
-from embert.engine.encoders.torch.linear import Activation, Linear, kernel_rows, make_linear, packed_works
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import (
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import (
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     POSITION_EMBEDDINGS,
@@ -31,6 +24,14 @@ from embert.engine.families.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
+from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
+from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
+from embert.engine.encoders.torch.adapters import Additions, chosen_adapters
+from embert.engine.encoders.torch.attention.distance_bias import DistanceBias
+from embert.engine.encoders.torch.attention.packed import LENGTH_STEP, SHORT_LENGTH, Group, Positions, attention
+from embert.engine.encoders.torch.attention.rotation import Rotation
+from embert.engine.encoders.torch.layer import Layer, Norm, stored
+from embert.engine.encoders.torch.linear import Activation, Linear, kernel_rows, make_linear, packed_works
 
 __all__ = ["Transformer"]
 
@@ -56,25 +57,29 @@ class Transformer:
         ids: torch.Tensor,
         positions: torch.Tensor,
         token_types: torch.Tensor | None,
+        adapters: torch.Tensor | None,
         groups: Sequence[Group],
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The last hidden state [T, hidden], in the layers' dtype; with `rows` [n], only those rows: [n, hidden].
 
-        `ids`, `positions` and `token_types` are int64 [T], `rows` is int64 [n]. `groups` cover all T tokens in order.
+        `ids`, `positions`, `token_types` and `adapters` are int64 [T], `rows` is int64 [n]. `groups` cover all T tokens
+        in order. `adapters` are numbers of those of the model, -1 for none; None: no token has one.
         """
         tokens = len(ids)
+        chosen = None if adapters is None else chosen_adapters(adapters, self._architecture)
         if self.packed and (spare := kernel_rows(tokens) - tokens):
             ids, positions = F.pad(ids, (0, spare)), F.pad(positions, (0, spare))
             token_types = None if token_types is None else F.pad(token_types, (0, spare))
-        x = self._embeddings(ids, positions, token_types)
+            chosen = None if chosen is None else F.pad(chosen, (0, 0, 0, spare))
+        x = self._embeddings(ids, positions, token_types, chosen)
         *first, last = zip(self._layers, self._positions, strict=True)
         for layer, known in first:
-            x = layer(x, groups, known)
+            x = layer(x, groups, known, chosen)
         wanted = tokens if rows is None else len(rows)
         if rows is not None and self.packed:
             rows = F.pad(rows, (0, kernel_rows(wanted) - wanted))
-        x = last[0](x, groups, last[1], rows)[:wanted]
+        x = last[0](x, groups, last[1], chosen, rows)[:wanted]
         return x if self._final_norm is None else self._final_norm(x)
 
     @torch.inference_mode()
@@ -102,6 +107,8 @@ class _Embeddings:
         self._dtype = dtype
         self._words = stored(checkpoint, WORD_EMBEDDINGS)
         self._types = stored(checkpoint, TOKEN_TYPE_EMBEDDINGS).float()
+        self._added_words = Additions.of(architecture, checkpoint, [WORD_EMBEDDINGS])
+        self._added_types = Additions.of(architecture, checkpoint, [TOKEN_TYPE_EMBEDDINGS])
         # Nearly every batch has token type 0 throughout, so the table of positions includes that row. Other types add
         # their difference to it.
         self._positions: torch.Tensor | None = None
@@ -118,12 +125,22 @@ class _Embeddings:
             )
             self._projection = make_linear(weight, bias, packed=packed)
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, token_types: torch.Tensor | None) -> torch.Tensor:
-        """int64 [T] each → [T, hidden], in the layers' dtype."""
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        token_types: torch.Tensor | None,
+        chosen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """int64 [T] each → [T, hidden], in the layers' dtype. `chosen` is that of adapters.chosen_adapters."""
         x = F.embedding(ids, self._words).float()
         x += self._types[0] if self._positions is None else F.embedding(positions, self._positions)
         if token_types is not None:
             x += F.embedding(token_types, self._types) - self._types[0]
+        if chosen is not None and self._added_words is not None:
+            x += self._added_words.of_table(ids, chosen)
+        if chosen is not None and self._added_types is not None:
+            x += self._added_types.of_table(torch.zeros_like(ids) if token_types is None else token_types, chosen)
         x = self._norm(x).to(self._dtype)
         return x if self._projection is None else self._projection(x)
 

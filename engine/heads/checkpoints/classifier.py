@@ -6,16 +6,18 @@ with a Transformer alone since. Its files say what makes scores of the logits.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import TensorNames
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.families.architecture import Architecture
 from embert.engine.files.json_files import read_object
-from embert.engine.heads.checkpoints.stored import stored_tensors
-from embert.engine.heads.description import Classifier, Layer
+from embert.engine.heads.checkpoints.stored import check_layer, stored_tensors
+from embert.engine.heads.description import Classifier, Layer, Norm
 
-__all__ = ["check_classifier", "read_classifier"]
+__all__ = ["read_classifier", "stored_classifier"]
 
 SUFFIX = "ForSequenceClassification"
 
@@ -54,23 +56,33 @@ def read_classifier(folder: Path, transformer: str, architecture: Architecture) 
     if head is None:
         raise UnsupportedModel(f"{path}: architectures {kind} is not supported for {architecture.family}")
     labels = _labels(path, config)
-    width = architecture.hidden_size
+    width, absent = architecture.hidden_size, architecture.tensors.is_absent
+    norm = None
+    if head.norm:
+        norm = Norm(head.norm, architecture.layer_norm_eps, not absent(f"{head.norm}.bias"))
     return Classifier(
         layers=(
-            Layer(head.dense, "", width, width, True, head.activation),
+            Layer(head.dense, "", width, width, not absent(f"{head.dense}.bias"), head.activation, norm),
             Layer(head.out, "", width, len(labels), True, "identity"),
         ),
         labels=labels,
         activation=_activation(path, config, library, library_fields, len(labels)),
+        pooling=head.pooling,
     )
 
 
-def check_classifier(classifier: Classifier, folder: Path) -> None:
-    """Raise BrokenModel where the weights in `folder`, the transformer's, lack a tensor of the head."""
+def stored_classifier(classifier: Classifier, tensors: TensorNames, folder: Path) -> Classifier:
+    """The head with its layers' names in the weights of `folder`, the transformer's.
+
+    Raises BrokenModel where they lack a tensor of the head.
+    """
     stored = stored_tensors(folder)
-    for layer in classifier.layers:
-        stored.check(f"{layer.name}.weight", (layer.outputs, layer.inputs))
-        stored.check(f"{layer.name}.bias", (layer.outputs,))
+    layers = tuple(
+        dataclasses.replace(layer, name=stored.named(tensors.head_names(layer.name))) for layer in classifier.layers
+    )
+    for layer in layers:
+        check_layer(stored, layer)
+    return dataclasses.replace(classifier, layers=layers)
 
 
 def _labels(path: Path, config: dict[str, Any]) -> tuple[str, ...]:

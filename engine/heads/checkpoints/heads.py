@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.errors import BrokenModel
-from embert.engine.families.architecture import Architecture
 from embert.engine.heads.checkpoints import bge_m3
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, read_late_interaction, read_stanford
 from embert.engine.heads.checkpoints.splade import read_splade

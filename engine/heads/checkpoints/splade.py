@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.errors import UnsupportedModel
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import spellings_of
 from embert.engine.files.json_files import read_object
-from embert.engine.heads.checkpoints.stored import stored_tensors
-from embert.engine.heads.description import Layer, Splade
+from embert.engine.heads.checkpoints.stored import check_layer, check_norm, stored_tensors
+from embert.engine.heads.description import Layer, Norm, Splade
 
 __all__ = ["read_splade", "read_splade_pooling"]
 
+# Architectures with the head. Those for pre-training have more than it.
+SUFFIXES = ("ForMaskedLM", "ForPreTraining")
 # The pooling module's activations → whether the logarithm is taken twice.
 ACTIVATIONS = {"relu": False, "log1p_relu": True}
 
@@ -42,25 +43,31 @@ def read_splade(folder: Path, architecture: Architecture, *, twice: bool = False
     names = architecture.tensors.masked_lm
     stated = read_object(folder / "config.json").get("architectures")
     stated = stated if isinstance(stated, list) else []
-    if names is None or not any(str(each).endswith("ForMaskedLM") for each in stated):
+    if names is None or not any(str(each).endswith(SUFFIXES) for each in stated):
         raise UnsupportedModel(
             f"{folder / 'config.json'}: pooling splade needs a checkpoint of an architecture …ForMaskedLM, found "
             f"{', '.join(map(str, stated)) or 'none'}"
         )
     stored = stored_tensors(folder)
-    hidden, vocabulary = architecture.hidden_size, architecture.vocab_size
-    stored.check(f"{names.transform}.weight", (hidden, hidden))
-    stored.check(f"{names.transform}.bias", (hidden,))
-    for part in ("weight", "bias"):
-        spellings = spellings_of(f"{names.norm}.{part}")
-        stored.check(next((name for name in spellings if name in stored.shapes), spellings[0]), (hidden,))
+    columns, vocabulary = architecture.embedding_columns, architecture.vocab_size
+    absent, head_names = architecture.tensors.is_absent, architecture.tensors.head_names
+    transform = Layer(
+        stored.named(head_names(names.transform)),
+        "",
+        architecture.hidden_size,
+        columns,
+        not absent(f"{names.transform}.bias"),
+        names.activation or architecture.activation,
+    )
+    norm = Norm(stored.named(head_names(names.norm)), architecture.layer_norm_eps, not absent(f"{names.norm}.bias"))
+    check_layer(stored, transform)
+    check_norm(stored, norm, columns)
     decoder = f"{names.decoder}.weight"
     bias = next((name for name in names.biases if name in stored.shapes), names.biases[-1])
     return Splade(
-        transform=Layer(names.transform, "", hidden, hidden, True, names.activation or architecture.activation),
-        norm=names.norm,
-        norm_eps=architecture.layer_norm_eps,
-        decoder=stored.check(decoder, (vocabulary, hidden)) if decoder in stored.shapes else "",
-        bias=stored.check(bias, (vocabulary,)),
+        transform=transform,
+        norm=norm,
+        decoder=stored.check(decoder, (vocabulary, columns)) if decoder in stored.shapes else "",
+        bias="" if absent(bias) else stored.check(bias, (vocabulary,)),
         twice=twice,
     )

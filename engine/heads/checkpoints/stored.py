@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from embert.engine.architecture.tensor_names import spellings_of
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_header import read_header
+from embert.engine.heads.description import Layer, Norm
 
-__all__ = ["Stored", "stored_in", "stored_tensors"]
+__all__ = ["Stored", "check_layer", "check_norm", "stored_in", "stored_tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,10 @@ class Stored:
     path: Path  # the file or the index, for messages
     files: dict[str, Path]  # a tensor's name → the file that holds it
     shapes: dict[str, tuple[int, ...]]
+
+    def named(self, names: Sequence[str]) -> str:
+        """The first of a layer's or a norm's names whose weight there is; else the first."""
+        return next((name for name in names if f"{name}.weight" in self.shapes), names[0])
 
     def check(self, name: str, shape: tuple[int, ...]) -> str:
         """The name itself. Raises BrokenModel if there is no such tensor, or one of another shape."""
@@ -58,3 +65,19 @@ def stored_in(path: Path) -> Stored:
     """The tensors of one file. Raises BrokenModel."""
     header = read_header(path)
     return Stored(path, dict.fromkeys(header, path), {name: tuple(entry["shape"]) for name, entry in header.items()})
+
+
+def check_layer(stored: Stored, layer: Layer) -> None:
+    """Raise BrokenModel where a tensor of a head's layer is missing, or of another shape."""
+    stored.check(f"{layer.name}.weight", (layer.outputs, layer.inputs))
+    if layer.bias:
+        stored.check(f"{layer.name}.bias", (layer.outputs,))
+    if layer.norm is not None:
+        check_norm(stored, layer.norm, layer.outputs)
+
+
+def check_norm(stored: Stored, norm: Norm, columns: int) -> None:
+    """Raise BrokenModel where a tensor of a head's norm is missing, or of another shape."""
+    for part in ("weight", "bias") if norm.bias else ("weight",):
+        spellings = spellings_of(f"{norm.name}.{part}")
+        stored.check(next((name for name in spellings if name in stored.shapes), spellings[0]), (columns,))

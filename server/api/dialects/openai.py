@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from embert.engine import Task
 from embert.engine.tasks import NO_TASK
-from embert.server.api.input.request_body import FAIL_FAST, TEXT_OR_IDS, InputForms, RequestBody, TextOrIds
+from embert.server.api.input.request_body import FAIL_FAST, TASK, TEXT_OR_IDS, InputForms, RequestBody, TextOrIds
 from embert.server.api.request_context import JSON, RequestContext
 from embert.server.api.serialization import openai_json, typed_openai_json
 from embert.server.api.service import Service
@@ -16,6 +16,8 @@ from embert.server.http.errors import Invalid
 
 __all__ = ["EmbeddingList", "EmbeddingsRequest", "OpenAIError", "check_foreign_ids", "embeddings"]
 
+_QUERY = {"query", "search_query"}  # the latter in Cohere's words, and in NVIDIA's a document is a passage
+_DOCUMENT = {"document", "search_document", "passage"}
 _TASKS = {"dense": Task.EMBED, "sparse": Task.SPARSE, "colbert": Task.MULTI}
 
 
@@ -35,6 +37,7 @@ class EmbeddingsRequest(RequestBody):
         None, description="Cut texts that are too long. Default: the server's --auto-truncate."
     )
     prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
+    task: str | None = Field(None, description=TASK)
     normalize: bool = Field(True, description="Scale vectors to length 1.")
     embedding_types: Annotated[list[Literal["dense", "sparse", "colbert"]], FAIL_FAST] | None = Field(
         None, description="The kinds of vectors wanted of each text, of those that the model has. Default: dense."
@@ -42,7 +45,8 @@ class EmbeddingsRequest(RequestBody):
     # Other servers' clients send values of their own, which mean nothing to dense and to sparse vectors.
     input_type: Any = Field(
         None,
-        description="What the texts are to colbert's vectors: query or document, the default. Others do not read it.",
+        description="What the texts are to colbert's vectors, query or document, the default, and to a model with "
+        "adapters, without a default. Others do not read it.",
         examples=["query", "document"],
     )
 
@@ -105,11 +109,14 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     check_foreign_ids(service, request.input, request.model or deployment)
     tasks, is_query = _tasks(request)
     service.check_tasks(tasks)
+    if service.model.architecture.adapters is not None and request.task is None and is_query is None:
+        is_query = _role(request.input_type)
     dimensions = service.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
         request.input,
         param="input",
         truncate=request.truncate,
+        task=request.task,
         prompt_name=request.prompt_name,
         is_query=is_query,
     )
@@ -140,6 +147,15 @@ def _tasks(request: EmbeddingsRequest) -> tuple[Task, bool | None]:
     if request.input_type not in (None, "query", "document"):
         raise Invalid("`input_type` must be query or document", "input_type")
     return tasks, request.input_type == "query"
+
+
+def _role(input_type: Any) -> bool | None:
+    """Whether the texts are queries, in the words of several APIs; None where nothing is said. Raises Invalid."""
+    if input_type is None:
+        return None
+    if isinstance(input_type, str) and input_type in _QUERY | _DOCUMENT:
+        return input_type in _QUERY
+    raise Invalid("`input_type` must be query or document", "input_type")
 
 
 def check_foreign_ids(service: Service, given: TextOrIds, model: str | None) -> None:

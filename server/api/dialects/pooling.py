@@ -64,7 +64,10 @@ class PoolingRequest(RequestBody):
     normalize: None = None  # older names of `use_activation`, which vLLM refuses too
     activation: None = None
     softmax: None = None
-    input_type: InputType = Field("document", description="What the texts are, to a model of late interaction.")
+    input_type: InputType | None = Field(
+        None,
+        description="What the texts are to a model of late interaction, document by default, or to one with adapters.",
+    )
 
 
 class Pooling(BaseModel):
@@ -93,7 +96,7 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     context.check_model(request.model)
     check_foreign_ids(service, request.input, request.model)
     task = _task(service, request)
-    is_query = request.input_type == "query" if task == Task.MULTI else None
+    is_query = service.is_query(request.input_type, task)
     _check_fields(service, request, task, is_query)
     limit, activates = request.truncate_prompt_tokens, request.use_activation is not False
     dimensions = service.check_dimensions(request.dimensions)

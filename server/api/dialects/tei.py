@@ -14,6 +14,7 @@ from embert.engine.tokenization.encoded import TokenInfo
 from embert.engine.tokenization.turns import Turns
 from embert.server.api.input.request_body import (
     IDS,
+    TASK,
     TEXTS_AND_IDS,
     Direction,
     IdList,
@@ -77,12 +78,16 @@ class EmbedSparseRequest(RequestBody):
     )
     truncation_direction: Direction = Field("right", description="The end that is cut off.")
     prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
+    task: str | None = Field(None, description=TASK)
 
 
 class EmbedAllRequest(EmbedSparseRequest):
     """`POST /embed_all`: one vector a token."""
 
-    input_type: InputType = Field("document", description="What the texts are, to a model of late interaction.")
+    input_type: InputType | None = Field(
+        None,
+        description="What the texts are to a model of late interaction, document by default, or to one with adapters.",
+    )
 
 
 class EmbedRequest(EmbedSparseRequest):
@@ -141,7 +146,7 @@ async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
     task = Task.MULTI if Task.MULTI in has and Task.TOKENS not in has else Task.TOKENS
     service.check_tasks(task)
     request = await context.parse(EmbedAllRequest)
-    is_query = request.input_type == "query" if task == Task.MULTI else None
+    is_query = service.is_query(request.input_type, task)
     answer = await context.run(await _tokenized(context, request, is_query), task)
     rows = answer.rows[task]
     if context.wants_raw:
@@ -155,6 +160,7 @@ async def _tokenized(context: RequestContext, request: EmbedSparseRequest, is_qu
         param="inputs",
         truncate=request.truncate,
         direction=request.truncation_direction,
+        task=request.task,
         prompt_name=request.prompt_name,
         is_query=is_query,
     )
@@ -178,6 +184,7 @@ class SimilarityParameters(RequestBody):
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
+    task: str | None = Field(default=None, description=TASK)
 
 
 class SimilarityRequest(RequestBody):
@@ -207,6 +214,7 @@ async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
         param="inputs",
         truncate=parameters.truncate,
         direction=parameters.truncation_direction,
+        task=parameters.task,
         prompt_name=parameters.prompt_name,
     )
     answer = await context.run(encoded)

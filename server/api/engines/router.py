@@ -105,6 +105,7 @@ class Router:
             options.deadline,
             now,
             options.bulk,
+            adapter=encoded.adapter,
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending

@@ -14,6 +14,7 @@ from embert.server.http.errors import BadRequest, Invalid
 __all__ = [
     "FAIL_FAST",
     "IDS",
+    "TASK",
     "TEXTS_AND_IDS",
     "TEXT_OR_IDS",
     "Direction",
@@ -55,7 +56,8 @@ def _lower(value: Any) -> Any:
 
 
 Direction = Annotated[Literal["right", "left"], BeforeValidator(_lower)]
-InputType = Literal["query", "document"]  # what a text is to a model of late interaction
+InputType = Literal["query", "document"]  # what a text is to a model of late interaction, or with adapters
+TASK = "One of the model's adapters, which `/info` lists, with its prompt. Default: none."
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ async function showInfo() {
   const facts = {
     architecture: info.architecture,
     tasks: info.tasks?.join(", ").replaceAll("_", "-"),
+    adapters: info.adapters?.join(", "),
     dimensions: embedding && number(info.dimensions),
     pooling: embedding?.pooling,
     "longest text": `${number(info.max_input_length)} tokens, ${info.auto_truncate ? "longer ones are cut" : "longer ones are refused"}`,

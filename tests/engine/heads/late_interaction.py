@@ -68,7 +68,7 @@ def linear(columns: int = COLUMNS) -> torch.Tensor:
 
 def pylate(folder: Path, **config: Any) -> Path:
     """PyLate's files, with `config` in config_sentence_transformers.json."""
-    encoder(folder, markers=True)
+    encoder(folder, family=config.pop("family", "bert"), markers=True)
     kinds = [("sentence_transformers.models.Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense")]
     modules = [{"idx": i, "name": str(i), "type": kind, "path": path} for i, (kind, path) in enumerate(kinds)]
     (folder / "modules.json").write_text(json.dumps(modules))

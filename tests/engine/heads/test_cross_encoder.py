@@ -41,6 +41,7 @@ def saved(folder: Path, family: str, labels: int) -> tuple[Path, CrossEncoder]:
         backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     special = {
         "bert": {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"},
+        "modernbert": {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"},
         "roberta": {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"},
     }[family]
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if family == "bert" else [])]
@@ -51,7 +52,7 @@ def saved(folder: Path, family: str, labels: int) -> tuple[Path, CrossEncoder]:
     return folder / "saved", cross_encoder
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
 def test_one_label(tmp_path: Path, family: str) -> None:
     folder, theirs = saved(tmp_path, family, 1)
     pairs = [(QUERY, text) for text in TEXTS]

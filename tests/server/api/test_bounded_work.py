@@ -32,7 +32,14 @@ def test_words_are_counted_in_the_beginning_only() -> None:
 
 
 def test_tokens_have_a_limit_while_they_are_counted_too() -> None:
-    model: Any = SimpleNamespace(model_id=MODEL, max_input_length=256, default_prompt_name=None, prompts={}, width=384)
+    model: Any = SimpleNamespace(
+        model_id=MODEL,
+        max_input_length=256,
+        default_prompt_name=None,
+        prompts={},
+        width=384,
+        architecture=SimpleNamespace(adapters=None),
+    )
     anything: Any = SimpleNamespace(admission=SimpleNamespace(check_time=None))
     service = Service(ServeConfig(max_client_batch_tokens=5), model, anything, anything, anything)
     service.check_tokens(5, "inputs")

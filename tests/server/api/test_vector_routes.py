@@ -211,7 +211,12 @@ def test_token_vectors_of_a_request_are_one_batch_at_most(
 def test_a_default_prompt_of_the_servers_own_replaces_the_models() -> None:
     roles = MultiVector((), query=Role("query: "), document=Role("passage: "))
     model: Any = SimpleNamespace(
-        model_id="", max_input_length=24, prompts={"a": "a "}, default_prompt_name="a", heads=Heads(multi_vector=roles)
+        model_id="",
+        max_input_length=24,
+        prompts={"a": "a "},
+        default_prompt_name="a",
+        heads=Heads(multi_vector=roles),
+        architecture=SimpleNamespace(adapters=None),
     )
     anything: Any = SimpleNamespace(admission=SimpleNamespace(check_time=None))
     for config, expected in (

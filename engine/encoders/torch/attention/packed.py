@@ -116,7 +116,10 @@ def _short(split: torch.Tensor, keys: int, length: int, positions: Positions, *,
         if unseen is not None:
             scores.masked_fill_(unseen, -torch.inf)
         scores[:, :, keys:] = -torch.inf
-        torch.bmm(scores.softmax(-1), v[part], out=mixed[part])
+        weights = scores.softmax(-1)
+        if unseen is not None and keys < length:
+            weights.nan_to_num_(0.0)  # of a query that sees no key
+        torch.bmm(weights, v[part], out=mixed[part])
     return mixed
 
 

@@ -6,8 +6,8 @@ import functools
 
 import torch
 
+from embert.engine.architecture.architecture import DynamicNtk, Rotary
 from embert.engine.encoders.rotary import rotations
-from embert.engine.families.architecture import DynamicNtk, Rotary
 
 __all__ = ["Rotation", "rotate"]
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from embert import engine
-from embert.engine.families.architecture import Attention, Rotary
-from embert.engine.families.tensor_names import Scheme, TensorNames
-from embert.engine.families.tensor_shapes import tensor_shapes
+from embert.engine.architecture.architecture import Attention, Rotary
+from embert.engine.architecture.tensor_names import Scheme, TensorNames
+from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.model import Model
 from tests.engine.families import build, byte_level
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from embert.engine.families.tensor_names import TensorNames
+from embert.engine.architecture.tensor_names import TensorNames
 
 __all__ = ["Adapters", "Architecture", "Attention", "DynamicNtk", "Ntk", "Rotary"]
 
@@ -49,6 +49,11 @@ class Adapters:
     rank: int
     scale: float
     prompts: tuple[tuple[str, str], ...] = ()  # a name → the text that is put before a request's texts
+    folders: tuple[str, ...] = ()  # of each, beside the weights; empty: they are stored with the weights
+
+    def number(self, name: str | None) -> int:
+        """The place of an adapter in `names`; -1 for any other name."""
+        return self.names.index(name) if name in self.names else -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,28 @@ class ConfigFile:
         """The same file with fields that the family's code fixes, whatever the file says of them."""
         return dataclasses.replace(self, fields={**self.fields, **fields})
 
+    def with_defaults(self, **fields: Any) -> ConfigFile:
+        """The same file with fields that it lacks, or that are null in it."""
+        return self.with_fields(**{name: value for name, value in fields.items() if self.fields.get(name) is None})
+
+    def flattened(self, field: str, supported: tuple[str, ...]) -> ConfigFile:
+        """The same file with the fields of the object `field` beside its own, called "field.inner".
+
+        There are none where it lacks the object. Raises BrokenModel for what is no object, UnsupportedModel for fields
+        in it that are not `supported`.
+        """
+        inner = self.fields.get(field)
+        if inner is None:
+            return self
+        if not isinstance(inner, dict):
+            raise BrokenModel(f"{self.path}: {field} must be an object, found {inner!r}")
+        for name in inner:
+            if name not in supported:
+                raise UnsupportedModel(
+                    f"{self.path}: {field}.{name} is not supported; supported: {', '.join(supported)}"
+                )
+        return self.with_fields(**{f"{field}.{name}": value for name, value in inner.items()})
+
     def name(self, field: str) -> str:
         """What this file calls a field of BERT's."""
         return self.names.get(field, field)
@@ -63,7 +86,7 @@ class ConfigFile:
         if name not in self.fields:
             raise BrokenModel(f"{self.path} has no {name}")
         value = self.fields[name]
-        if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not 0 < value < math.inf:
             raise BrokenModel(f"{self.path}: {name} must be a positive {kind.__name__}, found {value!r}")
         return kind(value)
 

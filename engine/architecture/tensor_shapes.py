@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from embert.engine.families.architecture import Architecture
-from embert.engine.families.tensor_names import (
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import (
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     POSITION_EMBEDDINGS,

@@ -12,6 +12,7 @@ __all__ = [
     "FINAL_NORM",
     "POSITION_EMBEDDINGS",
     "RELATIVE_ATTENTION_BIAS",
+    "TABLES",
     "TOKEN_TYPE_EMBEDDINGS",
     "WORD_EMBEDDINGS",
     "Classification",
@@ -28,6 +29,7 @@ POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"
 TOKEN_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"  # noqa: S105  # a tensor, not a secret
 RELATIVE_ATTENTION_BIAS = "encoder.relative_attention_bias.weight"
 EMBEDDING_PROJECTION = "embeddings_project"  # ELECTRA's name: a linear layer
+TABLES = frozenset({WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TOKEN_TYPE_EMBEDDINGS})  # a row for each id
 FINAL_NORM = "encoder.LayerNorm"  # a norm; BERT has none
 
 # Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
@@ -63,13 +65,17 @@ class Scheme:
     def spellings(self, name: str) -> list[Spelling]:
         """The names under which a checkpoint may store a tensor, the likeliest first."""
         part, parts = 0, 1
-        for own in sorted(self.parts, key=len, reverse=True):  # a part may lie inside a longer one
-            if own not in name:
-                continue
-            theirs = self.parts[own]
-            if isinstance(theirs, Joined):
-                theirs, part, parts = theirs
-            name = name.replace(own, theirs)
+
+        def theirs(own: re.Match[str]) -> str:
+            nonlocal part, parts
+            found = self.parts[own[0]]
+            if isinstance(found, Joined):
+                found, part, parts = found
+            return found
+
+        if self.parts:  # a part may lie inside a longer one
+            own = sorted(self.parts, key=len, reverse=True)
+            name = re.sub("|".join(map(re.escape, own)), theirs, name)
         name = name.replace("encoder.layer.", self.layers)
         return [Spelling(prefix + each, part, parts) for prefix in ("", *self.prefixes) for each in spellings_of(name)]
 
@@ -78,12 +84,14 @@ class Scheme:
 class Classification:
     """What a family's checkpoints call the two linear layers of its `…ForSequenceClassification`.
 
-    They take the first token's row: out(activation(dense(x))).
+    They take one row of a sequence: out(norm(activation(dense(x)))).
     """
 
     dense: str  # hidden_size → hidden_size
     out: str  # hidden_size → labels
     activation: str = "tanh"
+    norm: str = ""  # a LayerNorm, with the epsilon of the layers' own; empty: none
+    pooling: str = "cls"  # the row that they take: the first token's, or the "mean" of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ class MaskedLM:
     It computes logits for the vocabulary: norm(activation(transform(x))) · decoderᵀ + bias.
     """
 
-    transform: str  # a linear layer
+    transform: str  # a linear layer, to the columns of the word table
     norm: str  # a LayerNorm, with the epsilon of the layers' own
     decoder: str  # a linear layer's name; the word table, tied, where a checkpoint does not store its weight
     biases: tuple[str, ...]  # names under which checkpoints store the decoder's bias: the first that is there counts
@@ -105,13 +113,21 @@ class TensorNames:
     """What a family's checkpoints call the tensors of tensor_shapes.py."""
 
     schemes: tuple[Scheme, ...]  # the first is HuggingFace's own
-    absent: frozenset[str] = frozenset()  # tensors that the family does not have: they count as zeros
+    absent: frozenset[str] = frozenset()  # tensors that the family or its heads do not have: they count as zeros
     masked_lm: MaskedLM | None = None
     classification: Classification | None = None
+    other_heads: Mapping[str, str] = field(default_factory=dict)  # parts of heads' names → what some checkpoints say
 
     def spellings(self, name: str) -> list[Spelling]:
         """The names under which a checkpoint may store a tensor, the likeliest first."""
         return [spelling for scheme in self.schemes for spelling in scheme.spellings(name)]
+
+    def head_names(self, name: str) -> tuple[str, ...]:
+        """The names under which a checkpoint may store a head's layer or norm, the likeliest first."""
+        other = name
+        for own, theirs in self.other_heads.items():
+            other = other.replace(own, theirs)
+        return (name,) if other == name else (name, other)
 
     def is_absent(self, name: str) -> bool:
         """Whether the family lacks a tensor. Layers' tensors are in `absent` without "encoder.layer." and a number."""

@@ -1,0 +1,131 @@
+"""Writes the tables of families in README.md and docs/models.md from the code.
+
+    python -m docs.families
+
+What a family computes, and which heads it has, its reader says (engine/families/), given the config.json of its model
+in the tests. Names of checkpoints and what was tested stand here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import transformers
+
+from embert.engine.families import Architecture, read_architecture
+from tests.engine.architectures.test_jina_bert_v2 import CONFIG as JINA_BERT_V2
+from tests.engine.families import FAMILIES
+
+__all__ = ["ROWS", "TABLES", "Row", "replaced"]
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the tables."""
+
+    name: str
+    model_types: tuple[str, ...]  # in config.json
+    checkpoints: str
+    devices: str = "CPU"  # that it is tested on
+    config: str | dict[str, Any] = ""  # a row of the tests' models, or a config.json; empty: the first of model_types
+
+    def architecture(self) -> Architecture:
+        """What its reader makes of a config.json."""
+        fields = self.config
+        if isinstance(fields, str):
+            prefix, stated = FAMILIES[fields or self.model_types[0]]
+            fields = getattr(transformers, f"{prefix}Config")(**stated).to_dict()
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "config.json")
+            path.write_text(json.dumps(fields))
+            return read_architecture(path)
+
+
+ROWS = (
+    Row("BERT", ("bert",), "all-MiniLM, BGE, E5, gte-base", "CPU, GPU"),
+    Row("XLM-RoBERTa", ("xlm-roberta",), "multilingual-e5, BGE-M3, bge-reranker-v2-m3", "CPU, GPU"),
+    Row("DistilBERT", ("distilbert",), "multi-qa-distilbert", "CPU, GPU"),
+    Row("MPNet", ("mpnet",), "all-mpnet-base-v2", "CPU, GPU"),
+    Row("RoBERTa, CamemBERT", ("roberta", "camembert"), "all-distilroberta-v1"),
+    Row("ModernBERT", ("modernbert",), "gte-modernbert-base, granite-embedding-english-r2"),
+    Row("nomic-bert", ("nomic_bert",), "nomic-embed-text-v1.5"),
+    Row("GTE", ("gte", "new"), "gte-multilingual-base, gte-large-en-v1.5"),
+    Row("JinaBERT v2", ("bert",), "jina-embeddings-v2-base-en", config=JINA_BERT_V2),
+    Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3"),
+    Row("ELECTRA", ("electra",), "ms-marco-electra-base"),
+    Row("ALBERT", ("albert",), "paraphrase-albert-small-v2"),
+)
+
+
+def positions(architecture: Architecture) -> str:
+    """How tokens know where they stand."""
+    attention = [architecture.attention_of(layer) for layer in range(architecture.layers)]
+    said = {
+        "table": architecture.position_table,
+        "distances": architecture.relative_buckets > 0,
+        "ALiBi": architecture.alibi,
+        "rotary": any(each.rotary for each in attention),
+        "windows": any(each.window for each in attention),
+    }
+    return ", ".join(name for name, holds in said.items() if holds)
+
+
+def layers(architecture: Architecture) -> str:
+    """How its layers differ from BERT's."""
+    said = {
+        "gated": architecture.gated,
+        "norms first": architecture.pre_norm,
+        "narrow embeddings": architecture.embedding_size is not None,
+        "shared weights": bool(architecture.shared_layers),
+    }
+    return ", ".join(name for name, holds in said.items() if holds) or "as BERT's"
+
+
+def readme() -> Iterable[tuple[str, ...]]:
+    """README's table."""
+    yield "family", "for example", "tested on"
+    for row in ROWS:
+        yield row.name, row.checkpoints, row.devices
+
+
+def models() -> Iterable[tuple[str, ...]]:
+    """The table of docs/models.md."""
+    yield "family", "`model_type`", "for example", "positions", "layers", "scores, classes", "SPLADE", "tested on"
+    for row in ROWS:
+        found = row.architecture()
+        heads = (found.tensors.classification, found.tensors.masked_lm)
+        yield (
+            row.name, ", ".join(f"`{each}`" for each in row.model_types), row.checkpoints, positions(found),
+            layers(found), *("no" if head is None else "yes" for head in heads), row.devices,
+        )  # fmt: skip
+
+
+TABLES = {ROOT / "README.md": readme, ROOT / "docs" / "models.md": models}
+
+
+def replaced(page: Path) -> str:
+    """The text of one of TABLES' pages with its table of families as the code has it."""
+    header, *rows = TABLES[page]()
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
+    lines.insert(1, "|---" * len(header) + "|")
+    return re.sub(
+        r"^\| family \|.*?\n(?=\n)", lambda _: "\n".join(lines) + "\n", page.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+
+
+def main() -> None:
+    """Rewrite the tables."""
+    for page in TABLES:
+        page.write_text(replaced(page))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What adapters add to the encoder's weights: low-rank matrices, from the two kinds of files that have them.
+
+An adapter adds scale · left · right to a weight of [rows, columns], where left is [rows, rank] and right is
+[rank, columns]. Of a linear layer right is what LoRA calls A, and left is B; of a table they change places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.architecture.architecture import Adapters
+from embert.engine.architecture.tensor_names import TABLES, Spelling, TensorNames
+from embert.engine.errors import BrokenModel
+from embert.engine.files.safetensors_file import SafetensorsFile
+
+__all__ = ["LowRank", "PeftFiles", "beside_weight"]
+
+Floats = npt.NDArray[np.float32]
+
+ORIGINAL = ".original"  # what torch puts after the name of a weight to which a module of its own adds
+PEFT_FILE = "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+
+
+class LowRank(NamedTuple):
+    """What n adapters add to one weight, before the scale."""
+
+    left: Floats  # [n, rows, rank]
+    right: Floats  # [n, rank, columns]
+
+
+def beside_weight(
+    path: Path,
+    files: Mapping[str, SafetensorsFile],
+    name: str,
+    shape: tuple[int, ...],
+    at: Spelling,
+    adapters: Adapters,
+) -> tuple[LowRank | None, set[str]]:
+    """What all adapters add to a weight, from two tensors beside it, and the names of these.
+
+    `name` and `shape` are the weight's, and `at` is where it is stored, in one of `files` by name. Raises BrokenModel.
+    """
+    if not at.name.endswith(ORIGINAL):
+        return None, set()
+    names = [f"{at.name.removesuffix(ORIGINAL)}.0.{each}" for each in ("lora_A", "lora_B")]
+    left, right = names if name in TABLES else reversed(names)
+    n, rank, (rows, columns) = len(adapters.names), adapters.rank, shape
+    read = {}
+    for stored, wanted in ((left, (n, rows * at.parts, rank)), (right, (n, rank, columns))):
+        if stored not in files:
+            raise BrokenModel(f"{path} has no tensor {stored}")
+        read[stored] = files[stored].tensor(stored)
+        read[stored].check(path, stored, wanted)
+    own = slice(at.part * rows, (at.part + 1) * rows)
+    return LowRank(read[left].float32()[:, own], read[right].float32()), {left, right}
+
+
+class PeftFiles:
+    """Adapters in files of their own, as PEFT writes them."""
+
+    def __init__(self, folder: Path, tensors: TensorNames, adapters: Adapters) -> None:
+        """`folder` holds the adapters' folders. Raises BrokenModel."""
+        self._names, self._rank = tensors, adapters.rank
+        self._files = [SafetensorsFile(folder / each / PEFT_FILE) for each in adapters.folders]
+        self._unused = [{*file.names} for file in self._files]
+
+    def low_rank(self, name: str, shape: tuple[int, ...]) -> LowRank | None:
+        """What the adapters add to a weight; None where none adds to it. Raises BrokenModel."""
+        found = [self._of_one(number, name, shape) for number in range(len(self._files))]
+        if not any(found):
+            return None
+        (rows, columns), rank = shape, self._rank
+        nothing = np.zeros((rows, rank), np.float32), np.zeros((rank, columns), np.float32)
+        lefts, rights = zip(*(each or nothing for each in found), strict=True)
+        return LowRank(np.stack(lefts), np.stack(rights))
+
+    def _of_one(self, number: int, name: str, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:
+        file, (rows, columns), rank = self._files[number], shape, self._rank
+        kinds = ("lora_embedding_A", "lora_embedding_B") if name in TABLES else ("lora_B.weight", "lora_A.weight")
+        for stored, part, parts in self._names.spellings(name):
+            for prefix in (PEFT_PREFIX, ""):
+                left, right = (prefix + stored.removesuffix("weight") + kind for kind in kinds)
+                if left not in file or right not in file:
+                    continue
+                self._unused[number] -= {left, right}
+                of_rows, of_columns = file.tensor(left), file.tensor(right)
+                of_rows.check(file.path, left, (rank, rows) if name in TABLES else (rows * parts, rank))
+                of_columns.check(file.path, right, (columns, rank) if name in TABLES else (rank, columns))
+                if name in TABLES:
+                    return of_rows.float32().T, of_columns.float32().T
+                return of_rows.float32()[part * rows : (part + 1) * rows], of_columns.float32()
+        return None
+
+    def check_surplus(self) -> None:
+        """Raise BrokenModel for a layer's tensor that was not asked for: it would change the vectors."""
+        for file, names in zip(self._files, self._unused, strict=True):
+            for name in sorted(names):
+                if self._names.layer_of(name.removeprefix(PEFT_PREFIX)) is not None:
+                    raise BrokenModel(f"{file.path} has a tensor {name}, which belongs to no weight of the model")

@@ -1,0 +1,1 @@
+"""What an encoder computes: the description, the names of its tensors and their shapes."""

@@ -1,0 +1,32 @@
+"""ELECTRA: BERT, but the embeddings may be narrower than the layers, and a projection then follows them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.architecture.tensor_names import Classification, MaskedLM, Scheme, TensorNames
+from embert.engine.families.bert import read_bert_like
+from embert.engine.families.config.config_file import ConfigFile
+
+__all__ = ["read"]
+
+# HuggingFace's code fixes the activation of both heads, whatever hidden_act says.
+TENSORS = TensorNames(
+    schemes=(Scheme(prefixes=("electra.",)),),
+    masked_lm=MaskedLM(
+        transform="generator_predictions.dense",
+        norm="generator_predictions.LayerNorm",
+        decoder="generator_lm_head",
+        biases=("generator_lm_head.bias",),
+        activation="gelu",
+    ),
+    classification=Classification(dense="classifier.dense", out="classifier.out_proj", activation="gelu"),
+)
+
+
+def read(config: ConfigFile) -> Architecture:
+    """ELECTRA's architecture. Raises BrokenModel or UnsupportedModel."""
+    architecture = read_bert_like(config, TENSORS)
+    columns = config.integer("embedding_size")
+    return dataclasses.replace(architecture, embedding_size=None if columns == architecture.hidden_size else columns)
