@@ -47,7 +47,8 @@ def load_encoder(
     kind, choice = _choose(device, encoder)
     free = encoder == device == "auto"  # nobody asked for CUDA: a model that it cannot run goes to the CPU
     untried = untried_parts(model.architecture)
-    if kind == "cuda" and encoder == "auto" and untried:
+    # The CUDA encoder itself refuses adapters, and says so.
+    if kind == "cuda" and encoder == "auto" and untried and model.architecture.adapters is None:
         reason = f"the CUDA encoder has kernels for {untried}, which have not run on a GPU yet; encoder cuda takes them"
         if not free:
             raise UnsupportedModel(f"{model.model_id} on {device}: {reason}")
