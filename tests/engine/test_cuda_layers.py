@@ -21,8 +21,8 @@ from embert.engine.encoders.relative_positions import alibi_by_distance
 from embert.engine.encoders.rotary import rotations
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
-from tests.engine.described import ARCHITECTURES, GLOBAL, LAYERS, LOCAL, described
 from tests.engine.conftest import BuildBert
+from tests.engine.described import ARCHITECTURES, GLOBAL, LAYERS, LOCAL, described
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
 

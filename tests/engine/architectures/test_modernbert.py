@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from embert.engine.encoders.cuda_heads import head_shapes
 from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.architecture.architecture import Architecture, Attention, Rotary
 from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda.heads import head_shapes
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
 from embert.engine.families import read_architecture
 from embert.engine.tasks import Task
