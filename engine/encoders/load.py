@@ -46,13 +46,6 @@ def load_encoder(
         raise UnsupportedModel(f"max_batch_tokens must be at least 1, found {max_batch_tokens}")
     kind, choice = _choose(device, encoder)
     free = encoder == device == "auto"  # nobody asked for CUDA: a model that it cannot run goes to the CPU
-    untried = untried_parts(model.architecture)
-    # The CUDA encoder itself refuses adapters, and says so.
-    if kind == "cuda" and encoder == "auto" and untried and model.architecture.adapters is None:
-        reason = f"the CUDA encoder has kernels for {untried}, which have not run on a GPU yet; encoder cuda takes them"
-        if not free:
-            raise UnsupportedModel(f"{model.model_id} on {device}: {reason}")
-        kind, choice = "torch", f"the GPU is not used: {reason}"
     factory: Callable[..., Encoder]
     if kind == "torch":
         factory = _torch_encoder(choice)
@@ -61,6 +54,8 @@ def load_encoder(
         factory = importlib.import_module("embert.engine.encoders.cuda").CudaEncoder
         if kind == "cuda-portable":
             factory = functools.partial(factory, gemm="cublaslt")
+        elif encoder == "auto" and untried_parts(model.architecture):
+            factory = functools.partial(factory, tried_only=True)
         device = "cuda:0" if device in ("auto", "cuda") else device
     else:
         factory = _imported(kind)

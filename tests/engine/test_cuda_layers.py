@@ -125,9 +125,9 @@ def test_parts_that_no_gpu_has_run_are_chosen_by_name_only(made: tuple[Model, St
     model, gpu = made
     encoder = engine.load_encoder(model)
     assert (encoder.device, gpu.encoders) == ("cpu", [])
-    assert encoder.choice.startswith("the GPU is not used: the CUDA encoder has kernels for ")
-    assert "which have not run on a GPU yet; encoder cuda takes them" in encoder.choice
-    with pytest.raises(UnsupportedModel, match="which have not run on a GPU yet"):
+    assert encoder.choice.startswith(f"the GPU is not used: {model.model_id} has ")
+    assert "have not run on a GPU yet, so they have to be asked for: encoder cuda" in encoder.choice
+    with pytest.raises(UnsupportedModel, match="have not run on a GPU yet"):
         engine.load_encoder(model, device="cuda:0")
     assert engine.load_encoder(model, encoder="cuda").device == "cuda:0"
     assert engine.load_encoder(model, encoder="cuda-portable").device == "cuda:0"

@@ -14,6 +14,7 @@ from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import RELATIVE_ATTENTION_BIAS
 from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import Checkpoint
+from embert.engine.devices import untried_parts
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
 from embert.engine.encoders.cuda.heads import Layout, captured_tasks, head_shapes, head_tensors
 from embert.engine.encoders.cuda.layers import layer_shapes, layer_tensors
@@ -75,7 +76,8 @@ class CudaEncoder(Encoder):
     (no TF32). `gemm` is "auto", "hopper" (our own kernels, for compute capability 9.0) or "cublaslt": the portable path
     for any GPU, whose attention does without Hopper's instructions and whose LayerNorms are kernels of their own.
     `fold` lets the matrix products compute LayerNorms where they can; `fold_refusal` says why a model's weights do not
-    allow it, else it is empty. `graphs` captures the forwards of small batches at start.
+    allow it, else it is empty. `graphs` captures the forwards of small batches at start. `tried_only` refuses models
+    with parts that no GPU has run yet.
 
     A new encoder must first compute a known vector (known_text.py). Raises UnsupportedModel if the device or the model
     cannot run, BrokenModel for weights that cannot be read, EncoderLost if the device fails.
@@ -93,6 +95,7 @@ class CudaEncoder(Encoder):
         gemm: str = "auto",
         fold: bool = True,
         graphs: bool = True,
+        tried_only: bool = False,
     ) -> None:
         reason = unavailable_reason()
         if reason is not None:
@@ -107,6 +110,12 @@ class CudaEncoder(Encoder):
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
         if architecture.adapters is not None:
             raise UnsupportedModel(f"{model.model_id} has adapters, which the CUDA encoder does not run")
+        shapes = layer_shapes(model) | head_shapes(model)
+        if tried_only and (untried := untried_parts(architecture)):
+            raise UnsupportedModel(
+                f"{model.model_id} has {untried}; the CUDA encoder's kernels for that have not run on a GPU yet, so "
+                "they have to be asked for: encoder cuda"
+            )
         self.hidden_size = architecture.hidden_size
         self._model = model
         self._has = model.tasks
@@ -126,8 +135,7 @@ class CudaEncoder(Encoder):
                 cublaslt_library=_cublaslt_library(),
                 fold=fold,
                 graphs=int(captured_tasks(model)) if graphs else 0,
-                **layer_shapes(model),
-                **head_shapes(model),
+                **shapes,
             )
             return encoder, _load(encoder, checkpoint, model, self.dtype)
 
