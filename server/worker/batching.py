@@ -27,6 +27,7 @@ class Payload:
     dimensions: int  # 0 = all
     normalize: bool
     admitted: float
+    weights: int = 0  # of its sparse vectors so far
     alone: bool = False
     adapter: int = -1  # of each text; -1: none
 

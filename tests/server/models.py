@@ -150,7 +150,10 @@ def splade(folder: Path) -> Path:
         "cls.predictions.bias": (_SHAPE["vocab_size"],),
     }  # fmt: skip
     head = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    save_file({**load_file(folder / "model.safetensors"), **head}, folder / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
+    # The head is tied to the word table: NAN_WORD's row would put a NaN into every vector.
+    np.nan_to_num(tensors["bert.embeddings.word_embeddings.weight"], copy=False)
+    save_file({**tensors, **head}, folder / "model.safetensors")
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.MLMTransformer"},
         {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": "sentence_transformers.models.SpladePooling"},
