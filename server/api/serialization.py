@@ -103,11 +103,11 @@ async def openai_json(vectors: Vectors, model: str, prompt_tokens: int, *, base6
 
 async def typed_openai_json(
     rows: Mapping[Task, Rows],
-    token_ids: npt.NDArray[np.int32] | None,
     model: str,
     prompt_tokens: int,
     *,
     base64: bool,
+    token_ids: npt.NDArray[np.int32] | None = None,
 ) -> bytes:
     """OpenAI's answer with several kinds of vectors of each text: rows of EMBED, of SPARSE, of MULTI.
 
@@ -124,12 +124,14 @@ async def typed_openai_json(
         if Task.SPARSE in rows:
             indices, values = [await flat_json(each) for each in _pairs(rows[Task.SPARSE], index)]
             more += b',"sparse":{"indices":%b,"values":%b}' % (indices, values)
-        if Task.MULTI in rows and token_ids is not None:
+        if Task.MULTI in rows:
             multi = rows[Task.MULTI]
             vectors = multi.slice(index, index + 1).values
             written = b"[%b]" % b",".join(map(_base64, vectors)) if base64 else await floats_json(vectors)
-            ids = await flat_json(token_ids[slice(*multi.offsets[index : index + 2])])
-            more += b',"multi_vector":%b,"token_ids":%b' % (written, ids)
+            more += b',"multi_vector":%b' % written
+            if token_ids is not None:
+                ids = token_ids[multi.offsets[index] : multi.offsets[index + 1]]
+                more += b',"token_ids":%b' % await flat_json(ids)
         items.append(b'{"object":"embedding","embedding":%b,"index":%d%b}' % (embedding, index, more))
         await pauses.after(sum(each.slice(index, index + 1).values.size for each in rows.values()))
     return _openai_list(items, model, prompt_tokens)

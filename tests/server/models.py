@@ -102,12 +102,13 @@ def _tensors(labels: int) -> Iterator[tuple[str, tuple[int, ...], float, float]]
     yield from linear("classifier", labels, hidden)
 
 
-def write_layer(path: Path, outputs: int, inputs: int) -> None:
-    """A linear layer with random weights."""
+def write_layer(path: Path, outputs: int, inputs: int, name: str = "") -> None:
+    """A linear layer with random weights. `name` precedes its tensors' names."""
     random = np.random.default_rng(outputs)
     weight = random.standard_normal((outputs, inputs)).astype(np.float32) / np.float32(inputs**0.5)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"weight": weight, "bias": random.standard_normal(outputs).astype(np.float32) / 10}, path)
+    bias = random.standard_normal(outputs).astype(np.float32) / 10
+    save_file({f"{name}weight": weight, f"{name}bias": bias}, path)
 
 
 def three_heads(folder: Path) -> Path:
@@ -128,7 +129,7 @@ def late_interaction(folder: Path) -> Path:
     (folder / "modules.json").write_text(json.dumps(modules))
     activation = "torch.nn.modules.linear.Identity"
     dense = {"in_features": 384, "out_features": 16, "bias": True, "activation_function": activation}
-    write_layer(folder / "1_Dense" / "model.safetensors", 16, 384)
+    write_layer(folder / "1_Dense" / "model.safetensors", 16, 384, "linear.")
     (folder / "1_Dense" / "config.json").write_text(json.dumps(dense))
     edit_json(
         folder / "config_sentence_transformers.json",

@@ -130,7 +130,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     if tasks == Task.EMBED:
         return JSON, await openai_json(answer.vectors, service.served.name, encoded.tokens, base64=base64)
     return JSON, await typed_openai_json(
-        answer.rows, answer.token_ids, service.served.name, encoded.tokens, base64=base64
+        answer.rows, service.served.name, encoded.tokens, base64=base64, token_ids=answer.token_ids
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from embert.engine import Model
-from embert.engine.tasks import NO_TASK, Task
+from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
 from embert.server.api.input.request_body import RequestBody
 from embert.server.api.request_context import Handler
 from embert.server.http.errors import Dialect
@@ -47,11 +47,19 @@ class TaskRoute(Route):
     request: type[RequestBody]
     answer: type[BaseModel]
     example: Mapping[str, Any]
+    example_of: Mapping[Task, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # more of it, by the model's first
     needs: Task = NO_TASK  # tasks that the model must have, whatever the request says
     needs_one: Task = NO_TASK  # and at least one of these; the request says which
     reranks: bool = False  # the model must be a classifier of one label
     also: tuple[str, ...] = ()  # the paths of other rows whose requests it takes too
     raw: bool = False  # `Accept: application/octet-stream` gets raw float32 rows
+
+    def example_for(self, model: Model) -> dict[str, Any]:
+        """A request that the model can answer, if it suits the row."""
+        main = next((task for task in ALL_TASKS if task in model.tasks & self.needs_one), NO_TASK)
+        return {**self.example, **self.example_of.get(main, {})}
 
     def suits(self, model: Model) -> bool:
         """Whether the model has the tasks."""

@@ -45,6 +45,7 @@ TASKS = (
         request=openai.EmbeddingsRequest,
         answer=openai.EmbeddingList,
         example={"input": "Hello, world"},
+        example_of={Task.SPARSE: {"embedding_types": ["sparse"]}, Task.MULTI: {"embedding_types": ["colbert"]}},
         needs_one=Task.EMBED | Task.SPARSE | Task.MULTI,
         raw=True,
     ),

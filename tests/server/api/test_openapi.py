@@ -120,9 +120,9 @@ def test_ids_of_operations_are_unique(document: dict[str, Any]) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_examples_work(small: Live, small_reranker: Live) -> None:
+def test_examples_work(small: Live, small_reranker: Live, splade: Live, late_interaction: Live) -> None:
     answered = set()
-    for server in (small, small_reranker):
+    for server in (small, small_reranker, splade, late_interaction):
         for path, item in server.get("/openapi.json").json()["paths"].items():
             if "post" not in item:
                 continue

@@ -78,4 +78,4 @@ def test_tokens_by_a_model_of_late_interaction(chrome: Chrome, late_interaction:
     assert cells(chrome, "#match-grid") == pytest.approx(expected.flatten().tolist(), abs=0.0051)
     best = np.array(columns)[expected.argmax(axis=1)]
     assert [each.rpartition(" ")[0] for each in contents(chrome, "#match-grid .found")] == best.tolist()
-    assert text(chrome, "#match-note") == "Query: 6 tokens, 8 vectors. Document: cut to 24 of 63 tokens, 14 vectors."
+    assert text(chrome, "#match-note") == "Query: 5 tokens, 8 vectors. Document: cut to 24 of 63 tokens, 14 vectors."
