@@ -47,9 +47,7 @@ class TaskRoute(Route):
     request: type[RequestBody]
     answer: type[BaseModel]
     example: Mapping[str, Any]
-    example_of: Mapping[Task, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # more of it, by the model's first
+    example_of: Mapping[Task, Mapping[str, Any]] = field(default_factory=dict)  # more of it, by the model's first
     needs: Task = NO_TASK  # tasks that the model must have, whatever the request says
     needs_one: Task = NO_TASK  # and at least one of these; the request says which
     reranks: bool = False  # the model must be a classifier of one label
