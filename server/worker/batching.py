@@ -27,9 +27,9 @@ class Payload:
     dimensions: int  # 0 = all
     normalize: bool
     admitted: float
-    weights: int = 0  # of its sparse vectors so far
     alone: bool = False
     adapter: int = -1  # of each text; -1: none
+    weights: int = 0  # of its sparse vectors so far
 
 
 def pack(slices: list[Slice]) -> PackedBatch:
