@@ -82,6 +82,7 @@ class ServeConfig:
         131_072, "maximum characters of a text without a place to divide it for tokenising, then 413", low=1
     )
     max_answer_tokens: int = _option(131_072, "maximum tokens of one answer of /tokenize or /decode, then 413", low=1)
+    max_answer_weights: int = _option(2_097_152, "maximum weights of the sparse vectors of one answer, then 413", low=1)
     accept_token_ids: bool = _option(
         False, "accept token ids on OpenAI's routes too, in requests that name this model; TEI's routes always do"
     )

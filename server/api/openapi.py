@@ -86,7 +86,7 @@ def complete_document(document: dict[str, Any], model: Model, config: ServeConfi
 def _operation(task: TaskRoute, path: str, names: dict[Any, Any], model: Model) -> dict[str, Any]:
     error = {"application/json": {"schema": names[ERROR_MODELS[task.dialect], "validation"]}}
     content: dict[str, Any] = {"application/json": {"schema": names[task.answer, "validation"]}}
-    body = {"schema": names[task.request, "validation"], "example": dict(task.example)}
+    body = {"schema": names[task.request, "validation"], "example": task.example_for(model)}
     if others := [each for each in TASKS if each.path in task.also]:
         requests = dict.fromkeys(each.request for each in (task, *others))
         body["schema"] = {"anyOf": [names[request, "validation"] for request in requests]}

@@ -122,9 +122,9 @@ class Operations:
             model_id=model.model_id,
             model_sha=model.revision,
             model_dtype=engine.dtype if engine else config.dtype,
-            served_model_name=service.served_name,
+            served_model_name=service.served.name,
             model_type=_model_type(model),
-            tasks=service.task_names,
+            tasks=service.served.task_names,
             max_concurrent_requests=service.max_queue_tokens,  # each has at least one token
             max_input_length=model.max_input_length,
             max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens or 0,
@@ -149,16 +149,16 @@ class Operations:
 
     async def models(self) -> ModelList:
         """The one model served here."""
-        return ModelList(data=[ModelCard(id=self._service.served_name, created=self._created)])
+        return ModelList(data=[ModelCard(id=self._service.served.name, created=self._created)])
 
     async def model_card(self, id: str) -> ModelCard:  # noqa: A002 - the path's name in OpenAI's API
         """The model, by its served name or its model id."""
         try:
-            self._service.check_model(id)
+            self._service.served.check_name(id)
         except ModelUnknown as error:
             error.param = "id"
             raise
-        return ModelCard(id=self._service.served_name, created=self._created)
+        return ModelCard(id=self._service.served.name, created=self._created)
 
     async def metrics(self) -> Response:
         """Prometheus' text format."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from embert.engine import Encoded, Task
 from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.packing import cumulative
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
-from embert.server.api.engines.pending import Answer
+from embert.server.api.engines.pending import Answer, TooManyWeights
 from embert.server.api.input.large_bodies import LARGE, SplitIds, check_values, split_ids
 from embert.server.api.input.request_body import RequestBody, TextsAndIds, describe_name, parse, validate
 from embert.server.api.input.request_options import read_request_options
@@ -35,11 +36,19 @@ JSON, OCTETS = b"application/json", b"application/octet-stream"
 _A_ROW_A_TOKEN = Task.TOKENS | Task.MULTI
 
 
+@dataclass(slots=True)
+class _Shared:
+    """What the parts of one request may have together, and have so far."""
+
+    token_vectors: int = 0
+    weights: int = 0
+
+
 class RequestContext:
     """What handlers need of a request and of the service."""
 
     __slots__ = (
-        "_given", "_is_query", "_param", "_size", "_token_vectors",
+        "_given", "_is_query", "_param", "_shared", "_size",
         "breakdown", "headers", "options", "receive", "scope", "service", "truncated",
     )  # fmt: skip
 
@@ -48,19 +57,19 @@ class RequestContext:
         self.service, self.scope, self.receive = service, scope, receive
         self.breakdown = LatencyBreakdown()
         self.options = read_request_options(scope["headers"], time.monotonic(), service.config.request_timeout)
-        self._given: bytes | dict[str, Any] = b""  # the body, or an object that stood in one
+        self._given: bytes | dict[str, Any] = b""  # the body, or one request of several in it
         self._size = 0  # of the body, in bytes
         self._param = ""  # the field with the texts
-        self._is_query = False  # the texts, to a model of late interaction
-        self._token_vectors = [0]  # asked for so far; one number for all parts of a request
+        self._is_query = False  # whether the texts are queries, to a model of late interaction
+        self._shared = _Shared()
         self.headers: list[tuple[bytes, bytes]] = []  # of the answer
         self.truncated = 0  # texts that were cut
 
     def part(self, given: dict[str, Any], parts: int) -> RequestContext:
-        """The context of a request that stands, with others, in this one's body. It is answered in JSON."""
+        """The context of one of the several requests in this body. It is answered in JSON."""
         part = RequestContext(self.service, {**self.scope, "headers": []}, self.receive)
         part.options, part._given, part._size = self.options, given, self._size // parts
-        part._token_vectors = self._token_vectors
+        part._shared = self._shared
         return part
 
     async def read_body(self) -> None:
@@ -106,9 +115,9 @@ class RequestContext:
     def check_model(self, name: str | None) -> None:
         """Raise ModelUnknown for another model's name. Where any will do, the answer says which model it is of."""
         service = self.service
-        service.check_model(name)
-        answers = (b"x-model", service.served_name.encode("latin-1", "replace"))
-        if name is not None and not service.names(name) and answers not in self.headers:
+        service.served.check_name(name)
+        answers = (b"x-model", service.served.name.encode("latin-1", "replace"))
+        if name is not None and not service.served.is_named(name) and answers not in self.headers:
             self.headers.append(answers)
 
     async def tokenize(
@@ -170,26 +179,37 @@ class RequestContext:
         """The rows of the tasks for what `tokenize` gave, through an engine; see Router.encode.
 
         Of multi-vectors they are those that a query or a document has, not one a token. Raises PayloadTooLarge for more
-        tokens than may have a row each.
+        tokens than may have a row each, and for more weights of sparse vectors than an answer may have.
         """
         router = self.service.router
         if tasks & _A_ROW_A_TOKEN:
             router.admission.check_ready()  # an engine says what the limit is
             limit = self.service.token_vector_limit
-            self._token_vectors[0] += encoded.tokens
-            if (tokens := self._token_vectors[0]) > limit:
+            self._shared.token_vectors += encoded.tokens
+            if (tokens := self._shared.token_vectors) > limit:
                 raise PayloadTooLarge(
                     f"`{self._param}` has {tokens} tokens; the limit for token vectors is {limit}", self._param
                 )
-        answer = await router.encode(
-            encoded, self.receive, self.options, tasks=tasks, dimensions=dimensions, normalize=normalize
-        )
+        try:
+            answer = await router.encode(
+                encoded, self.receive, self.options, tasks=tasks, dimensions=dimensions, normalize=normalize
+            )
+        except TooManyWeights as error:
+            self._count_weights(error.weights)
+            raise
         self.breakdown.note(answer)
+        if Task.SPARSE in tasks:
+            self._count_weights(len(answer.rows[Task.SPARSE].values))
         head = self.service.model.heads.multi_vector
         if Task.MULTI in tasks and head is not None:
             kept = kept_rows(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
             answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(kept)
+            answer.token_ids = encoded.ids[kept]
         return answer
+
+    def _count_weights(self, weights: int) -> None:
+        self._shared.weights += weights
+        self.service.limits.check_weights(self._shared.weights, self._param)
 
     @property
     def wants_raw(self) -> bool:
@@ -197,7 +217,7 @@ class RequestContext:
         return prefers(OCTETS, JSON, [value for name, value in self.scope["headers"] if name == b"accept"])
 
     def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, bytes]:
-        """The answer with float32 [n, d] as raw rows; `counts` are those of each text, where it has not one."""
+        """The answer with float32 [n, d] as raw rows. `counts`: the rows of each text; None: one each."""
         self.headers.append((b"x-embedding-shape", b"%d,%d" % vectors.shape))
         if counts is not None:
             self.headers.append((b"x-sequence-rows", b",".join(b"%d" % count for count in counts)))

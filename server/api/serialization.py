@@ -31,9 +31,9 @@ Vectors = npt.NDArray[np.float32]
 
 # Written before other requests get their turn: about 1 ms.
 _NUMBERS_AT_ONCE = 64 * 1024
-_NUMBERS_PER_PAIR = 8  # in time
+_NUMBERS_PER_PAIR = 8  # a pair takes as long as so many numbers
 _PAIRS_AT_ONCE = _NUMBERS_AT_ONCE // _NUMBERS_PER_PAIR
-_NUMBERS_PER_TEXT = 512  # what a text costs beside its numbers
+_NUMBERS_PER_TEXT = 512  # a text takes as long as so many numbers, beside its own
 
 
 class Pauses:
@@ -101,8 +101,18 @@ async def openai_json(vectors: Vectors, model: str, prompt_tokens: int, *, base6
     return _openai_list(items, model, prompt_tokens)
 
 
-async def typed_openai_json(rows: Mapping[Task, Rows], model: str, prompt_tokens: int, *, base64: bool) -> bytes:
-    """OpenAI's answer with several kinds of vectors of each text: rows of EMBED, of SPARSE, of MULTI."""
+async def typed_openai_json(
+    rows: Mapping[Task, Rows],
+    model: str,
+    prompt_tokens: int,
+    *,
+    base64: bool,
+    token_ids: npt.NDArray[np.int32] | None = None,
+) -> bytes:
+    """OpenAI's answer with several kinds of vectors of each text: rows of EMBED, of SPARSE, of MULTI.
+
+    `token_ids` are those of MULTI's rows.
+    """
     items: list[bytes] = []
     pauses = Pauses()
     for index in range(next(iter(rows.values())).sequences):
@@ -115,9 +125,13 @@ async def typed_openai_json(rows: Mapping[Task, Rows], model: str, prompt_tokens
             indices, values = [await flat_json(each) for each in _pairs(rows[Task.SPARSE], index)]
             more += b',"sparse":{"indices":%b,"values":%b}' % (indices, values)
         if Task.MULTI in rows:
-            vectors = rows[Task.MULTI].slice(index, index + 1).values
+            multi = rows[Task.MULTI]
+            vectors = multi.slice(index, index + 1).values
             written = b"[%b]" % b",".join(map(_base64, vectors)) if base64 else await floats_json(vectors)
             more += b',"multi_vector":%b' % written
+            if token_ids is not None:
+                ids = token_ids[multi.offsets[index] : multi.offsets[index + 1]]
+                more += b',"token_ids":%b' % await flat_json(ids)
         items.append(b'{"object":"embedding","embedding":%b,"index":%d%b}' % (embedding, index, more))
         await pauses.after(sum(each.slice(index, index + 1).values.size for each in rows.values()))
     return _openai_list(items, model, prompt_tokens)

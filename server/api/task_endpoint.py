@@ -29,7 +29,7 @@ class TaskEndpoint:
         """ASGI."""
         service = self._service
         try:
-            service.check_tasks(self._needs, reranks=self._reranks)
+            service.served.check_tasks(self._needs, reranks=self._reranks)
             context = RequestContext(service, scope, receive)
             await context.read_body()
             content_type, body = await self._handler(context)

@@ -1,4 +1,4 @@
-"""The end of a connection whose answer is given while its request still arrives.
+"""The end of a connection whose last answer is given while more arrives: the rest of the request, or requests after it.
 
 Closing at once would reset a connection on which data still arrives, and the client would never see its answer. So the
 server closes its own side and reads on, until the client closes too, or for a bounded time and number of bytes.

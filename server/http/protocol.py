@@ -5,7 +5,7 @@ A connection is in exactly one state at a time, and each state has an end:
     idle        its client may ask something                     IDLE_TIMEOUT_S, less where its place is needed
     head        a request has begun                              HEAD_TIMEOUT_S, --header-limit
     answering   the app reads a body, computes and answers       timeouts.py, the request's deadline
-    lingering   the answer is given before the request's end     lingering.py
+    lingering   the answer is given, and more comes              lingering.py
 
 A mistake in a request's head is answered here, as JSON, counted, and after the answers to the requests before it. A
 mistake in a body is told to the app, which answers.
@@ -245,7 +245,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if cycle is None or self.transport.is_closing():
             return
-        if cycle.closes and not cycle.more_body:
+        more = cycle.more_body or self._ignores_input or self._unparsed or self.pipeline  # it came, or is to come
+        if cycle.closes and not more:
             self.transport.close()
         elif cycle.closes:
             self._linger_and_close()

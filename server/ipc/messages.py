@@ -63,8 +63,10 @@ class Part(msgspec.Struct, array_like=True):
     rows: list[TaskRows]
     queue_s: float
     inference_s: float
-    error: str = ""  # "backend", "deadline" (has passed) or "cannot_meet_deadline" (the queue takes longer)
-    message: str = ""
+    # "backend", "deadline" (has passed), "cannot_meet_deadline" (the queue takes longer) or "weights" (of sparse
+    # vectors, more than an answer may have)
+    error: str = ""
+    message: str = ""  # of "weights": how many there are at least
 
 
 class EngineStatus(msgspec.Struct, array_like=True):

@@ -29,6 +29,7 @@ class Payload:
     admitted: float
     alone: bool = False
     adapter: int = -1  # of each text; -1: none
+    weights: int = 0  # of its sparse vectors so far
 
 
 def pack(slices: list[Slice]) -> PackedBatch:

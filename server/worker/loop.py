@@ -91,7 +91,7 @@ class EngineLoop:
         self._queue = WorkQueue(scheduler, self._throughput, self._metrics, self._refuse)
         self._health = Health(start.index, self._counters, self._throughput, self._metrics, self._queue.tokens)
         self._server = SocketServer(self._health.status, self._queue.submit, self._queue.disconnect)
-        self._responder = Responder(self._server.send, self._queue.drop)
+        self._responder = Responder(self._server.send, self._queue.drop, config.max_answer_weights)
 
     # --- starting ---
 

@@ -18,13 +18,20 @@ __all__ = ["Responder"]
 
 log = logging.getLogger(__name__)
 
+_SENT_AT_ONCE = 1 << 26  # bytes of rows; sparse vectors of one batch can be more than a message may hold
+
 
 class Responder:
     """Used by the device loop alone."""
 
-    def __init__(self, send: Callable[[Channel, list[Part]], None], drop: Callable[[Hashable], None]) -> None:
-        """`drop` removes the waiting texts of a request that has failed."""
-        self._send, self._drop = send, drop
+    def __init__(
+        self, send: Callable[[Channel, list[Part]], None], drop: Callable[[Hashable], None], most_weights: int
+    ) -> None:
+        """`drop` removes the waiting texts of a request that has failed.
+
+        A request gets no more weights of sparse vectors than `most_weights`: their number is known only now.
+        """
+        self._send, self._drop, self._most_weights = send, drop, most_weights
 
     def answer(self, slices: list[Slice], rows: Mapping[Task, Rows], started: float, ended: float) -> None:
         """Send the rows of each task, in the order of the slices, to the requests that they belong to.
@@ -33,6 +40,7 @@ class Responder:
         """
         all_finite = {task: bool(np.isfinite(each.values.sum(dtype=np.float64))) for task, each in rows.items()}
         outgoing: dict[Channel, list[Part]] = {}
+        held = 0  # bytes of the rows in them
         given = dict.fromkeys(rows, 0)  # sequences of each task that have their rows
         for piece in slices:
             payload: Payload = piece.request.payload
@@ -45,6 +53,12 @@ class Responder:
             if not all(all_finite[task] or np.isfinite(each.values).all() for task, each in mine.items()):
                 self.fail([piece], EncoderError("the encoder returned a vector that is not finite"))
                 continue
+            if Task.SPARSE in mine and self._has_too_many_weights(payload, mine[Task.SPARSE]):
+                self._drop(piece.request.key)
+                outgoing.setdefault(payload.reply_to, []).append(
+                    Part(payload.id, piece.start, texts, [], 0.0, 0.0, "weights", str(payload.weights))
+                )
+                continue
             part = Part(
                 payload.id,
                 piece.start,
@@ -54,8 +68,20 @@ class Responder:
                 ended - started,
             )
             outgoing.setdefault(payload.reply_to, []).append(part)
+            held += sum(each.values.nbytes for each in mine.values())
+            if held > _SENT_AT_ONCE:
+                self._send_all(outgoing)
+                held = 0
+        self._send_all(outgoing)
+
+    def _has_too_many_weights(self, payload: Payload, rows: Rows) -> bool:
+        payload.weights += len(rows.values)
+        return payload.weights > self._most_weights
+
+    def _send_all(self, outgoing: dict[Channel, list[Part]]) -> None:
         for channel, parts in outgoing.items():
             self._send(channel, parts)
+        outgoing.clear()
 
     def fail(self, slices: list[Slice], error: Exception) -> None:
         """Answer these requests with an error. Their other texts need not run."""

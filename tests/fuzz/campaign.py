@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.fuzz.cases import Case, Maker
 from tests.fuzz.client import Exchange, Limits, exchange
@@ -18,6 +19,13 @@ from tests.fuzz.routes import Ask, Routes
 __all__ = ["Campaign", "Finding", "fetch_routes", "save"]
 
 CANARY_TEXTS = ["Hello, world", "The quick brown fox jumps over the lazy dog."]
+# Of which the first that the model can answer is asked.
+CANARIES = (
+    Ask("POST", "/embed", {"inputs": CANARY_TEXTS}),
+    Ask("POST", "/predict", {"inputs": [[text] for text in CANARY_TEXTS]}),
+    Ask("POST", "/embed_sparse", {"inputs": CANARY_TEXTS}),
+    Ask("POST", "/embed_all", {"inputs": CANARY_TEXTS}),
+)
 CANARY_EVERY = 50  # cases
 CANARY_TRIES = 20
 FULL_TEXTS, FULL_TEXT_WORDS = 7, 250  # a batch of the CPU encoder but for a few tokens
@@ -67,7 +75,7 @@ class Campaign:
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
     requests: int = 0
     canaries: int = 0
-    _right: list[list[float]] = field(default_factory=list)
+    _right: list[float] = field(default_factory=list)
 
     async def run(self, requests: int) -> None:
         """At least so many requests, or until there are too many findings."""
@@ -79,7 +87,8 @@ class Campaign:
     async def warm(self, routes: Routes) -> None:
         """A sound request of every kind, and full batches: what the first of them takes is not taken for a leak."""
         full = {"inputs": ["word " * FULL_TEXT_WORDS] * FULL_TEXTS}
-        for ask in (*routes.examples(), Ask("POST", "/embed", full), Ask("POST", "/embed_all", full)):
+        full_ones = [Ask("POST", path, full) for path in ("/embed", "/embed_all") if routes.offers(path)]
+        for ask in (*routes.examples(), *full_ones):
             body = b"" if ask.method == "GET" else json.dumps(ask.body).encode()
             case = Case(-1, "sound", (_request(ask, b"warm", body),), expected={b"warm": frozenset({200})})
             await self._try(case)
@@ -119,11 +128,11 @@ class Campaign:
             self.tell(finding.report())
 
     async def canary(self) -> None:
-        """A good request gets its right vectors, at the latest when the server has caught up."""
+        """A good request gets its right numbers, at the latest when the server has caught up."""
         self.canaries += 1
         name = b"canary-%d" % self.canaries
-        body = json.dumps({"inputs": CANARY_TEXTS}).encode()
-        case = Case(-1, "canary", (_request(Ask("POST", "/embed"), name, body),))
+        ask = next(ask for ask in CANARIES if self.maker.routes.offers(ask.path))
+        case = Case(-1, "canary", (_request(ask, name, json.dumps(ask.body).encode()),))
         for _ in range(CANARY_TRIES):
             done = await exchange(self.address, case, self.limits)
             faults = judge(done)
@@ -143,13 +152,24 @@ class Campaign:
         answer = done.answers[0]
         if answer.status != 200:
             return [f"a good request got {answer.status}"]
-        rows: list[list[float]] = json.loads(answer.body)
-        self._right = self._right or rows
-        same = len(rows) == len(self._right) and all(
-            len(row) == len(right) and all(abs(a - b) < TOLERANCE for a, b in zip(row, right, strict=True))
-            for row, right in zip(rows, self._right, strict=True)
+        numbers = [*_numbers(json.loads(answer.body))]
+        self._right = self._right or numbers
+        same = len(numbers) == len(self._right) and all(
+            abs(a - b) < TOLERANCE for a, b in zip(numbers, self._right, strict=True)
         )
         return [] if same else ["a good request got vectors that are not its own"]
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers of an answer, without weights that may as well be 0."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, dict) and value.get("value", 1) > TOLERANCE:
+        for each in value.values():
+            yield from _numbers(each)
 
 
 def save(finding: Finding, folder: Path, seed: int) -> Path:

@@ -133,7 +133,7 @@ class Maker:
 
     def __init__(self, routes: Routes, seed: int, *, large: float = 0.002) -> None:
         """`large` is the share of cases with bodies of megabytes."""
-        self._routes, self._seed = routes, seed
+        self.routes, self._seed = routes, seed
         self._kinds: dict[str, tuple[float, Callable[[_Draft], None]]] = {
             "json": (32.0, self._json),
             "head": (20.0, self._head),
@@ -154,7 +154,7 @@ class Maker:
         return Case(index, kind, pieces, max(1, draft.requests), pause_s, draft.ending, draft.expected)
 
     def _json(self, draft: _Draft) -> None:
-        ask = self._routes.post(draft.random)
+        ask = self.routes.post(draft.random)
         body = bodies.mutated(ask.body, draft.random)
         if draft.random.random() < 0.2:
             draft.add(draft.head(ask), chunked=heads.chunked(body, draft.random))
@@ -162,11 +162,11 @@ class Maker:
             draft.add(draft.head(ask), body)
 
     def _large(self, draft: _Draft) -> None:
-        ask = self._routes.post(draft.random)
+        ask = self.routes.post(draft.random)
         draft.add(draft.head(ask), bodies.large(ask.body, draft.random))
 
     def _head(self, draft: _Draft) -> None:
-        ask = self._routes.some(draft.random)
+        ask = self.routes.some(draft.random)
         head = draft.head(ask)
         body = draft.sound_body(ask)
         if body:
@@ -176,16 +176,16 @@ class Maker:
         draft.requests += 1
 
     def _chunked(self, draft: _Draft) -> None:
-        ask = self._routes.post(draft.random)
+        ask = self.routes.post(draft.random)
         draft.timeout_s = CUT_TIMEOUT_S
         body = draft.random.choice((draft.sound_body(ask), heads.INNER, b"0\r\n\r\n" + heads.INNER))
         draft.add(draft.head(ask), chunked=heads.odd_chunked(body, draft.random))
         if draft.random.random() < 0.3:
-            draft.add_sound(self._routes.some(draft.random))
+            draft.add_sound(self.routes.some(draft.random))
 
     def _upgrade(self, draft: _Draft) -> None:
         random = draft.random
-        ask = self._routes.some(random)
+        ask = self.routes.some(random)
         head = draft.head(ask)
         body = random.choice((draft.sound_body(ask), heads.INNER))
         match random.choices(range(4), (70, 10, 8, 12))[0]:
@@ -204,16 +204,16 @@ class Maker:
         else:
             draft.add(head, body)
         if random.random() < 0.5:
-            draft.add_sound(self._routes.some(random))
+            draft.add_sound(self.routes.some(random))
 
     def _pipeline(self, draft: _Draft) -> None:
         random = draft.random
         for _ in range(random.randint(2, 8)):
             match random.choices(range(6), (50, 20, 14, 8, 6, 2))[0]:
                 case 0:
-                    draft.add_sound(self._routes.some(random))
+                    draft.add_sound(self.routes.some(random))
                 case 1:
-                    draft.add_sound(self._routes.post(random), long=True)
+                    draft.add_sound(self.routes.post(random), long=True)
                 case 2:
                     self._json(draft)
                 case 3:
@@ -227,7 +227,7 @@ class Maker:
         random = draft.random
         draft.timeout_s = CUT_TIMEOUT_S
         for _ in range(random.choice((1, 1, 2, 4))):
-            draft.add_sound(self._routes.some(random), long=random.random() < 0.2)
+            draft.add_sound(self.routes.some(random), long=random.random() < 0.2)
         if random.random() < 0.8:
             draft.stream = draft.stream[: random.randrange(1, len(draft.stream) + 1)]
         draft.ending = random.choice(list(Ending))
@@ -236,7 +236,7 @@ class Maker:
         random = draft.random
         draft.timeout_s = CUT_TIMEOUT_S
         for _ in range(random.choice((1, 1, 2, 3))):
-            draft.add_sound(self._routes.some(random))
+            draft.add_sound(self.routes.some(random))
         draft.expected.clear()
         data = bytearray(draft.stream)
         head_end = data.find(b"\r\n\r\n")

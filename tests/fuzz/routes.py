@@ -44,6 +44,10 @@ class Routes:
         """The document's own example of every route, which must be answered with 200 where the model has the task."""
         return [ask for each in self._operations if (ask := self._example(*each)).example]
 
+    def offers(self, path: str) -> bool:
+        """Whether the model can answer this path's POST."""
+        return any(path == each and not operation.get("x-task-missing") for _, each, operation in self._posts)
+
     def some(self, random: Random) -> Ask:
         """A valid request of any route, most often one with a body."""
         method, path, operation = random.choice(self._posts if random.random() < 0.8 else self._operations)

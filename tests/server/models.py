@@ -102,12 +102,13 @@ def _tensors(labels: int) -> Iterator[tuple[str, tuple[int, ...], float, float]]
     yield from linear("classifier", labels, hidden)
 
 
-def write_layer(path: Path, outputs: int, inputs: int) -> None:
-    """A linear layer with random weights."""
+def write_layer(path: Path, outputs: int, inputs: int, name: str = "") -> None:
+    """A linear layer with random weights. `name` precedes its tensors' names."""
     random = np.random.default_rng(outputs)
     weight = random.standard_normal((outputs, inputs)).astype(np.float32) / np.float32(inputs**0.5)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"weight": weight, "bias": random.standard_normal(outputs).astype(np.float32) / 10}, path)
+    bias = random.standard_normal(outputs).astype(np.float32) / 10
+    save_file({f"{name}weight": weight, f"{name}bias": bias}, path)
 
 
 def three_heads(folder: Path) -> Path:
@@ -128,7 +129,7 @@ def late_interaction(folder: Path) -> Path:
     (folder / "modules.json").write_text(json.dumps(modules))
     activation = "torch.nn.modules.linear.Identity"
     dense = {"in_features": 384, "out_features": 16, "bias": True, "activation_function": activation}
-    write_layer(folder / "1_Dense" / "model.safetensors", 16, 384)
+    write_layer(folder / "1_Dense" / "model.safetensors", 16, 384, "linear.")
     (folder / "1_Dense" / "config.json").write_text(json.dumps(dense))
     edit_json(
         folder / "config_sentence_transformers.json",
@@ -150,7 +151,10 @@ def splade(folder: Path) -> Path:
         "cls.predictions.bias": (_SHAPE["vocab_size"],),
     }  # fmt: skip
     head = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    save_file({**load_file(folder / "model.safetensors"), **head}, folder / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
+    # The head is tied to the word table: NAN_WORD's row would put a NaN into every vector.
+    np.nan_to_num(tensors["bert.embeddings.word_embeddings.weight"], copy=False)
+    save_file({**tensors, **head}, folder / "model.safetensors")
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.MLMTransformer"},
         {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": "sentence_transformers.models.SpladePooling"},

@@ -221,15 +221,16 @@ class Splade:
             largest = pooled(columns(x), hidden.groups, "max").relu_()
             found = largest.nonzero()  # by sequences, then columns; a value that is not a number is kept, to be seen
             values.append(largest[found[:, 0], found[:, 1]])
-            owners.append(found[:, 0])
-            indices.append(found[:, 1] + number * SPLADE_COLUMNS)
+            # A text of an untrained model has a pair for most of the vocabulary, so each takes no more than it must.
+            owners.append(found[:, 0].to(torch.int32))
+            indices.append((found[:, 1] + number * SPLADE_COLUMNS).to(torch.int32))
         weights = torch.cat(values).log1p_()
         if self._twice:
             weights.log1p_()
         owner, index = torch.cat(owners).numpy(), torch.cat(indices).numpy()
         order = np.argsort(owner, kind="stable")  # the indices of a sequence ascend already
         offsets = cumulative(np.bincount(owner, minlength=len(hidden.lengths)).astype(np.int32))
-        return Rows(weights.numpy()[order].reshape(-1, 1), offsets, index[order].astype(np.int32))
+        return Rows(weights.numpy()[order].reshape(-1, 1), offsets, index[order])
 
     def prepare(self, rows: int) -> None:
         """See Head."""

@@ -66,6 +66,7 @@ class Embedding(BaseModel):
     index: int
     sparse: SparseEmbedding | None = None
     multi_vector: list[list[float] | str] | None = None
+    token_ids: list[int] | None = None  # of the vectors in `multi_vector`
 
 
 class Usage(BaseModel):
@@ -108,10 +109,10 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         context.check_model(name)
     check_foreign_ids(service, request.input, request.model or deployment)
     tasks, is_query = _tasks(request)
-    service.check_tasks(tasks)
+    service.served.check_tasks(tasks)
     if service.model.architecture.adapters is not None and request.task is None and is_query is None:
         is_query = _role(request.input_type)
-    dimensions = service.check_dimensions(request.dimensions)
+    dimensions = service.served.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
         request.input,
         param="input",
@@ -127,8 +128,10 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         return context.raw(answer.vectors, answer.rows[Task.MULTI].counts.tolist())
     base64 = request.encoding_format == "base64"
     if tasks == Task.EMBED:
-        return JSON, await openai_json(answer.vectors, service.served_name, encoded.tokens, base64=base64)
-    return JSON, await typed_openai_json(answer.rows, service.served_name, encoded.tokens, base64=base64)
+        return JSON, await openai_json(answer.vectors, service.served.name, encoded.tokens, base64=base64)
+    return JSON, await typed_openai_json(
+        answer.rows, service.served.name, encoded.tokens, base64=base64, token_ids=answer.token_ids
+    )
 
 
 def _tasks(request: EmbeddingsRequest) -> tuple[Task, bool | None]:
@@ -165,7 +168,7 @@ def check_foreign_ids(service: Service, given: TextOrIds, model: str | None) -> 
     """
     if isinstance(given, str) or not given or isinstance(given[0], str) or given[0] == []:
         return
-    if service.config.accept_token_ids and service.names(model):
+    if service.config.accept_token_ids and service.served.is_named(model):
         return
     needed = (
         "or name the served model in `model`"

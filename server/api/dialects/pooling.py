@@ -16,7 +16,6 @@ from pydantic import BaseModel, Field
 
 from embert.engine import Rows, Task
 from embert.engine.heads.scores import scores
-from embert.engine.tasks import task_names
 from embert.server.api.dialects.openai import Usage, check_foreign_ids
 from embert.server.api.dialects.ranking import activation
 from embert.server.api.input.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
@@ -96,10 +95,10 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     context.check_model(request.model)
     check_foreign_ids(service, request.input, request.model)
     task = _task(service, request)
-    is_query = service.is_query(request.input_type, task)
+    is_query = service.served.is_query(request.input_type, task)
     _check_fields(service, request, task, is_query)
     limit, activates = request.truncate_prompt_tokens, request.use_activation is not False
-    dimensions = service.check_dimensions(request.dimensions)
+    dimensions = service.served.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
         request.input,
         param="input",
@@ -119,11 +118,12 @@ def _task(service: Service, request: PoolingRequest) -> Task:
     of_tokens = Task.MULTI if Task.MULTI in has or Task.TOKENS not in has else Task.TOKENS
     named = {"embed": Task.EMBED, "classify": Task.CLASSIFY, "token_embed": of_tokens}
     if request.task is not None:
-        service.check_tasks(named[request.task])
+        service.served.check_tasks(named[request.task])
         return named[request.task]
     found = next((task for task in named.values() if task in has), None)
     if found is None:
-        raise TaskMissing(f"{service.served_name} has no task for /pooling; it has {', '.join(task_names(has))}")
+        names = ", ".join(service.served.task_names)
+        raise TaskMissing(f"{service.served.name} has no task for /pooling; it has {names}")
     return found
 
 
@@ -150,7 +150,7 @@ def _of_texts(service: Service, task: Task, rows: Rows, *, activates: bool) -> l
     """The numbers of each text: [columns], or [tokens, columns]."""
     values = rows.values
     if task == Task.CLASSIFY:
-        values = scores(values, activation(service.classifier, raw=not activates))
+        values = scores(values, activation(service.served.classifier, raw=not activates))
     if task in (Task.EMBED, Task.CLASSIFY):
         return list(values)
     if task == Task.TOKENS and activates:
@@ -164,7 +164,7 @@ def _of_texts(service: Service, task: Task, rows: Rows, *, activates: bool) -> l
 async def _written(
     context: RequestContext, request: PoolingRequest, texts: list[Floats], tokens: int
 ) -> tuple[bytes, bytes]:
-    model, usage = context.service.served_name, {"prompt_tokens": tokens, "total_tokens": tokens}
+    model, usage = context.service.served.name, {"prompt_tokens": tokens, "total_tokens": tokens}
     facts = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
     if request.encoding_format.startswith("bytes"):
         pieces = [_bytes(each, request) for each in texts]

@@ -98,7 +98,7 @@ async def score_pairs(
     service = context.service
     for given, param in zip((firsts, seconds), params, strict=True):
         GivenTexts.of(given, param)  # which looks for empty ones
-        service.check_documents(len(given), param)
+        service.limits.check_documents(len(given), param)
     encoded = await context.tokenize_pairs(
         TextPairs(firsts, seconds), params=params, truncate=truncate, direction=direction, limits=limits
     )
@@ -133,7 +133,7 @@ async def rank(
     )
     # Scores of logits far from 0 may be equal, so logits decide.
     order = np.argsort(-logits, kind="stable")[: top_n or None]
-    chosen = scores(logits[order][:, None], activation(context.service.classifier, raw=raw))[:, 0]
+    chosen = scores(logits[order][:, None], activation(context.service.served.classifier, raw=raw))[:, 0]
     return Ranking(order.tolist(), json_numbers(chosen), encoded.tokens)
 
 

@@ -71,7 +71,7 @@ class PairFields(RequestBody):
 
 
 class RerankFields(PairFields):
-    """The fields but for the documents."""
+    """All fields except the documents."""
 
     text_limit: ClassVar[str] = "max_client_documents"
     strings_per_text: ClassVar[int] = 16  # of an object with several fields
@@ -179,7 +179,7 @@ async def rerank_documents(
         b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'
     ) % (
         str(uuid.uuid4()).encode(),
-        orjson.dumps(service.served_name),
+        orjson.dumps(service.served.name),
         rows,
         tokens,
         tokens,

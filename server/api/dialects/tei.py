@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from typing import ClassVar, Literal
 
 import orjson
 from pydantic import BaseModel, Field, RootModel
 
 from embert.engine import Encoded, Task
-from embert.engine.tokenization.encoded import TokenInfo
-from embert.engine.tokenization.turns import Turns
 from embert.server.api.input.request_body import (
-    IDS,
     TASK,
     TEXTS_AND_IDS,
     Direction,
-    IdList,
-    IdLists,
     InputForm,
     InputForms,
     InputType,
@@ -26,13 +19,11 @@ from embert.server.api.input.request_body import (
     TextList,
     TextsAndIds,
 )
-from embert.server.api.input.texts_and_ids import GivenTexts
-from embert.server.api.request_context import JSON, RequestContext
+from embert.server.api.request_context import JSON, Handler, RequestContext
 from embert.server.api.serialization import floats_json, nested_floats_json, sparse_json
 from embert.server.http.errors import EmptyInput
 
 __all__ = [
-    "DecodeRequest",
     "EmbedAllRequest",
     "EmbedRequest",
     "EmbedSparseRequest",
@@ -42,18 +33,13 @@ __all__ = [
     "SimilarityRequest",
     "SparseVectors",
     "TeiError",
-    "Texts",
     "TokenVectors",
-    "TokenizeRequest",
-    "Tokens",
     "Vectors",
-    "decode",
     "embed",
     "embed_all",
-    "embed_or_similarity",
     "embed_sparse",
+    "or_similarity",
     "similarity",
-    "tokenize",
 ]
 
 
@@ -119,17 +105,12 @@ class SparseVectors(RootModel[list[list[SparseValue]]]):
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /embed`."""
     request = await context.parse(EmbedRequest)
-    dimensions = context.service.check_dimensions(request.dimensions)
+    dimensions = context.service.served.check_dimensions(request.dimensions)
     encoded = await _tokenized(context, request)
     answer = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
     if context.wants_raw:
         return context.raw(answer.vectors)
     return JSON, await floats_json(answer.vectors)
-
-
-async def embed_or_similarity(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /` of a model that embeds: its clients send the body of `/similarity` there too."""
-    return await (similarity if context.holds_object("inputs") else embed)(context)
 
 
 async def embed_sparse(context: RequestContext) -> tuple[bytes, bytes]:
@@ -144,9 +125,9 @@ async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
     service = context.service
     has = service.model.tasks
     task = Task.MULTI if Task.MULTI in has and Task.TOKENS not in has else Task.TOKENS
-    service.check_tasks(task)
+    service.served.check_tasks(task)
     request = await context.parse(EmbedAllRequest)
-    is_query = service.is_query(request.input_type, task)
+    is_query = service.served.is_query(request.input_type, task)
     answer = await context.run(await _tokenized(context, request, is_query), task)
     rows = answer.rows[task]
     if context.wants_raw:
@@ -221,93 +202,13 @@ async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
     return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-# --- tokens ---
+def or_similarity(handler: Handler) -> Handler:
+    """A handler of `POST /`: clients send the body of `/similarity` there too, whatever the model is for."""
 
+    async def answer(context: RequestContext) -> tuple[bytes, bytes]:
+        if not context.holds_object("inputs"):
+            return await handler(context)
+        context.service.served.check_tasks(Task.EMBED)
+        return await similarity(context)
 
-class TokenizeRequest(RequestBody):
-    """`POST /tokenize`."""
-
-    input_forms: ClassVar[InputForms] = {"inputs": InputForm("a string or a list of strings", shortest=0)}
-
-    inputs: str | TextList
-    add_special_tokens: bool = True
-    prompt_name: str | None = None
-
-
-class Token(BaseModel):
-    """One token, and where it stands in the text."""
-
-    id: int
-    text: str
-    special: bool
-    start: int | None
-    stop: int | None
-
-
-class Tokens(RootModel[list[list[Token]]]):
-    """Tokens a text."""
-
-
-async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /tokenize`."""
-    service = context.service
-    request = await context.parse(TokenizeRequest)
-    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    if not texts:
-        raise EmptyInput("`inputs` must not be an empty list", "inputs")
-    service.check_count(len(texts), "inputs")
-    service.check_open()
-    prompt = service.prompt(request.prompt_name) if request.prompt_name is not None else ""
-    turns = service.tokenizer.tokenize_turns(
-        texts,
-        add_special_tokens=request.add_special_tokens,
-        prompt=prompt,
-        most_unbroken=service.config.max_unbroken_characters,
-    )
-    characters = context.breakdown.characters = sum(map(len, texts))
-    check = partial(service.check_answer, param="inputs", more=True)
-    context.breakdown.tokens, body = await service.tokenizer_pool.run(
-        _written(turns, len(texts)), characters, context.receive, context.options, check
-    )
-    service.check_answer(context.breakdown.tokens, "inputs")
-    return JSON, body
-
-
-def _written(turns: Iterator[list[tuple[int, list[TokenInfo]]]], texts: int) -> Turns[tuple[int, bytes]]:
-    """Write tokens as JSON, turn by turn; returns their number and the JSON."""
-    rows: list[list[bytes]] = [[] for _ in range(texts)]
-    count = 0
-    for turn in turns:
-        for index, tokens in turn:
-            count += len(tokens)
-            if tokens:
-                rows[index].append(orjson.dumps(tokens)[1:-1])
-        yield count
-    return count, b"[%b]" % b",".join(b"[%b]" % b",".join(row) for row in rows)
-
-
-class DecodeRequest(RequestBody):
-    """`POST /decode`."""
-
-    input_forms: ClassVar[InputForms] = {"ids": IDS}
-
-    ids: IdList | IdLists
-    skip_special_tokens: bool = True
-
-
-class Texts(RootModel[list[str]]):
-    """A text a list of ids."""
-
-
-async def decode(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /decode`."""
-    service = context.service
-    request = await context.parse(DecodeRequest)
-    sequences = GivenTexts.of(request.ids, "ids").items
-    service.check_count(len(sequences), "ids")
-    service.check_open()
-    tokens = sum(map(len, sequences))
-    service.check_answer(tokens, "ids")
-    turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=request.skip_special_tokens)
-    texts = await service.tokenizer_pool.run(turns, tokens, context.receive, context.options, lambda _: None)
-    return JSON, orjson.dumps(texts)
+    return answer

@@ -129,7 +129,7 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
     service = context.service
     request = await context.parse(PredictRequest)
     texts = _pairs(request.inputs)
-    service.check_count(len(texts.seconds), "inputs")
+    service.limits.check_count(len(texts.seconds), "inputs")
     encoded = await context.tokenize_pairs(
         texts,
         params=("inputs", "inputs"),
@@ -137,7 +137,7 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
         direction=request.truncation_direction,
     )
     logits = (await context.run(encoded, Task.CLASSIFY)).vectors
-    classifier, parameters = service.classifier, request.parameters
+    classifier, parameters = service.served.classifier, request.parameters
     how = activation(classifier, raw=request.raw_scores)
     if parameters is not None and parameters.function_to_apply is not None:
         how = _FUNCTIONS[parameters.function_to_apply]

@@ -128,10 +128,10 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
         direction=request.truncation_side or "right",
         limits=request.limits,
     )
-    how = activation(service.classifier, raw=request.use_activation is False)
+    how = activation(service.served.classifier, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], how)[:, 0])
     rows = await joined(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
-    return JSON, _list(b"score", service.served_name, rows, encoded.tokens)
+    return JSON, _list(b"score", service.served.name, rows, encoded.tokens)
 
 
 def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
@@ -174,10 +174,10 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
         limit=None if limit == -1 else limit,
     )
     answer = await context.run(encoded, Task.CLASSIFY)
-    classifier = service.classifier
+    classifier = service.served.classifier
     probabilities = scores(answer.vectors, activation(classifier, raw=request.use_activation is False))
     rows = await joined(_class_rows(answer.vectors, probabilities, classifier.labels))
-    return JSON, _list(b"classify", service.served_name, rows, encoded.tokens)
+    return JSON, _list(b"classify", service.served.name, rows, encoded.tokens)
 
 
 def _class_rows(

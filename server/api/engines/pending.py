@@ -16,9 +16,16 @@ from embert.engine.packing import cumulative
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.ipc.messages import EncodeRequest, Part, TaskRows
 
-__all__ = ["Answer", "PendingRequest", "Receive"]
+__all__ = ["Answer", "PendingRequest", "Receive", "TooManyWeights"]
 
 Receive = Callable[[], Awaitable[Any]]  # ASGI's
+
+
+@dataclass(eq=False)
+class TooManyWeights(Exception):
+    """The sparse vectors of a request have more weights than an answer may have; not all of them are counted."""
+
+    weights: int
 
 
 @dataclass(slots=True)
@@ -28,6 +35,7 @@ class Answer:
     rows: dict[Task, Rows]
     queue_s: float
     inference_s: float
+    token_ids: npt.NDArray[np.int32] | None = None  # of MULTI's rows
 
     @property
     def vectors(self) -> npt.NDArray[np.float32]:

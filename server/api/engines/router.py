@@ -18,7 +18,7 @@ from embert.engine import Encoded, Task
 from embert.server.api.background import keep_running
 from embert.server.api.engines.admission import Admission
 from embert.server.api.engines.connection import EngineConnection
-from embert.server.api.engines.pending import Answer, PendingRequest, Receive
+from embert.server.api.engines.pending import Answer, PendingRequest, Receive, TooManyWeights
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
@@ -89,7 +89,7 @@ class Router:
         """Admit the texts, run them, return their rows.
 
         Raises Overloaded over the budget, Unavailable when no engine is ready or time runs out, InferenceFailed when
-        the encoder failed on them, CancelledError when the client has left.
+        the encoder failed on them, TooManyWeights, CancelledError when the client has left.
         """
         admission, cost = self.admission, encoded.tokens
         admission.check(cost, options)
@@ -198,13 +198,15 @@ class Router:
             return
         if part.error in ("deadline", "cannot_meet_deadline"):
             self._fail(pending, self.admission.too_late(pending.options, part.message))
+        elif part.error == "weights":
+            self._fail(pending, TooManyWeights(int(part.message)))
         elif part.error:
             self._fail(pending, InferenceFailed(f"inference failed: {part.message}"))
         elif (answer := pending.add(part)) is not None:
             self._engines[pending.engine].tokens -= pending.encoded.tokens
             pending.future.set_result(answer)
 
-    def _fail(self, pending: PendingRequest, error: ServerError) -> None:
+    def _fail(self, pending: PendingRequest, error: ServerError | TooManyWeights) -> None:
         if pending.engine >= 0:
             self._engines[pending.engine].tokens -= pending.encoded.tokens
         if not pending.future.done():

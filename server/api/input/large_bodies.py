@@ -75,7 +75,7 @@ def check_values(
     option: str = "--max-client-batch-size",
     strings_per_text: int = 1,
 ) -> None:
-    """Raise PayloadTooLarge for a body with more strings or values than so many texts, or ids, can explain.
+    """Raise PayloadTooLarge for a body with more strings than `most_texts` can be, or more values than `most_ids`.
 
     `option` is what limits the texts.
     """

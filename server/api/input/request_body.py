@@ -67,7 +67,7 @@ class InputForm:
     words: str = ""  # for the error about another value; without them, pydantic's own
     # As the OpenAPI document states it:
     shortest: int = 1  # characters of a text
-    together: int = 0  # the most texts of a list that belong together; 0: a list holds several texts
+    together: int = 0  # a list of texts is one item of at most so many texts; 0: each text is an item
 
 
 InputForms = dict[str, InputForm]  # of the fields with texts or ids

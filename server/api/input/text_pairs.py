@@ -147,7 +147,7 @@ def _words(text: str, characters: int, most: int) -> int:
 
 
 def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -> Encoded:
-    """The single texts of one and the pairs, or ids, of the other, each of which has something in every place."""
+    """At each place the single text of one or the pair, or ids, of the other. Both have something at every place."""
     sources = (others, singles)
     starts = [cumulative(source.lengths) for source in sources]
     spans = [slice(*starts[single][at : at + 2]) for at, single in enumerate(are_single)]

@@ -11,7 +11,7 @@ __all__ = ["HEADERS", "PAGE", "hint"]
 
 _SCRIPTS = (
     *("base.js", "key.js", "tabs.js", "lengths.js", "timing.js", "snippets.js", "answer.js", "live.js"),
-    *(f"views/{name}.js" for name in ("grid", "bars", "similarity", "rerank", "classify", "sparse", "match")),
+    *(f"views/{name}.js" for name in ("grid", "bars", "words", "similarity", "rerank", "classify", "sparse", "match")),
     "main.js",
 )
 

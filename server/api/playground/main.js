@@ -22,15 +22,15 @@ async function showState() {
 async function showInfo() {
   info = await (await ask("info")).json();
   hideKeyForm();
-  const { embedding } = info.model_type;
+  const embeds = info.tasks?.includes("embed") ?? true;
   document.title = `embert · ${info.served_model_name}`;
   element("model").textContent = info.served_model_name;
   const facts = {
     architecture: info.architecture,
     tasks: info.tasks?.join(", ").replaceAll("_", "-"),
     adapters: info.adapters?.join(", "),
-    dimensions: embedding && number(info.dimensions),
-    pooling: embedding?.pooling,
+    dimensions: embeds && number(info.dimensions),
+    pooling: embeds && info.model_type.embedding?.pooling,
     "longest text": `${number(info.max_input_length)} tokens, ${info.auto_truncate ? "longer ones are cut" : "longer ones are refused"}`,
     "texts a request": number(info.max_client_batch_size),
     "batch budget": `${number(info.max_batch_tokens)} tokens`,

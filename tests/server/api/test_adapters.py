@@ -193,9 +193,9 @@ def test_a_default_prompt_of_an_adapters_name_chooses_it() -> None:
     anything: Any = SimpleNamespace(admission=SimpleNamespace(check_time=None))
     for config, expected_ in ((ServeConfig(default_prompt_name="b"), 1), (ServeConfig(default_prompt="b"), -1)):
         service = Service(config, model, anything, anything, anything)
-        assert service.chosen(None, None) == (None, expected_)
-        assert service.chosen("a", None) == ("a", 0)
-        assert service.chosen(None, None, is_query=True) == (None, expected_)  # no such adapter here
+        assert service.served.chosen(None, None) == (None, expected_)
+        assert service.served.chosen("a", None) == ("a", 0)
+        assert service.served.chosen(None, None, is_query=True) == (None, expected_)  # no such adapter here
         service.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from embert.server.api.service import Service
 from embert.server.config import ServeConfig
 from embert.server.http.errors import PayloadTooLarge
 from tests.server.live import STAND_IN, Live, live, until
+from tests.server.models import splade
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -42,11 +44,11 @@ def test_tokens_have_a_limit_while_they_are_counted_too() -> None:
     )
     anything: Any = SimpleNamespace(admission=SimpleNamespace(check_time=None))
     service = Service(ServeConfig(max_client_batch_tokens=5), model, anything, anything, anything)
-    service.check_tokens(5, "inputs")
+    service.limits.check_tokens(5, "inputs")
     for more, number in ((True, "at least 6"), (False, "6")):
         said = rf"`inputs` has {number} tokens; the limit is 5 \(--max-client-batch-tokens\)"
         with pytest.raises(PayloadTooLarge, match=said):
-            service.check_tokens(6, "inputs", more=more)
+            service.limits.check_tokens(6, "inputs", more=more)
     service.close()
 
 
@@ -106,6 +108,30 @@ def test_the_worst_requests_take_little_memory(admitting: Live, path: str, body:
     assert says in answers[0].text
     assert peak < 400
     assert kept < 200
+
+
+def test_sparse_vectors_of_an_answer_are_bounded(tmp_path: Path) -> None:
+    """An untrained SPLADE gives a text a weight for every second word of its vocabulary, 30522 words."""
+    folder = str(splade(tmp_path))
+    texts = [f"text {index}" for index in range(2048)]
+    with live(folder, "--device", "cpu", "--max-answer-weights", "100000") as running:
+        (vector,) = running.post("/embed_sparse", {"inputs": "a"}).json()
+        assert 10_000 < len(vector) < 30_522
+        many: dict[str, dict[str, Any]] = {
+            "/embed_sparse": {"inputs": texts},
+            "/": {"inputs": texts},
+            "/v1/embeddings": {"input": texts, "embedding_types": ["sparse"]},
+            "/vertex": {"instances": [{"inputs": text} for text in texts[:12]]},
+        }
+        for path, body in many.items():
+            answers: list[httpx.Response] = []
+            peak, _ = peak_growth_mb(running, lambda: answers.append(running.post(path, body)))  # noqa: B023
+            assert answers[0].status_code == 413, answers[0].text[:300]
+            said = r"the sparse vectors of `inputs?` have at least \d+ weights together; the limit is 100000 "
+            assert re.search(said + r"\(--max-answer-weights\)", answers[0].text)
+            assert peak < 200
+        assert len(running.post("/embed_sparse", {"inputs": texts[:3]}).json()) == 3
+        assert "ERROR" not in running.log
 
 
 def test_short_texts_are_not_kept_waiting_by_long_ones(admitting: Live) -> None:

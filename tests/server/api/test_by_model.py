@@ -134,6 +134,26 @@ def test_a_classifier(classifier: Live) -> None:
     assert np.allclose(pooled, exponents / exponents.sum(), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "has"),
+    [
+        ("splade", "sparse"),
+        ("late_interaction", "multi_vector"),
+        ("reranker", "classify, rerank"),
+        ("classifier", "classify"),
+    ],
+)
+def test_a_similarity_wants_a_model_that_embeds(request: pytest.FixtureRequest, name: str, has: str) -> None:
+    """Clients send it to the address alone, whatever runs there."""
+    running: Live = request.getfixturevalue(name)
+    served = running.get("/info").json()["served_model_name"]
+    said = f"{served} does not have the task embed; it has {has}"
+    for path, body in (("/", SIMILARITY), ("/invocations", SIMILARITY), ("/vertex", {"instances": [SIMILARITY]})):
+        refused = running.post(path, body)
+        before = "instances[0]: " if path == "/vertex" else ""
+        assert (refused.status_code, refused.json()) == (424, {"error": before + said, "error_type": "Backend"})
+
+
 # --- Azure ---
 
 

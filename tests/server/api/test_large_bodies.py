@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.server.api.dialects.openai import EmbeddingsRequest
-from embert.server.api.dialects.tei import DecodeRequest, EmbedRequest
+from embert.server.api.dialects.tei import EmbedRequest
+from embert.server.api.dialects.tei_tokens import DecodeRequest
 from embert.server.api.input.large_bodies import CooperativeSteps, check_values, split_ids
 from embert.server.api.input.request_body import RequestBody, parse
 from embert.server.http.errors import BadRequest, Invalid, Overloaded, PayloadTooLarge

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from embert.engine import Task
-from embert.server.api.routes import _BY_MODEL, DIALECTS, TASKS
-from embert.server.api.service import TEI_NAME
+from embert.server.api.routes import BY_MODEL, DIALECTS, TASKS
+from embert.server.api.served_model import TEI_NAME
 from embert.server.http.errors import Dialect
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import build_classifier
@@ -74,7 +74,7 @@ def test_schemathesis(small: Live, tmp_path: Path) -> None:
 
 
 def test_schemathesis_of_scores_and_classes(small_reranker: Live, tmp_path: Path) -> None:
-    paths = [path for row in TASKS if row.needs == Task.CLASSIFY for path in row.paths if path not in _BY_MODEL]
+    paths = [path for row in TASKS if row.needs == Task.CLASSIFY for path in row.paths if path not in BY_MODEL]
     said = schemathesis(small_reranker, tmp_path, "--include-path-regex", f"^({'|'.join(paths)})$")
     assert f"{len(paths)} selected / " in said
 
@@ -120,9 +120,9 @@ def test_ids_of_operations_are_unique(document: dict[str, Any]) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_examples_work(small: Live, small_reranker: Live) -> None:
+def test_examples_work(small: Live, small_reranker: Live, splade: Live, late_interaction: Live) -> None:
     answered = set()
-    for server in (small, small_reranker):
+    for server in (small, small_reranker, splade, late_interaction):
         for path, item in server.get("/openapi.json").json()["paths"].items():
             if "post" not in item:
                 continue

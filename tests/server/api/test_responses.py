@@ -99,7 +99,8 @@ def test_typed_openai_json(rows: Rows, base64_: bool) -> None:
     dense = np.arange(rows.sequences * 3, dtype=np.float32).reshape(-1, 3) / np.float32(7)
     multi = Rows(np.sqrt(np.arange(len(rows.values) * 2, dtype=np.float32)).reshape(-1, 2), rows.offsets)
     every = {Task.EMBED: Rows.one_each(dense), Task.SPARSE: rows, Task.MULTI: multi}
-    answer = json.loads(asyncio.run(typed_openai_json(every, "m", 7, base64=base64_)))
+    ids = np.arange(len(rows.values), dtype=np.int32)
+    answer = json.loads(asyncio.run(typed_openai_json(every, "m", 7, base64=base64_, token_ids=ids)))
     assert (answer["object"], answer["model"], answer["usage"]) == (
         "list",
         "m",
@@ -116,6 +117,7 @@ def test_typed_openai_json(rows: Rows, base64_: bool) -> None:
         pairs = zip(item["sparse"]["indices"], np.array(item["sparse"]["values"], np.float32).tolist(), strict=True)
         assert list(pairs) == read_pairs(rows)[index]
         assert [read(row) for row in item["multi_vector"]] == multi.slice(index, index + 1).values.tolist()
+        assert item["token_ids"] == list(range(*rows.offsets[index : index + 2]))
 
 
 def test_raw_rows() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from embert.server.api.dialects.openai import EmbeddingsRequest
-from embert.server.api.dialects.tei import EmbedAllRequest, EmbedRequest, EmbedSparseRequest, TokenizeRequest
+from embert.server.api.dialects.tei import EmbedAllRequest, EmbedRequest, EmbedSparseRequest
+from embert.server.api.dialects.tei_tokens import TokenizeRequest
 from embert.server.api.input.request_body import RequestBody, describe_name, parse
 from embert.server.api.routes import TASKS
 from embert.server.http.errors import BadRequest, Invalid, ServerError

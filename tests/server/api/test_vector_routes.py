@@ -101,7 +101,7 @@ def test_three_kinds(three_heads: Live, oracle: dict[Task, Rows], form: str) -> 
         return np.frombuffer(base64.b64decode(given), "<f4") if form == "base64" else np.array(given, np.float32)
 
     for index, item in enumerate(answer.json()["data"]):
-        assert list(item) == ["object", "embedding", "index", "sparse", "multi_vector"]
+        assert list(item) == ["object", "embedding", "index", "sparse", "multi_vector", "token_ids"]
         assert np.allclose(vector(item["embedding"]), oracle[Task.EMBED].values[index], atol=1e-5)
         sparse = oracle[Task.SPARSE].slice(index, index + 1)
         assert sparse.indices is not None
@@ -115,7 +115,7 @@ def test_three_kinds(three_heads: Live, oracle: dict[Task, Rows], form: str) -> 
 def test_some_kinds(three_heads: Live, oracle: dict[Task, Rows]) -> None:
     body = {"input": TEXTS, "embedding_types": ["colbert"]}
     item = three_heads.post("/v1/embeddings", body).json()["data"][0]
-    assert list(item) == ["object", "embedding", "index", "multi_vector"]
+    assert list(item) == ["object", "embedding", "index", "multi_vector", "token_ids"]
     assert item["embedding"] == []
     rows, counts = raw(three_heads.post("/v1/embeddings", body, headers=RAW))
     assert counts == oracle[Task.MULTI].counts.tolist()
@@ -164,7 +164,10 @@ def test_queries_and_documents(late_interaction: Live) -> None:
     """Documents have no vectors for commas; queries are filled up with [MASK] to 8 tokens."""
     document = token_vectors([101, 2, 1037, 4937, 102], 16)  # [CLS] [unused1] a cat [SEP], and a comma
     query = token_vectors([101, 1, 1037, 1010, 102, 103, 103, 103], 16)
-    for text, role, expected in (("a, cat", "document", document), ("a,", "query", query)):
+    for text, role, expected, ids in (
+        ("a, cat", "document", document, [101, 2, 1037, 4937, 102]),
+        ("a,", "query", query, [101, 1, 1037, 1010, 102, 103, 103, 103]),
+    ):
         kinds = {"embedding_types": ["colbert"]}
         for path, body in (
             ("/embed_all", {"inputs": text}),
@@ -176,9 +179,10 @@ def test_queries_and_documents(late_interaction: Live) -> None:
             answer = late_interaction.post(path, {**body, "input_type": role}).json()
             item = answer["data"][0] if isinstance(answer, dict) else {"data": answer[0]}
             assert np.allclose(item.get("data") or item["multi_vector"], expected, atol=1e-6)
+            assert item.get("token_ids", ids) == ids
     assert len(late_interaction.post("/embed_all", {"inputs": "a cat"}).json()[0]) == 5
-    ids = late_interaction.post("/embed_all", {"inputs": [101, 1010, 5]}).json()[0]
-    assert np.allclose(ids, token_vectors([101, 5], 16), atol=1e-6)  # as they are, as of a document
+    given = late_interaction.post("/embed_all", {"inputs": [101, 1010, 5]}).json()[0]
+    assert np.allclose(given, token_vectors([101, 5], 16), atol=1e-6)  # as they are, as of a document
 
 
 def test_raw_token_vectors(late_interaction: Live, http: httpx.Client) -> None:
@@ -225,6 +229,6 @@ def test_a_default_prompt_of_the_servers_own_replaces_the_models() -> None:
         (ServeConfig(default_prompt_name="a"), ["a "] * 3),
     ):
         service = Service(config, model, anything, anything, anything)
-        assert [service.prompt(None, is_query=is_query) for is_query in (None, True, False)] == expected
-        assert service.prompt("a", is_query=True) == "a "
+        assert [service.served.prompt(None, is_query=is_query) for is_query in (None, True, False)] == expected
+        assert service.served.prompt("a", is_query=True) == "a "
         service.close()

@@ -80,3 +80,20 @@ def test_all_requests_of_a_client_that_leaves_end() -> None:
             assert server.asked == ["/slow"]
 
     play(scene)
+
+
+def test_a_client_that_goes_on_after_its_last_request_gets_the_answer() -> None:
+    """Closing at once would reset the connection, and what the client has not read yet would be lost."""
+
+    async def scene() -> None:
+        async with serving() as server:
+            client = await server.connect()
+            last = post(b"a" * 20_000_000, "/slow", b"connection: close")
+            await client.send(last)
+            client.writer.write(post(b"b" * 50_000_000))
+            while client.writer.transport.get_write_buffer_size() > 50_000_000:  # until some of it has arrived
+                await skip(0.1)
+            server.going.set()
+            assert len((await client.answer()).body) == 20_000_006
+
+    play(scene)

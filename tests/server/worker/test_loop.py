@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
-from embert.engine import Task
+from embert.engine import Rows, Task
+from embert.server.ipc.messages import Part
+from embert.server.worker import responder
+from embert.server.worker.batching import Payload
+from embert.server.worker.responder import Responder
+from embert.server.worker.scheduler import Slice
 from tests.server.worker.harness import BUDGET, FAILS, NOT_FINITE, Harness, rows, vector_of
 
 
@@ -147,3 +155,23 @@ def test_clients_that_leave_running_requests_leave_nothing_behind(engine: Harnes
         engine.release()
         engine.receive(1)
         engine.wait_until(lambda: not engine.loop._queue._running and not engine.loop._queue._disconnected)
+
+
+def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responder, "_SENT_AT_ONCE", 100)
+    sent: list[list[Part]] = []
+    dropped: list[Any] = []
+    answering = Responder(lambda _, parts: sent.append(parts), dropped.append, most_weights=40)
+    payloads = [Payload("x", id_, None, None, Task.SPARSE, 0, True, 0.0) for id_ in range(4)]  # type: ignore[arg-type]
+    slices = [
+        cast("Slice", SimpleNamespace(start=0, stop=1, request=SimpleNamespace(payload=payload, key=payload.id)))
+        for payload in payloads
+    ]
+    counts = np.array([0, 20, 30, 80, 90], np.int32)  # prefix sums: the third text has 50 weights
+    rows = Rows(np.ones((90, 1), np.float32), counts, np.arange(90, dtype=np.int32))
+    answering.answer(slices, {Task.SPARSE: rows}, 1.0, 2.0)
+    assert [[(part.id, part.error, part.message) for part in parts] for parts in sent] == [
+        [(0, "", ""), (1, "", "")],
+        [(2, "weights", "50"), (3, "", "")],
+    ]
+    assert dropped == [2]

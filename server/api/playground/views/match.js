@@ -12,44 +12,40 @@ async function match() {
     const body = { model: info.served_model_name, input: [texts[i]], embedding_types: ["colbert"], input_type: role };
     calls.push(await call("v1/embeddings", body));
   }
-  const [query, text] = calls.map((each) => each.data.data[0].multi_vector);
-  const tokens = await tokensOf(texts);
-  drawMatch(query, text, labels(query, tokens[0]), labels(text, tokens[1]));
-  element("match-note").textContent = ["query", "document"]
-    .map((role, i) => `${role}: ${[tokens[i] && count(tokens[i].length, "token"), calls[i].cut && "cut", count([query, text][i].length, "vector")].filter(Boolean).join(", ")}`)
-    .join("; ");
+  const [query, text] = calls.map((each) => each.data.data[0]);
+  await drawMatch(query, text);
+  const lengths = await lengthsOf(texts);
+  element("match-note").textContent = ["Query", "Document"]
+    .map((role, i) => {
+      const length = lengthText(lengths[i], calls[i].cut > 0, calls[i].tokens);
+      return `${role}: ${length && `${length}, `}${count([query, text][i].multi_vector.length, "vector")}.`;
+    })
+    .join(" ");
   return { calls };
 }
 
-async function tokensOf(texts) {
-  if (texts[0].length + texts[1].length > MEASURED_CHARACTERS) return [];
-  try {
-    return await (await ask("tokenize", { inputs: texts })).json();
-  } catch {
-    return [];
-  }
-}
-
-// Rows may be left out, as a document's punctuation: then words would stand at the wrong rows, and numbers are right.
-const labels = (rows, tokens) => rows.map((_, i) => (tokens?.length === rows.length ? tokens[i].text : `${i + 1}`));
-
-function drawMatch(query, text, queryLabels, textLabels) {
-  const values = query.map((a) => text.map((b) => dot(a, b)));
+async function drawMatch(query, text) {
+  const values = query.multi_vector.map((a) => text.multi_vector.map((b) => dot(a, b)));
   const best = values.map((row) => row.indexOf(Math.max(...row)));
   const sum = values.reduce((total, row, i) => total + row[best[i]], 0);
-  const rows = queryLabels.slice(0, MOST_ROWS).map((label, i) => {
+  const shownOnes = values.slice(0, MOST_ROWS).map((row) => row.slice(0, MOST_COLUMNS));
+  const [rowIds, columnIds] = [query.token_ids.slice(0, MOST_ROWS), text.token_ids.slice(0, MOST_COLUMNS)];
+  const ids = [...new Set([...rowIds, ...columnIds, ...shownOnes.map((_, i) => text.token_ids[best[i]])])];
+  const words = await wordsOf(ids);
+  const word = (id) => words[ids.indexOf(id)];
+  const rows = rowIds.map((id, i) => {
     const found = make("th", "", { class: "found" });
-    found.append(make("bdi", textLabels[best[i]]), ` ${decimals(values[i][best[i]])}`);
-    return [make("th", label, { scope: "row", dir: "auto" }), found];
+    found.append(make("bdi", word(text.token_ids[best[i]])), ` ${decimals(values[i][best[i]])}`);
+    return [make("th", word(id), { scope: "row", dir: "auto" }), found];
   });
-  const columns = textLabels.slice(0, MOST_COLUMNS).map((label) => make("th", label, { scope: "col" }));
+  const columns = columnIds.map((id) => make("th", word(id), { scope: "col" }));
   const head = [make("th", "query", { scope: "col" }), make("th", "best match", { scope: "col" }), ...columns];
   const say = (i, j) => {
     const mark = j === best[i] ? ", its best match" : "";
-    element("match-cell").replaceChildren(`${values[i][j].toFixed(3)}: `, quote(queryLabels[i]), " and ", quote(textLabels[j]), mark);
+    element("match-cell").replaceChildren(`${values[i][j].toFixed(3)}: `, quote(word(rowIds[i])), " and ", quote(word(columnIds[j])), mark);
   };
-  const shownOnes = values.slice(0, MOST_ROWS).map((row) => row.slice(0, MOST_COLUMNS));
   drawGrid(element("match-grid"), head, rows, shownOnes, { say, marked: (i, j) => j === best[i] });
-  element("match-sum").textContent = `MaxSim ${sum.toFixed(3)}: a best match for each of ${count(query.length, "vector")}, added up, ${(sum / query.length).toFixed(3)} on average.`;
-  element("match-cell").textContent = shownOnes.length < values.length || shownOnes[0].length < text.length ? `Shown are the first ${shownOnes.length} × ${shownOnes[0].length} of ${values.length} × ${text.length}.` : "Point at a cell, or move with the arrow keys.";
+  element("match-sum").textContent = `MaxSim ${sum.toFixed(3)}: a best match for each of ${count(values.length, "vector")}, added up, ${(sum / values.length).toFixed(3)} on average.`;
+  const all = shownOnes.length === values.length && shownOnes[0].length === values[0].length;
+  element("match-cell").textContent = all ? "Point at a cell, or move with the arrow keys." : `Shown are the first ${shownOnes.length} × ${shownOnes[0].length} of ${values.length} × ${values[0].length}.`;
 }

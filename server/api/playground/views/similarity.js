@@ -30,7 +30,7 @@ function showMatrix(allTexts, vectors, lengths, cut) {
   element("view-similarity").classList.toggle("wide", texts.length > WIDE);
   const titles = texts.map((text, i) => {
     const [title, name] = [make("th", "", { scope: "row", title: short(text, 600) }), make("div", "", { class: "numbered" })];
-    name.append(make("span", `${i + 1}  `), make("bdi", short(text), { dir: "auto" }));
+    name.append(make("span", i + 1), make("bdi", short(text), { dir: "auto" }));
     title.append(name);
     return [title];
   });

@@ -21,7 +21,7 @@
       const asked = await real("tokenize", { method: "POST", body: JSON.stringify({ inputs: input }), headers: { "content-type": "application/json" } });
       const data = (await asked.json()).map((tokens, index) => {
         const kept = input[index].endsWith("!") ? tokens.slice(0, -1) : tokens;
-        return { index, multi_vector: kept.map(({ id }) => [Math.cos(id), Math.sin(id)]) };
+        return { index, multi_vector: kept.map(({ id }) => [Math.cos(id), Math.sin(id)]), token_ids: kept.map(({ id }) => id) };
       });
       return { object: "list", data };
     },

@@ -1,0 +1,226 @@
+"""The tasks: routes that want work of an engine or of the tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from embert.engine import Model
+from embert.engine.tasks import Task
+from embert.server.api.dialects import cohere, openai, pooling, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
+from embert.server.api.request_context import Handler, RequestContext
+from embert.server.api.routes.row import TaskRoute
+from embert.server.http.errors import Dialect
+
+__all__ = ["BY_MODEL", "TASKS", "tasks_by_path"]
+
+COHERE, OPENAI, TEI = Dialect.COHERE, Dialect.OPENAI, Dialect.TEI
+
+# Of these each model has one of several rows: see tasks_by_path.
+BY_MODEL = ("/", "/invocations")
+
+
+async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /vertex`: every instance as a request of `POST /`. A reranker's may be classified, too, as TEI has it."""
+    rows = tasks_by_path(context.service.model)
+
+    def handler_of(instance: Mapping[str, Any]) -> Handler:
+        row = rows["/"]
+        if row.reranks and isinstance(instance.get("inputs"), str | list):
+            row = rows["/predict"]
+        context.service.served.check_tasks(row.needs, reranks=row.reranks)
+        return row.handler
+
+    return await vertex.answer_instances(context, handler_of)
+
+
+TASKS = (
+    TaskRoute(
+        path="/v1/embeddings",
+        aliases=("/embeddings", "/openai/deployments/{name}/embeddings"),
+        dialect=OPENAI,
+        summary="Embeddings, OpenAI's way",
+        handler=openai.embeddings,
+        request=openai.EmbeddingsRequest,
+        answer=openai.EmbeddingList,
+        example={"input": "Hello, world"},
+        example_of={Task.SPARSE: {"embedding_types": ["sparse"]}, Task.MULTI: {"embedding_types": ["colbert"]}},
+        needs_one=Task.EMBED | Task.SPARSE | Task.MULTI,
+        raw=True,
+    ),
+    TaskRoute(
+        path="/pooling",
+        dialect=OPENAI,
+        summary="Vectors or classes, vLLM's way",
+        handler=pooling.pooling,
+        request=pooling.PoolingRequest,
+        answer=pooling.PoolingList,
+        example={"input": "Hello, world"},
+        needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI,
+        raw=True,
+    ),
+    TaskRoute(
+        path="/embed",
+        dialect=TEI,
+        summary="Embeddings, TEI's way",
+        handler=tei.embed,
+        request=tei.EmbedRequest,
+        answer=tei.Vectors,
+        example={"inputs": ["Hello, world"]},
+        needs=Task.EMBED,
+        raw=True,
+    ),
+    TaskRoute(
+        path="/",
+        aliases=("/invocations",),
+        dialect=TEI,
+        summary="What the model is for: `/embed` or `/similarity`, where it embeds",
+        handler=tei.embed,
+        request=tei.EmbedRequest,
+        answer=tei.Vectors,
+        example={"inputs": ["Hello, world"]},
+        needs=Task.EMBED,
+        also=("/similarity",),
+        raw=True,
+    ),
+    TaskRoute(
+        path="/embed_sparse",
+        aliases=BY_MODEL,
+        dialect=TEI,
+        summary="Sparse vectors",
+        handler=tei.embed_sparse,
+        request=tei.EmbedSparseRequest,
+        answer=tei.SparseVectors,
+        example={"inputs": "Hello, world"},
+        needs=Task.SPARSE,
+    ),
+    TaskRoute(
+        path="/embed_all",
+        aliases=BY_MODEL,
+        dialect=TEI,
+        summary="A vector for every token",
+        handler=tei.embed_all,
+        request=tei.EmbedAllRequest,
+        answer=tei.TokenVectors,
+        example={"inputs": "Hello, world"},
+        needs_one=Task.TOKENS | Task.MULTI,
+        raw=True,
+    ),
+    TaskRoute(
+        path="/similarity",
+        dialect=TEI,
+        summary="Cosine of one text with others",
+        handler=tei.similarity,
+        request=tei.SimilarityRequest,
+        answer=tei.Similarities,
+        example={"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a car"]}},
+        needs=Task.EMBED,
+    ),
+    TaskRoute(
+        path="/rerank",
+        aliases=BY_MODEL,
+        dialect=TEI,
+        summary="Texts by their relevance to a query, TEI's way, vLLM's or Infinity's",
+        handler=tei_pairs.rerank,
+        request=tei_pairs.RerankRequest,
+        answer=tei_pairs.Ranks,
+        example={"query": "a cat", "texts": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/v1/rerank",
+        dialect=COHERE,
+        summary="Documents by their relevance to a query, as Cohere's v1, Jina, vLLM and Infinity have it",
+        handler=rerank.rerank,
+        request=rerank.RerankDocumentsRequest,
+        answer=rerank.Reranked,
+        example={"query": "a cat", "documents": ["a car", {"text": "a kitten"}]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/v2/rerank",
+        dialect=COHERE,
+        summary="Documents by their relevance to a query, Cohere's way",
+        handler=cohere.rerank,
+        request=cohere.CohereRerankRequest,
+        answer=cohere.CohereRanking,
+        example={"query": "a cat", "documents": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/score",
+        aliases=("/v1/score",),
+        dialect=OPENAI,
+        summary="Scores of pairs of texts, vLLM's way",
+        handler=vllm.score,
+        request=vllm.ScoreRequest,
+        answer=vllm.Scores,
+        example={"queries": "a cat", "documents": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/predict",
+        aliases=BY_MODEL,
+        dialect=TEI,
+        summary="Labels of texts, or of pairs of texts, TEI's way",
+        handler=tei_pairs.predict,
+        request=tei_pairs.PredictRequest,
+        answer=tei_pairs.Predictions,
+        example={"inputs": [["I like it"], ["a cat", "a kitten"]]},
+        needs=Task.CLASSIFY,
+    ),
+    TaskRoute(
+        path="/classify",
+        dialect=OPENAI,
+        summary="Labels of texts, vLLM's way",
+        handler=vllm.classify,
+        request=vllm.ClassifyRequest,
+        answer=vllm.Classes,
+        example={"input": ["I like it", "I do not"]},
+        needs=Task.CLASSIFY,
+    ),
+    TaskRoute(
+        path="/tokenize",
+        dialect=TEI,
+        summary="Texts to tokens",
+        handler=tei_tokens.tokenize,
+        request=tei_tokens.TokenizeRequest,
+        answer=tei_tokens.Tokens,
+        example={"inputs": "Hello, world"},
+    ),
+    TaskRoute(
+        path="/decode",
+        dialect=TEI,
+        summary="Token ids to texts",
+        handler=tei_tokens.decode,
+        request=tei_tokens.DecodeRequest,
+        answer=tei_tokens.Texts,
+        example={"ids": [101, 7592, 102]},
+    ),
+    TaskRoute(
+        path="/vertex",
+        dialect=TEI,
+        summary="Several requests of `POST /`, Vertex AI's way",
+        handler=_vertex,
+        request=vertex.VertexRequest,
+        answer=vertex.VertexPredictions,
+        example={"instances": [{"inputs": "Hello, world"}]},
+    ),
+)
+
+
+def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
+    """The row of every path of TASKS. Of a path in several rows, the first that suits the model, else the first."""
+    found: dict[str, TaskRoute] = {}
+    for row in TASKS:
+        for path in row.paths:
+            if path not in found or (row.suits(model) and not found[path].suits(model)):
+                found[path] = row
+    for path in BY_MODEL:
+        found[path] = dataclasses.replace(found[path], handler=tei.or_similarity(found[path].handler))
+    return found
