@@ -11,17 +11,19 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 }
 
 // A step for the lane's row lane / 4 + 8 · half: turns its scores into exponentials, and updates its maximum and sum.
-// Returns the factor for the sums of earlier steps: 0 at the first step.
-template <int kTiles>
+// Returns the factor for the sums of earlier steps: 0 at the first step. kMayBeEmpty: all scores so far may be -inf, and
+// the step then adds nothing.
+template <bool kMayBeEmpty = false, int kTiles>
 __device__ __forceinline__ float soften(float (&s)[kTiles][4], int half, float& maximum, float& sum, float scale_log2) {
   float highest = maximum;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) highest = fmaxf(highest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
   highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
   highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-  const float correction = exp2_approximate((maximum - highest) * scale_log2);
+  const float reference = kMayBeEmpty && highest == -INFINITY ? 0.0f : highest;  // -inf less -inf is no number
+  const float correction = exp2_approximate((maximum - reference) * scale_log2);
   maximum = highest;
-  const float shift = highest * scale_log2;
+  const float shift = reference * scale_log2;
   float row_sum = 0.0f;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)

@@ -33,7 +33,7 @@ constexpr int kMostPingPongIn = 1536;
 TileChoice plain_tile(const ProductSize& product, int processors) {
   const int tiles = tiles_of(product.rows, 128) * tiles_of(product.out, 128);
   if (tiles <= processors) return {TileKernel::kShared, 128, 128};
-  if (product.in > kMostPingPongIn) return {TileKernel::kWide256, 128, 256};
+  if (product.in > kMostPingPongIn && !product.turns_or_gates) return {TileKernel::kWide256, 128, 256};
   return {TileKernel::kPingPong, 128, 128};
 }
 

@@ -28,8 +28,9 @@ struct TileChoice {
 };
 
 struct ProductSize {
-  int rows, out, in;
+  int rows, out, in;  // out: W's rows; with gates two for each column of y
   bool residual;
+  bool turns_or_gates = false;  // such a product is run by kFewRows, kPingPong and kShared alone
 };
 
 TileChoice choose_tile(const ProductSize& product, int processors);

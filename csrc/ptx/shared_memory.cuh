@@ -45,6 +45,10 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t 
                : "memory");
 }
 
+__device__ __forceinline__ void store_word(uint32_t address, uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
 // A load that stays where it is written. The compiler moves an ordinary load to the first use of its value, which saves
 // registers.
 __device__ __forceinline__ void load_now(uint32_t address, float2& to) {

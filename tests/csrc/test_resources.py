@@ -24,9 +24,9 @@ from tests.csrc.host_program import CSRC
 pytestmark = pytest.mark.timeout(900)  # four compilers at once, on cores that others may use
 
 SOURCES = (
-    "gemm/hopper.cu",
+    "gemm/hopper/hopper.cu",
     "gemm/hopper_feed_forward.cu",
-    "gemm/hopper_maxima.cu",
+    "gemm/hopper/hopper_maxima.cu",
     "attention/sm90.cu",
     "attention/sm80.cu",
 )

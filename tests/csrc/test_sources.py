@@ -17,11 +17,11 @@ GUARD = "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)"
 KERNEL = re.compile(r"__global__\s+void\s+__launch_bounds__\([^;{]*?\)\s*(\w+)\(|__global__\s+void\s+(\w+)\(")
 # Where kernels with bodies for sm_90a alone stand, and the sources that compile them.
 HOPPERS_OWN = {
-    "few_rows_kernel": "gemm/hopper.cu",
-    "pingpong_kernel": "gemm/hopper.cu",
-    "wide_kernel": "gemm/hopper.cu",
+    "few_rows_kernel": "gemm/hopper/hopper.cu",
+    "pingpong_kernel": "gemm/hopper/hopper.cu",
+    "wide_kernel": "gemm/hopper/hopper.cu",
     "feed_forward_kernel": "gemm/hopper_feed_forward.cu",
-    "maxima_kernel": "gemm/hopper_maxima.cu",
+    "maxima_kernel": "gemm/hopper/hopper_maxima.cu",
     "attention_hopper_kernel": "attention/sm90.cu",
 }
 

@@ -8,6 +8,16 @@
 
 namespace embert::hopper {
 
+// Two neighbouring columns of x·Wᵀ + bias, where x may be a LayerNorm's.
+template <bool kGammaInRows>
+__device__ __forceinline__ float2 normed(float low, float high, ColumnPair<false, kGammaInRows> k, float2 by) {
+  if constexpr (kGammaInRows) {
+    return {fmaf(low, by.x, fmaf(k.x, by.y, k.y)), fmaf(high, by.x, fmaf(k.z, by.y, k.w))};
+  } else {
+    return {fmaf(low, by.x, k.x), fmaf(high, by.x, k.y)};
+  }
+}
+
 // Two neighbouring elements of y. `k`: their columns' constants; `by`: the row's scale and shift; `next`: the next
 // LayerNorm's gammas, where gamma is in the rows and there is a residual; `sum`: over the row's piece of 16 columns,
 // begun with the `first` of a lane's two pairs.

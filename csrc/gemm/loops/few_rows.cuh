@@ -55,11 +55,34 @@ constexpr int kFewThreads = kFewMultiply + kFewCopy + kFewScale;
 // the second rule: 256 rows 357 and 366, 512 rows 553 and 523.
 constexpr int kEarlyRows = 256;
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
-__global__ void __launch_bounds__(kFewThreads, 2)
-    few_rows_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                    const GemmArguments of, int x_rows, int stages) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Where a lane's pairs of columns lie.
+struct FewPlace {
+  int row, rows;     // the lane's first row; the first that is not the block's
+  int column, lane;  // the tile's first column
+};
+
+// What becomes of a pair of columns. This: what finish.cuh says; rotary.cuh and gated.cuh have others. What `pair` reads
+// of the rows is in `Held`: `ask` may put it there before the products, `look` before each 16 columns.
+template <typename T, Activation kActivation, bool kResidualValue, bool kGammaInRowsValue>
+struct FewStored {
+  static constexpr bool kResidual = kResidualValue, kGammaInRows = kGammaInRowsValue, kGates = false;
+  static constexpr float kFactor = activation_factor(kActivation);
+  struct Held {};
+  __device__ __forceinline__ void ask(const FewPlace&, Held&) const {}
+  __device__ __forceinline__ void look(const FewPlace&, int /* chunk */, Held&) const {}
+  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<kResidual, kGammaInRows> k, float2 by,
+                                           uint32_t residual, uint32_t next, bool first, float2& sum, const Held&,
+                                           int /* which */) const {
+    return finish<T, kActivation, kResidual, kGammaInRows>(low, high, k, by, residual, next, first, sum);
+  }
+};
+
+// A block's work, for all of its threads.
+template <typename T, typename Shape, typename Ending>
+__device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                                  const GemmArguments& of, int x_rows, int stages,
+                                                  const Ending& ending) {
+  constexpr bool kResidual = Ending::kResidual, kGammaInRows = Ending::kGammaInRows;
   extern __shared__ __align__(1024) uint8_t raw[];  // [stages][boxes] of x, the same of W, barriers, scales
   const int x_box = x_rows * 128;
   const int all_x = stages * Shape::kBoxes * x_box, all_w = stages * Shape::kBoxes * Shape::kWBoxBytes;
@@ -113,7 +136,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     const int i = threadIdx.x - kFewMultiply - kFewCopy;
     wait_for_earlier_kernels();
     if (of.row_sums != nullptr) {
-      const float2 scale = scale_of_pair(of, row + i / 2, rows, i % 2, activation_factor(kActivation));
+      const float2 scale = scale_of_pair(of, row + i / 2, rows, i % 2, Ending::kFactor);
       if (i % 2 == 0) scales[i / 2] = scale;
       named_barrier_arrive(kScalesBarrier, kFewScale + kFewMultiply);
     }
@@ -150,6 +173,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
       if (is_inside(i / 4, i % 4)) residuals[i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(residual);
     }
   }
+  typename Ending::Held held;
+  ending.ask({first_row, rows, column, lane}, held);
 
   float c[Shape::kColumns / 2];
   uint64_t x_operand = operand(x_at), w_operand = operand(w_at);
@@ -179,27 +204,40 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   }
   finish_products(c);
 
-  float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
+  float2 scale[2] = {{Ending::kFactor, 0.0f}, {Ending::kFactor, 0.0f}};
   if (of.row_sums != nullptr) {
     named_barrier_sync(kScalesBarrier, kFewScale + kFewMultiply);
 #pragma unroll
     for (int half = 0; half < 2; ++half) scale[half] = scales[warp * 16 + lane / 4 + 8 * half];
   }
-  float2 sums[2][kChunks];
+  if constexpr (Ending::kGates) {
+    ending.store(of, {first_row, rows, column, lane}, c, columns, scale);
+  } else {
+    float2 sums[2][kChunks];
 #pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      ending.look({first_row, rows, column, lane}, chunk, held);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
-      const uint32_t two = finish<T, kActivation, kResidual, kGammaInRows>(
-          c[at], c[at + 1], columns[chunk][i / 2], scale[i % 2], residuals[kResidual ? chunk : 0][i],
-          nexts[chunk][i / 2], i < 2, sums[i % 2][chunk]);
-      if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<T*>(of.y) + place(chunk, i)) = two;
+      for (int i = 0; i < 4; ++i) {
+        const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
+        const uint32_t two = ending.pair(c[at], c[at + 1], columns[chunk][i / 2], scale[i % 2],
+                                         residuals[kResidual ? chunk : 0][i], nexts[chunk][i / 2], i < 2,
+                                         sums[i % 2][chunk], held, 4 * chunk + i);
+        if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<T*>(of.y) + place(chunk, i)) = two;
+      }
+    }
+    if constexpr (kResidual) {
+      if (of.y_sums != nullptr) leave_sums<Shape::kColumns>(of, sums, rows, first_row, column, lane);
     }
   }
-  if constexpr (kResidual) {
-    if (of.y_sums != nullptr) leave_sums<Shape::kColumns>(of, sums, rows, first_row, column, lane);
-  }
+}
+
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
+__global__ void __launch_bounds__(kFewThreads, 2)
+    few_rows_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                    const GemmArguments of, int x_rows, int stages) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  multiply_few_rows<T, Shape>(x_map, w_map, of, x_rows, stages, FewStored<T, kActivation, kResidual, kGammaInRows>());
 #else
   EMBERT_TRAP("few_rows_kernel");
 #endif

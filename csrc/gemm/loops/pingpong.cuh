@@ -20,16 +20,18 @@
 
 namespace embert::hopper {
 
-// The epilogue (turns.cuh): rows of y.
-template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
-class StoredRows {
+// What the epilogues of this loop (turns.cuh) have in common. Loads start a tile ahead: the columns' constants (two
+// columns a thread), which pass through shared memory, and the sums of the rows of x.
+template <bool kTurns, bool kGammaInRows>
+class TileRows {
+ protected:
   using Shape = PingPongShape;
   using Pair = ColumnPair<false, kGammaInRows>;
   static constexpr int kHalves = Shape::kConsumerRows<kTurns> / 64;
 
  public:
-  __device__ __forceinline__ StoredRows(uint8_t* raw, const GemmArguments& of, const Tiles<Shape>& tiles,
-                                        const CUtensorMap& y_map, int consumer, int own_row)
+  __device__ __forceinline__ TileRows(uint8_t* raw, const GemmArguments& of, const Tiles<Shape>& tiles,
+                                      const CUtensorMap& y_map, int consumer, int own_row)
       : of_(of), tiles_(tiles), y_map_(y_map), consumer_(consumer), own_row_(own_row) {
     thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
     own_staging_ = shared_address(raw) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes + warp_ * 16 * 128;
@@ -49,22 +51,64 @@ class StoredRows {
     named_barrier_sync(kConsumerBarrier + consumer_, 128);
   }
 
-  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
-    float2 scale[kHalves][2];
+  __device__ __forceinline__ void last() const {
+    if (lane_ == 0)
+      wait_stores_read<0>();  // before the block and its shared memory end; the grid's end waits for the writes
+  }
+
+ protected:
+  __device__ __forceinline__ void ask_columns(int tile) {
+    if (thread_ < Shape::kColumns / 2)
+      own_columns_ = __ldg(column_pairs<false, kGammaInRows>(of_) + tiles_.column_of(tile) / 2 + thread_);
+  }
+  __device__ __forceinline__ void ask_sums(int tile) {
+    if (of_.row_sums == nullptr) return;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+      row_sums_[half].load(of_, tiles_.row_of(tile) + own_row_ + half * 64 + warp_ * 16, lane_);
+  }
+  // What the rows of the tile at work are multiplied with, times `factor`.
+  __device__ __forceinline__ void take_scales(float factor, float2 (&scale)[kHalves][2]) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      scale[half][0] = scale[half][1] = float2{activation_factor(kActivation), 0.0f};
-      if (of_.row_sums != nullptr) row_sums_[half].scales(of_, activation_factor(kActivation), lane_, scale[half]);
+      scale[half][0] = scale[half][1] = float2{factor, 0.0f};
+      if (of_.row_sums != nullptr) row_sums_[half].scales(of_, factor, lane_, scale[half]);
     }
+  }
+
+  const GemmArguments& of_;
+  const Tiles<Shape>& tiles_;
+  const CUtensorMap& y_map_;
+  int consumer_, own_row_, thread_, warp_, lane_;
+  int row_, column_;  // of this warp, in the tile at work
+  uint32_t own_staging_;
+  Pair* columns_;
+  Pair own_columns_ = {};
+  ManyRowsSums row_sums_[kHalves];
+};
+
+// Rows of y.
+template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
+class StoredRows : public TileRows<kTurns, kGammaInRows> {
+  using Base = TileRows<kTurns, kGammaInRows>;
+  using Shape = PingPongShape;
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
+
+ public:
+  using Base::Base;
+
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
+    float2 scale[kHalves][2];
+    this->take_scales(activation_factor(kActivation), scale);
     if (next < tiles_.end) {
-      ask_columns(next);
-      ask_sums(next);
+      this->ask_columns(next);
+      this->ask_sums(next);
     }
     // 16 rows a warp and 64 columns at a time. A scheduler has one warp here, which waits for every result that it
     // needs. So the work of a whole box is independent.
 #pragma unroll
     for (int box = 0; box < Shape::kColumns / 64; ++box) {
-      Pair of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+      typename Base::Pair of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
 #pragma unroll
       for (int i = 0; i < 8; ++i) of_columns[i] = columns_[box * 32 + i * 4 + lane_ % 4];
 #pragma unroll
@@ -85,40 +129,12 @@ class StoredRows {
         fence_for_copies();
         __syncwarp();
         if (lane_ == 0) {
-          store_box(&y_map_, box_at, column_ + box * 64, row_ + half * 64);
+          store_box(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
           commit_stores();
         }
       }
     }
   }
-
-  __device__ __forceinline__ void last() const {
-    if (lane_ == 0)
-      wait_stores_read<0>();  // before the block and its shared memory end; the grid's end waits for the writes
-  }
-
- private:
-  // Loads for the epilogue start a tile ahead: the columns' constants (two columns a thread) and the rows' sums.
-  __device__ __forceinline__ void ask_columns(int tile) {
-    if (thread_ < Shape::kColumns / 2)
-      own_columns_ = __ldg(column_pairs<false, kGammaInRows>(of_) + tiles_.column_of(tile) / 2 + thread_);
-  }
-  __device__ __forceinline__ void ask_sums(int tile) {
-    if (of_.row_sums == nullptr) return;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-      row_sums_[half].load(of_, tiles_.row_of(tile) + own_row_ + half * 64 + warp_ * 16, lane_);
-  }
-
-  const GemmArguments& of_;
-  const Tiles<Shape>& tiles_;
-  const CUtensorMap& y_map_;
-  int consumer_, own_row_, thread_, warp_, lane_;
-  int row_, column_;  // of this warp, in the tile at work
-  uint32_t own_staging_;
-  Pair* columns_;
-  Pair own_columns_ = {};
-  ManyRowsSums row_sums_[kHalves];
 };
 
 // kTurns: the consumers take tiles in turn; otherwise they share each tile.

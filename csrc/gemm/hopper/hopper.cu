@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "gemm/hopper.h"
+#include "gemm/hopper/hopper.h"
+#include "gemm/hopper/launch.cuh"
 #include "gemm/loops/few_rows.cuh"
 #include "gemm/loops/pingpong.cuh"
 #include "gemm/loops/wide.cuh"
 
 namespace embert::hopper {
 namespace {
-
-// Few rows: more and smaller tiles.
-using Middle = FewShape<64>;
-using Narrow = FewShape<32>;
 
 // Many rows: as many stages as fit.
 using Wide256 = WideShape<256, 4>;
@@ -30,8 +27,10 @@ static_assert(PingPongShape::kRows == 128 && PingPongShape::kColumns == 128, "kP
 
 GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) const {
   const bool adds = call.residual.data != nullptr;
-  const uint32_t tiles_across = tile_columns == 0 ? 1 : tiles_of(weights_.out, tile_columns);
-  const Rows& normed = adds ? call.residual : call.x;
+  const uint32_t tiles_across = tile_columns == 0 ? 1 : tiles_of(w_rows_, tile_columns);
+  // Rows without a LayerNorm are taken as they are: those of pre-norm models have sums, but for another product.
+  const bool is_normed = (adds ? weights_.residual_norm : weights_.input_norm).gamma != nullptr;
+  const Rows normed = is_normed ? (adds ? call.residual : call.x) : Rows{};
   const int width = adds ? weights_.out : weights_.in;
   return {
       adds ? residual_columns() : plain_columns(),
@@ -46,7 +45,7 @@ GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) con
       1.0f / float(width),
       weights_.epsilon,
       call.rows,
-      weights_.out,
+      w_rows_,
       weights_.in,
       static_cast<const uint8_t*>(weights_.ahead),
       call.rows <= kAheadRows ? int(weights_.ahead_bytes / 128) : 0,
@@ -58,7 +57,7 @@ GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) con
 Status HopperLinear::map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
                                   const CUtensorMap*& w_map) {
   EMBERT_TRY(owner_.map({call.x.data, call.rows, weights_.in, x_rows, 64, boxes}, x_map));
-  return owner_.map({weights_.weight, weights_.out, weights_.in, w_rows, 64, boxes}, w_map);
+  return owner_.map({weights_.weight, w_rows_, weights_.in, w_rows, 64, boxes}, w_map);
 }
 
 cudaLaunchConfig_t HopperLinear::configure(const Call& call, int shared_bytes,
@@ -71,34 +70,6 @@ cudaLaunchConfig_t HopperLinear::configure(const Call& call, int shared_bytes,
   config.attrs = attributes;
   config.numAttrs = 1;
   return config;
-}
-
-// A block for each multiprocessor, in clusters, or fewer where there are fewer tiles.
-template <typename Shape>
-cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, int tiles,
-                                                cudaLaunchAttribute (&attributes)[2]) const {
-  cudaLaunchConfig_t config = configure(call, Shape::kSharedBytes, attributes);
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {kCluster, 1, 1};
-  config.numAttrs = 2;
-  config.gridDim = dim3(std::min(tiles, owner_.clusters()) * kCluster);
-  config.blockDim = dim3(Shape::kThreads);
-  return config;
-}
-
-template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
-Status HopperLinear::run_pingpong(const Call& call) {
-  const auto kernel = pingpong_kernel<T, kActivation, kTurns, kGammaInRows>;
-  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), PingPongShape::kSharedBytes));
-  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
-  EMBERT_TRY(map_operands(call, PingPongShape::kRows, PingPongShape::kWShare, 0, x_map, w_map));
-  EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
-  const int tiles =
-      tiles_of(call.rows, PingPongShape::kRows * kCluster) * tiles_of(weights_.out, PingPongShape::kColumns);
-  cudaLaunchAttribute attributes[2]{};
-  const cudaLaunchConfig_t config = configure_many<PingPongShape>(call, tiles, attributes);
-  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *y_map, arguments_of(call, PingPongShape::kColumns)),
-              call.rows);
 }
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
@@ -126,27 +97,6 @@ Status HopperLinear::run_wide(const Call& call) {
               call.rows);
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
-Status HopperLinear::launch_few(const Call& call) {
-  const auto kernel = few_rows_kernel<T, Shape, kActivation, kResidual, kGammaInRows>;
-  const int x_rows = std::min(call.tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
-  const int wanted = tiles_of(weights_.in, Shape::kDepth);
-  const dim3 grid(tiles_of(weights_.out, Shape::kColumns), tiles_of(call.rows, x_rows));
-  const bool alone = call.rows > Shape::kRows && int(grid.x * grid.y) <= owner_.processors();
-  const int room = alone ? kAloneBytes : kFewBytes;
-  const int fitting = (room - Shape::shared_bytes(0, x_rows)) / (Shape::stage_bytes(x_rows) + 16);
-  const int stages = std::min({wanted, Shape::kMaxStages, fitting});
-  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
-  const CUtensorMap *x_map = nullptr, *w_map = nullptr;
-  EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, Shape::kBoxes, x_map, w_map));
-  call.y_parts = kSumColumns / Shape::kColumns;
-  cudaLaunchAttribute attributes[2]{};
-  cudaLaunchConfig_t config = configure(call, Shape::shared_bytes(stages, x_rows), attributes);
-  config.gridDim = grid;
-  config.blockDim = dim3(kFewThreads);
-  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, arguments_of(call), x_rows, stages), call.rows);
-}
-
 Status HopperLinear::said(cudaError_t code, int rows) const {
   if (code == cudaSuccess) return {};
   return Status::cuda(code, ("hopper gemm (" + std::to_string(rows) + " rows, " + std::to_string(weights_.in) + " to " +
@@ -156,9 +106,10 @@ Status HopperLinear::said(cudaError_t code, int rows) const {
 
 template <typename T, typename Shape, bool kGammaInRows>
 Status HopperLinear::run_few(const Call& call) {
-  if (call.residual.data != nullptr) return launch_few<T, Shape, Activation::kNone, true, kGammaInRows>(call);
+  if (call.residual.data != nullptr)
+    return launch_few<Shape>(call, few_rows_kernel<T, Shape, Activation::kNone, true, kGammaInRows>);
   return with_activation(weights_.activation, [&](auto activation) {
-    return launch_few<T, Shape, decltype(activation)::value, false, kGammaInRows>(call);
+    return launch_few<Shape>(call, few_rows_kernel<T, Shape, decltype(activation)::value, false, kGammaInRows>);
   });
 }
 
@@ -166,11 +117,12 @@ template <typename T, bool kGammaInRows>
 Status HopperLinear::run_plain(const Call& call, TileKernel kernel) {
   return with_activation(weights_.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
-    if (kernel == TileKernel::kShared) return run_pingpong<T, kActivation, false, kGammaInRows>(call);
+    if (kernel == TileKernel::kShared)
+      return launch_pingpong(call, pingpong_kernel<T, kActivation, false, kGammaInRows>);
     if constexpr (!kGammaInRows) {  // gamma in the rows means a LayerNorm, of too few columns for this kernel
       if (kernel == TileKernel::kWide256) return run_wide<T, Wide256, kActivation, false, false>(call);
     }
-    return run_pingpong<T, kActivation, true, kGammaInRows>(call);
+    return launch_pingpong(call, pingpong_kernel<T, kActivation, true, kGammaInRows>);
   });
 }
 
@@ -186,6 +138,7 @@ Status HopperLinear::run_type(const Call& call) {
   const bool adds = call.residual.data != nullptr;
   if (adds && weights_.activation != Activation::kNone)
     return Status::refused("hopper gemm: a residual and an activation");
+  if (adds && rotary_.table != nullptr) return Status::refused("hopper gemm: turned columns and a residual");
   if (!adds && call.y_sums != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
   // A product without any norm takes its rows as they are.
   const bool in_rows = weights_.gamma_in_rows && (adds || weights_.input_norm.gamma != nullptr);
@@ -195,11 +148,15 @@ Status HopperLinear::run_type(const Call& call) {
 template <typename T, bool kGammaInRows>
 Status HopperLinear::run_tiled(const Call& call) {
   const bool adds = call.residual.data != nullptr;
-  const TileChoice tile = choose_tile({call.rows, weights_.out, weights_.in, adds}, owner_.processors());
+  const bool turns = rotary_.table != nullptr;
+  const TileChoice tile =
+      choose_tile({call.rows, w_rows_, weights_.in, adds, turns || weights_.gated}, owner_.processors());
+  Call tiled = call;
+  tiled.tile_rows = tile.rows;
+  if (turns) return run_rotary<T, kGammaInRows>(tiled, tile);
+  if (weights_.gated) return run_gated<T, kGammaInRows>(tiled, tile);
   if (tile.kernel == TileKernel::kFewRows) {
-    Call tiled = call;
-    tiled.tile_rows = tile.rows;
-    return tile.columns == 64 ? run_few<T, Middle, kGammaInRows>(tiled) : run_few<T, Narrow, kGammaInRows>(tiled);
+    return tile.columns == 64 ? run_few<T, FewMiddle, kGammaInRows>(tiled) : run_few<T, FewNarrow, kGammaInRows>(tiled);
   }
   return adds ? run_residual<T, kGammaInRows>(call, tile.kernel) : run_plain<T, kGammaInRows>(call, tile.kernel);
 }

@@ -1,5 +1,6 @@
 // Our Hopper kernels as a GemmProvider: what the provider and its products hold. hopper_prepare.cu folds LayerNorms
-// into them, hopper.cu launches them, hopper_feed_forward.cu joins two of them.
+// into them, hopper.cu launches them, hopper_rotary.cu and hopper_gated.cu those that turn or gate, hopper_feed_forward.cu
+// joins two of them.
 #pragma once
 
 #include <memory>
@@ -29,6 +30,17 @@ Status with_activation(Activation activation, Run run) {
   }
 }
 
+// The same for a product's gates.
+template <typename Run>
+Status with_gate(Activation activation, Run run) {
+  if (activation == Activation::kSilu) return run(std::integral_constant<Activation, Activation::kSilu>());
+  if (activation == Activation::kNone) return Status::refused("hopper gemm: gates without an activation");
+  return with_activation(activation, [&](auto constant) {
+    if constexpr (decltype(constant)::value != Activation::kNone) return run(constant);
+    return Status();
+  });
+}
+
 class Hopper;
 class HopperFeedForward;
 
@@ -37,7 +49,10 @@ class HopperLinear final : public Linear {
   friend class HopperFeedForward;
 
  public:
-  HopperLinear(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
+  HopperLinear(Hopper& owner, const LinearWeights& weights)
+      : owner_(owner), weights_(weights), w_rows_(weights.gated ? 2 * weights.out : weights.out) {
+    if (weights.rotary != nullptr) rotary_ = *weights.rotary;
+  }
   Status init(const Stream& stream);
   Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
              const Stream& stream) override;
@@ -65,10 +80,16 @@ class HopperLinear final : public Linear {
   Status run_plain(const Call& call, TileKernel kernel);
   template <typename T, bool kGammaInRows>
   Status run_residual(const Call& call, TileKernel kernel);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
-  Status launch_few(const Call& call);
-  template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
-  Status run_pingpong(const Call& call);
+  // hopper_rotary.cu, hopper_gated.cu; `tile` is of few rows or in turn.
+  template <typename T, bool kGammaInRows>
+  Status run_rotary(const Call& call, const TileChoice& tile);
+  template <typename T, bool kGammaInRows>
+  Status run_gated(const Call& call, const TileChoice& tile);
+  // launch.cuh
+  template <typename Shape, typename Kernel, typename... More>
+  Status launch_few(const Call& call, Kernel kernel, const More&... more);
+  template <typename Kernel, typename... More>
+  Status launch_pingpong(const Call& call, Kernel kernel, const More&... more);
   template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
   Status run_wide(const Call& call);
   GemmArguments arguments_of(const Call& call, int tile_columns = 0) const;
@@ -84,8 +105,10 @@ class HopperLinear final : public Linear {
   void* next_gamma() const { return residual_columns() + 2 * padded_; }
 
   Hopper& owner_;
-  LinearWeights weights_;
-  // What the epilogue reads for each column of y: the constants with a residual, those without one (a float2 or a
+  LinearWeights weights_;  // without `exact` and `rotary`, which live only while they are prepared
+  RotaryColumns rotary_;   // without a table: nothing is turned
+  int w_rows_;             // of W; with gates two for each column of y
+  // What the epilogue reads for each of W's rows: the constants with a residual, those without one (a float2 or a
   // float), and the next LayerNorm's gamma.
   DeviceBuffer columns_;
   int padded_ = 0;
@@ -102,6 +125,8 @@ class Hopper final : public GemmProvider {
   size_t workspace_bytes() const override { return between_blocks_.bytes(); }
   bool dependent_launch() const override { return true; }
   bool folds() const override { return true; }
+  bool fuses_rotary() const override { return true; }
+  bool fuses_gate() const override { return true; }
   Status check_folds() const override;
   Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override;
   Status prepare_maxima(const LinearWeights& weights, const Stream& stream, std::unique_ptr<TextMaxima>& made) override;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "gemm/hopper.h"
+#include "gemm/hopper/hopper.h"
 #include "gemm/loops/feed_forward.cuh"
 
 namespace embert::hopper {
@@ -14,7 +14,9 @@ class HopperFeedForward final : public FeedForward {
   HopperFeedForward(std::unique_ptr<HopperLinear> in, std::unique_ptr<HopperLinear> out)
       : in_(*in), out_(*out), apart_(std::move(in), std::move(out)) {}
   static bool takes(const HopperLinear& in, const HopperLinear& out) {
-    return in.weights_.in == FeedForwardShape::kHidden && out.weights_.out == FeedForwardShape::kHidden &&
+    // The kernel reads x's sums once, for x and for the residual: both have the LayerNorm, or neither has.
+    const bool alike = (in.weights_.input_norm.gamma == nullptr) == (out.weights_.residual_norm.gamma == nullptr);
+    return alike && !in.weights_.gated && in.weights_.in == FeedForwardShape::kHidden && out.weights_.out == FeedForwardShape::kHidden &&
            in.weights_.out % FeedForwardShape::kChunk == 0 && in.weights_.out <= FeedForwardShape::kMostInner &&
            (in.weights_.input_norm.gamma != nullptr || !in.weights_.gamma_in_rows);
   }

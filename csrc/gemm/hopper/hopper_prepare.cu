@@ -2,7 +2,8 @@
 
 #include "elementwise/activation.cuh"
 #include "gemm/epilogue/fold.cuh"
-#include "gemm/hopper.h"
+#include "gemm/epilogue/gate.cuh"
+#include "gemm/hopper/hopper.h"
 
 namespace embert {
 namespace hopper {
@@ -12,6 +13,34 @@ namespace {
 // 1.7e-3 in BF16).
 constexpr float kFoldTolerance = 3.0f;
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
+
+// The constants of a product with gates, which fold.cuh has made times kGateFactor: the values' are not to be.
+// `width`: floats for each of W's rows; the last one counts, because {Σ γ·W, …} has no factor.
+__global__ void __launch_bounds__(kFoldThreads) free_values_kernel(float* columns, int out, int width) {
+  wait_for_earlier_kernels();
+  const int n = blockIdx.x * kFoldThreads + threadIdx.x;
+  if (n < out) columns[(2 * n + 2) * width - 1] *= 1.0f / kGateFactor;
+}
+
+// What the kernels that turn or gate take for granted.
+Status check_fused(const LinearWeights& weights) {
+  if (weights.gated && weights.residual_norm.gamma != nullptr)
+    return Status::refused("hopper gemm: gates and a residual");
+  if (weights.gated && weights.activation == Activation::kNone)
+    return Status::refused("hopper gemm: gates without an activation");
+  if (!weights.gated && weights.activation == Activation::kSilu)
+    return Status::refused("hopper gemm: SiLU without gates");
+  if (weights.rotary == nullptr) return {};
+  const RotaryColumns& of = *weights.rotary;
+  if (weights.gated || weights.activation != Activation::kNone || weights.residual_norm.gamma != nullptr)
+    return Status::refused("hopper gemm: turned columns and an activation, gates or a residual");
+  const bool fits = of.head_size > 0 && of.head_size % 8 == 0 && of.turned >= 0 && of.turned % 2 == 0 &&
+                    of.turned <= of.head_size && of.columns % of.head_size == 0 && of.columns <= weights.out;
+  if (fits && of.table != nullptr && of.positions != nullptr) return {};
+  return Status::refused("hopper gemm: " + std::to_string(of.turned) + " turned columns of heads of " +
+                         std::to_string(of.head_size) + ", in " + std::to_string(of.columns) + " of " +
+                         std::to_string(weights.out));
+}
 
 }  // namespace
 
@@ -43,8 +72,10 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
   if (weights.input_norm.gamma != nullptr && weights.in > kMaxSumColumns)
     return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxSumColumns) + " columns");
   // The multiplication with which Tiles finds a tile's row is exact up to here; there are at most 4 194 240 rows.
-  if (tiles_of(weights.out, 128) > 256)
-    return Status::refused("hopper gemm: " + std::to_string(weights.out) + " columns, at most 32768 can be run");
+  const int w_rows = weights.gated ? 2 * weights.out : weights.out;
+  if (tiles_of(w_rows, 128) > 256)
+    return Status::refused("hopper gemm: " + std::to_string(w_rows) + " columns, at most 32768 can be run");
+  EMBERT_TRY(check_fused(weights));
   auto made = std::make_unique<HopperLinear>(*this, weights);
   EMBERT_TRY(made->init(stream));
   linear = std::move(made);
@@ -53,29 +84,33 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
 
 template <typename T>
 Status HopperLinear::fold(const Stream& stream) {
-  const int out = weights_.out;
   T* const weight = static_cast<T*>(weights_.weight);
-  const float factor = activation_factor(weights_.activation);
-  if (weights_.gamma_in_rows && weights_.input_norm.gamma != nullptr) {
-    EMBERT_TRY(launch("sum_input", sum_input_kernel<T>, out, kFoldThreads, 0, stream, weight, weights_.bias,
+  const bool is_pair = weights_.gamma_in_rows && weights_.input_norm.gamma != nullptr;
+  const float factor = weights_.gated ? kGateFactor : activation_factor(weights_.activation);
+  if (is_pair) {
+    EMBERT_TRY(launch("sum_input", sum_input_kernel<T>, w_rows_, kFoldThreads, 0, stream, weight, weights_.bias,
                       weights_.input_norm, weights_.in, factor, static_cast<float2*>(plain_columns()),
                       owner_.fold_error()));
   } else {
-    EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, out, kFoldThreads, 0, stream, weight, weights_.exact,
+    EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, w_rows_, kFoldThreads, 0, stream, weight, weights_.exact,
                       weights_.bias, weights_.input_norm, weights_.in, factor, static_cast<float*>(plain_columns()),
                       owner_.fold_error()));
   }
-  const int blocks = (out + kFoldThreads - 1) / kFoldThreads;
+  const int blocks = (weights_.out + kFoldThreads - 1) / kFoldThreads;
+  if (weights_.gated)
+    return launch("free_values", free_values_kernel, blocks, kFoldThreads, 0, stream,
+                  static_cast<float*>(plain_columns()), weights_.out, is_pair ? 2 : 1);
   return launch("fold_residual", fold_residual_kernel<T>, blocks, kFoldThreads, 0, stream, weights_.bias,
-                weights_.residual_norm, weights_.next_gamma, out, residual_columns(), static_cast<T*>(next_gamma()));
+                weights_.residual_norm, weights_.next_gamma, weights_.out, residual_columns(), static_cast<T*>(next_gamma()));
 }
 
 Status HopperLinear::init(const Stream& stream) {
-  padded_ = (weights_.out + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
+  padded_ = (w_rows_ + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
   EMBERT_TRY(columns_.allocate(size_t(padded_) * (2 * sizeof(float2) + sizeof(half_t))));
   EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
   EMBERT_TRY(owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream));
   weights_.exact = nullptr;  // it is freed after this
+  weights_.rotary = nullptr;
   return {};
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "gemm/hopper.h"
+#include "gemm/hopper/hopper.h"
 #include "gemm/loops/maxima.cuh"
 
 namespace embert::hopper {

@@ -1,0 +1,54 @@
+// Gates: y = activation(gate)·value, of W's neighbouring rows (EPILOGUES.md).
+#pragma once
+
+#include "device/numeric.cuh"
+#include "gemm/epilogue/finish.cuh"
+
+namespace embert::hopper {
+
+// What a gate is multiplied by before its activation. Its value is not: its constants and its row's scale are undone by
+// 1 / kGateFactor, a power of two.
+constexpr float kGateFactor = 0.5f;
+
+// activation(x) from h = x/2. SiLU is x·σ(x) = h + h·tanh(h), because σ(x) = ½(1 + tanh(x/2)); tanh.approx adds at most
+// 2.4e-4·|x|, as in GELU.
+template <Activation kActivation>
+__device__ __forceinline__ float opened(float h) {
+  if constexpr (kActivation == Activation::kSilu) {
+    return fmaf(h, tanh_approximate(h), h);
+  } else if constexpr (kActivation == Activation::kRelu) {
+    return fmaxf(h + h, 0.0f);
+  } else {
+    static_assert(activation_factor(kActivation) == kGateFactor, "an activation of x/2");
+    return activate<kActivation, false>(h);
+  }
+}
+
+// An element of y from a gate and its value. `k`: their columns' constants, the gate's times kGateFactor (fold.cuh);
+// `by`: the row's scale and shift times kGateFactor.
+template <Activation kActivation, bool kGammaInRows>
+__device__ __forceinline__ float gated(float gate, float value, ColumnPair<false, kGammaInRows> k, float2 by) {
+  const float2 by_value = {by.x * (1.0f / kGateFactor), by.y * (1.0f / kGateFactor)};
+  if constexpr (kGammaInRows) {
+    gate = fmaf(gate, by.x, fmaf(k.x, by.y, k.y));
+    value = fmaf(value, by_value.x, fmaf(k.z, by_value.y, k.w));
+  } else {
+    gate = fmaf(gate, by.x, k.x);
+    value = fmaf(value, by_value.x, k.y);
+  }
+  return opened<kActivation>(gate) * value;
+}
+
+// Of two neighbouring m16n8 tiles a lane has one element of y each, `first` and `second`, with columns lane % 4 of four.
+// Two lanes share them out, so that each can store two neighbours: the even one gets both of the first tile, the odd one
+// both of the second. They begin at column gated_column of the eight.
+template <typename T>
+__device__ __forceinline__ uint32_t with_neighbour(float first, float second, int lane) {
+  const uint32_t own = pack_two<T>(first, second), other = __shfl_xor_sync(~0u, own, 1);
+  return __byte_perm(own, other, lane % 2 == 0 ? 0x5410 : 0x3276);
+}
+__device__ __forceinline__ int gated_column(int lane) {
+  return 4 * (lane % 2) + (lane & 2);
+}
+
+}  // namespace embert::hopper

@@ -1,0 +1,65 @@
+// How the kernels for few rows and those in turn are launched, whatever becomes of their products.
+#pragma once
+
+#include <algorithm>
+
+#include "gemm/hopper/hopper.h"
+#include "gemm/loops/few_rows.cuh"
+#include "gemm/loops/pingpong.cuh"
+
+namespace embert::hopper {
+
+// Few rows: more and smaller tiles.
+using FewMiddle = FewShape<64>;
+using FewNarrow = FewShape<32>;
+
+// A block for each multiprocessor, in clusters, or fewer where there are fewer tiles.
+template <typename Shape>
+cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, int tiles,
+                                                cudaLaunchAttribute (&attributes)[2]) const {
+  cudaLaunchConfig_t config = configure(call, Shape::kSharedBytes, attributes);
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {kCluster, 1, 1};
+  config.numAttrs = 2;
+  config.gridDim = dim3(std::min(tiles, owner_.clusters()) * kCluster);
+  config.blockDim = dim3(Shape::kThreads);
+  return config;
+}
+
+// `more`: what the kernel takes after what all kernels of its kind take.
+template <typename Kernel, typename... More>
+Status HopperLinear::launch_pingpong(const Call& call, Kernel kernel, const More&... more) {
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), PingPongShape::kSharedBytes));
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
+  EMBERT_TRY(map_operands(call, PingPongShape::kRows, PingPongShape::kWShare, 0, x_map, w_map));
+  EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+  const int tiles = tiles_of(call.rows, PingPongShape::kRows * kCluster) * tiles_of(w_rows_, PingPongShape::kColumns);
+  cudaLaunchAttribute attributes[2]{};
+  const cudaLaunchConfig_t config = configure_many<PingPongShape>(call, tiles, attributes);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *y_map, arguments_of(call, PingPongShape::kColumns),
+                                 more...),
+              call.rows);
+}
+
+template <typename Shape, typename Kernel, typename... More>
+Status HopperLinear::launch_few(const Call& call, Kernel kernel, const More&... more) {
+  const int x_rows = std::min(call.tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
+  const int wanted = tiles_of(weights_.in, Shape::kDepth);
+  const dim3 grid(tiles_of(w_rows_, Shape::kColumns), tiles_of(call.rows, x_rows));
+  const bool alone = call.rows > Shape::kRows && int(grid.x * grid.y) <= owner_.processors();
+  const int room = alone ? kAloneBytes : kFewBytes;
+  const int fitting = (room - Shape::shared_bytes(0, x_rows)) / (Shape::stage_bytes(x_rows) + 16);
+  const int stages = std::min({wanted, Shape::kMaxStages, fitting});
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr;
+  EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, Shape::kBoxes, x_map, w_map));
+  call.y_parts = kSumColumns / Shape::kColumns;
+  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchConfig_t config = configure(call, Shape::shared_bytes(stages, x_rows), attributes);
+  config.gridDim = grid;
+  config.blockDim = dim3(kFewThreads);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, arguments_of(call), x_rows, stages, more...),
+              call.rows);
+}
+
+}  // namespace embert::hopper
