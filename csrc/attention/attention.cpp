@@ -19,9 +19,14 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
   if (work.window > 0 && relative.scores != nullptr)
     return Status::refused("attention: a window and scores by relative position");
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
+  const bool is_plain = work.window == 0 && relative.scores == nullptr;
+  if (maps != nullptr && work.longest >= kLongTokens && is_plain && attention_sm90_takes_long(dtype, head_size)) {
+    if (work.tile_count > 0) EMBERT_TRY(attention_sm90_long(dtype, qkv, rows, work, heads, context, *maps, stream));
+    const AttentionWork shorts{nullptr, 0, work.shorts, work.short_count};
+    return attention_sm80(dtype, qkv, {shorts}, heads, head_size, relative, context, stream);
+  }
   // A batch of short texts alone takes the portable kernel: it computes the same bits, without a work list of tiles.
-  const bool takes = attention_sm90_takes(dtype, head_size) && (work.window == 0 || attention_sm90_takes_windows());
-  if (maps != nullptr && takes && work.tile_count > 0)
+  if (maps != nullptr && attention_sm90_takes(dtype, head_size, work.window) && work.tile_count > 0)
     return attention_sm90(dtype, qkv, rows, work, heads, head_size, relative, context, *maps, stream);
   if (dtype == DType::kFloat32) return attention_float32(qkv, work, heads, head_size, relative, context, stream);
   return attention_sm80(dtype, qkv, work, heads, head_size, relative, context, stream);

@@ -19,9 +19,12 @@ Status attention_float32(const void* qkv, const WindowedWork& work, int heads, i
                          const RelativeScores& relative, void* context, const Stream& stream);
 Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream);  // 16-bit types
-bool attention_sm90_takes(DType dtype, int head_size);
-bool attention_sm90_takes_windows();
+bool attention_sm90_takes(DType dtype, int head_size, int window);
 Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);
+// The same bits where no text has a window or relative scores. Tiles alone; texts of up to 32 tokens are not touched.
+bool attention_sm90_takes_long(DType dtype, int head_size);
+Status attention_sm90_long(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, void* context,
+                           TensorMaps& maps, const Stream& stream);
 
 }  // namespace embert

@@ -1,6 +1,8 @@
 // The online softmax over scores in mma.cuh's order.
 #pragma once
 
+#include <cfloat>
+
 namespace embert {
 
 // 2^x, flushed to 0 below -126.
@@ -20,10 +22,10 @@ __device__ __forceinline__ float soften(float (&s)[kTiles][4], int half, float& 
   for (int n = 0; n < kTiles; ++n) highest = fmaxf(highest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
   highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
   highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-  const float reference = kMayBeEmpty && highest == -INFINITY ? 0.0f : highest;  // -inf less -inf is no number
-  const float correction = exp2_approximate((maximum - reference) * scale_log2);
+  if constexpr (kMayBeEmpty) highest = fmaxf(highest, -FLT_MAX);  // -inf less -inf is no number
+  const float correction = exp2_approximate((maximum - highest) * scale_log2);
   maximum = highest;
-  const float shift = reference * scale_log2;
+  const float shift = highest * scale_log2;
   float row_sum = 0.0f;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)

@@ -40,8 +40,15 @@ struct AttentionWork {
 struct WindowedWork : AttentionWork {
   // A query sees so many keys on each side of its own; 0: all of its text. Never with RelativeScores.
   int window = 0;
-  WindowedWork(const AttentionWork& work, int window) : AttentionWork(work), window(window) {}
+  // The batch's longest text has at most so many tokens. No bits depend on it; 0: it is not known, and tiles are of
+  // kAttentionRows.
+  int longest = 0;
+  WindowedWork(const AttentionWork& work, int window = 0, int longest = 0)
+      : AttentionWork(work), window(window), longest(longest) {}
 };
+// From so many tokens on tiles have twice as many rows, on Hopper (hopper/long_texts.cu): by count, tiles of
+// kAttentionRows are then bound by K and V, which each reads from the L2 cache. Not measured.
+constexpr int kLongTokens = 1024;
 constexpr int kMostAttentionTiles = 65535;  // gridDim.y: a tile has a block a head
 inline Status check_attention_work(int tiles, int shorts) {
   if (int64_t(tiles) + (shorts + 1) / 2 <= kMostAttentionTiles && shorts <= kMostAttentionTiles) return {};

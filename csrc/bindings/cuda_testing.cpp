@@ -99,7 +99,8 @@ NB_MODULE(_cuda_testing, m) {
           "product",
           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
              Address bias, int out, int in, int activation, Address gamma, Address beta, bool of_residual,
-             float epsilon, Address exact, bool gamma_in_rows, Address next_gamma) {
+             float epsilon, Address exact, bool gamma_in_rows, Address next_gamma, bool gated, int head_size,
+             int turned, int turned_columns, Address table, Address positions) {
             auto made = std::make_unique<Product>();
             bench.check(provider == "hopper" ? make_hopper(dtype(type), made->provider)
                                              : make_cublaslt(dtype(type), library, made->provider));
@@ -109,15 +110,20 @@ NB_MODULE(_cuda_testing, m) {
             weights.exact = at<float>(exact);
             weights.gamma_in_rows = gamma_in_rows;
             weights.next_gamma = at<float>(next_gamma);
+            weights.gated = gated;
+            const RotaryColumns rotary{head_size, turned, turned_columns, at<float2>(table), at<int>(positions)};
+            if (table != 0) weights.rotary = &rotary;
             bench.check(made->provider->prepare(weights, bench.stream(), made->linear));
             bench.synchronize();  // check_folds wants it done
             return made;
           },
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,
           "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f, "exact"_a = 0, "gamma_in_rows"_a = false,
-          "next_gamma"_a = 0,
+          "next_gamma"_a = 0, "gated"_a = false, "head_size"_a = 0, "turned"_a = 0, "turned_columns"_a = 0,
+          "table"_a = 0, "positions"_a = 0,
           "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place from `exact`, "
-          "the same in FP32, unless gamma is in the rows.")
+          "the same in FP32, unless gamma is in the rows. `gated`: `out` is half of W's rows. With a table columns are "
+          "turned (RotaryColumns).")
       .def(
           "feed_forward",
           [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,
@@ -202,14 +208,16 @@ NB_MODULE(_cuda_testing, m) {
           "attention",
           [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
              int short_count, int heads, int head_size, Address context, bool hopper, int queries, Address relative,
-             int reach, int window) {
+             int reach, int window, int longest) {
             const AttentionWork work{at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count,
                                      Queries(queries)};
-            bench.check(attention(dtype(type), at(qkv), rows, {work, window}, heads, head_size, {at<float>(relative), reach},
-                                  at(context), hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
+            bench.check(attention(dtype(type), at(qkv), rows, {work, window, longest}, heads, head_size,
+                                  {at<float>(relative), reach}, at(context),
+                                  hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
           },
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
-          "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0, "window"_a = 0)
+          "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0,
+          "window"_a = 0, "longest"_a = 0)
       .def("gather",
            [](Bench& bench, int type, Address context, Address x, Address sums, int parts, Address cu_seqlens,
               int pooling, int sequences, int hidden, Address context_to, Address x_to, Address sums_to) {

@@ -10,6 +10,7 @@ enum NamedBarrier : int {
   kScalesBarrier = 1,    // few_rows.cuh: the rows' scales are in shared memory
   kConsumerBarrier = 1,  // + consumer; pingpong.cuh, wide.cuh, feed_forward.cuh: the four warps of a consumer
   kPairBarrier = 1,      // + pair; attention/short.cuh: the two warps of a (sequence, head)
+  kGroupBarrier = 1,     // + warpgroup; attention/hopper/long_texts.cu: its four warps
 };
 
 // Waits until `threads` threads have arrived, the waiting ones included.

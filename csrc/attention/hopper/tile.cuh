@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "attention/short.cuh"
+#include "attention/window.h"
 #include "attention/work_list.cuh"
 #include "device/dependent_launch.cuh"
 #include "ptx/mbarrier.cuh"
@@ -48,67 +49,112 @@ __device__ __forceinline__ float (&tiles(float (&elements)[kElements]))[kElement
   return reinterpret_cast<float(&)[kElements / 4][4]>(elements);
 }
 
-// Which keys a tile's queries see, and in which steps of 64. Steps are counted from the text's own start, whatever is
-// left out: same text, same bits. `mask` takes the keys of a step that a row does not see out of its scores.
+// Which keys a tile's queries see, and in which steps of 64. `mask` takes the keys of a step that a row does not see out
+// of its scores.
 struct AllKeys {
   static constexpr bool kMayBeEmpty = false;  // whether a step may leave a row no key
-  __device__ __forceinline__ static constexpr int first(const AttentionTile&, int /* window */) { return 0; }
-  __device__ __forceinline__ static int end(const AttentionTile& tile, int /* window */) {
+  __device__ __forceinline__ constexpr int first(const AttentionTile&) const { return 0; }
+  __device__ __forceinline__ int end(const AttentionTile& tile) const {
     return (tile.length + kTileRows - 1) / kTileRows;
   }
   template <int kElements>
-  __device__ __forceinline__ static void mask(float (&s)[kElements], const AttentionTile& tile, int step,
-                                              int /* window */, int /* warp */, int lane) {
+  __device__ __forceinline__ void mask(float (&s)[kElements], const AttentionTile& tile, int step, int /* warp */,
+                                       int lane) const {
     constexpr int kKeys = 2 * kElements;
     const int valid = tile.length - step * kTileRows;
-    if (valid >= kKeys) return;
-    const int left = valid - 2 * (lane % 4);
+    if (valid < kKeys) {
+      const int left = valid - 2 * (lane % 4);
 #pragma unroll
-    for (int i = (kKeys - kTileRows / 2) / 2; i < kKeys / 2; ++i) {
-      if (i / 4 * 8 + i % 2 >= left) s[i] = -INFINITY;
+      for (int i = (kKeys - kTileRows / 2) / 2; i < kKeys / 2; ++i) {
+        if (i / 4 * 8 + i % 2 >= left) s[i] = -INFINITY;
+      }
     }
   }
 };
 
-// A query sees `window` keys on each side of its own. A tile reads the steps from its first query's first key to its
-// last query's last one: three with a window of 64, whatever the text's length.
 struct NearKeys {
   static constexpr bool kMayBeEmpty = true;
-  __device__ __forceinline__ static int first(const AttentionTile& tile, int window) {
-    return max(tile.query - window, 0) / kTileRows;
+  KeyWindow window;
+
+  __device__ __forceinline__ int first(const AttentionTile& tile) const {
+    return window.first_step(tile.query, kTileRows);
   }
-  __device__ __forceinline__ static int end(const AttentionTile& tile, int window) {
-    const int keys = min(tile.length, tile.query + kTileRows + window);  // the first that nobody sees
-    return (keys + kTileRows - 1) / kTileRows;
+  __device__ __forceinline__ int end(const AttentionTile& tile) const {
+    return window.end_step(tile.query + kTileRows - 1, tile.length, kTileRows);
   }
-  // Only in steps of which one of the warp's 16 rows does not see all keys. A row sees the keys whose distance to it is
-  // at least -window and at most `most`: one unsigned comparison for both ends.
+  // Only in steps of which one of the warp's 16 rows does not see all keys.
   template <int kElements>
-  __device__ __forceinline__ static void mask(float (&s)[kElements], const AttentionTile& tile, int step, int window,
-                                              int warp, int lane) {
+  __device__ __forceinline__ void mask(float (&s)[kElements], const AttentionTile& tile, int step, int warp,
+                                       int lane) const {
     constexpr int kKeys = 2 * kElements;
     const int query = tile.query + warp * 16, key = step * kTileRows;
-    if (key >= query + 15 - window && key + kKeys - 1 <= min(query + window, tile.length - 1)) return;
+    if (key + kKeys <= tile.length && window.sees_all(query, 16, key, kKeys)) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = query + lane / 4 + 8 * half;
-      const int most = min(window, tile.length - 1 - row);
-      const int distance = key + 2 * (lane % 4) - row + window;  // of the lane's first key, from 0
+      const int first = window.place(row, key + 2 * (lane % 4)), last = window.most(row, tile.length);
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (unsigned(distance + 8 * n + i) > unsigned(window + most)) s[4 * n + 2 * half + i] = -INFINITY;
+          if (unsigned(first + 8 * n + i) > unsigned(last)) s[4 * n + 2 * half + i] = -INFINITY;
         }
     }
   }
 };
 
+// The softmax of a step: turns scores into weights, as P·V's left operand, and rescales what earlier steps left.
+template <typename T, bool kMayBeEmpty, int kElements, int kOut>
+__device__ __forceinline__ void weigh(float (&s)[kElements], uint32_t (&p)[kElements / 8][4], float (&out)[kOut],
+                                      float (&maximum)[2], float (&sum)[2], float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float correction = soften<kMayBeEmpty>(tiles(s), half, maximum[half], sum[half], scale_log2);
+#pragma unroll
+    for (int n = 0; n < kElements / 4; ++n)
+      p[n / 2][2 * (n % 2) + half] = pack_two<T>(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]);
+    rescale(tiles(out), half, correction);
+  }
+}
+
+// Divides by the sums and stores a warp's `rows` (≤ 16) rows of a head. They pass through shared memory that
+// no other warp uses, so that lanes store 16 bytes of a row.
+template <typename T, int kDim>
+__device__ __forceinline__ void store_context(uint8_t* rows_of_warp, const float (&out)[kDim / 2],
+                                              const float (&sum)[2], int rows, T* context, int first_row,
+                                              int head, int heads, int lane) {
+  using At = Layout<kDim>;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float total = sum[half];  // of the lane's columns
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    const float inverse = __fdividef(1.0f, total);  // total ≥ 1: the weight of the largest score is 1
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      *reinterpret_cast<uint32_t*>(rows_of_warp + 8 * half * At::kRowBytes + place_of<kDim>(lane / 4, n) +
+                                   lane % 4 * 4) =
+          pack_two<T>(out[4 * n + 2 * half] * inverse, out[4 * n + 2 * half + 1] * inverse);
+    }
+  }
+  __syncwarp();
+  constexpr int kAtOnce = 32 / At::kChunks;
+  const int row = lane / At::kChunks, chunk = lane % At::kChunks;
+  T* to = context + (size_t(first_row + row) * heads + head) * kDim + chunk * 8;
+#pragma unroll
+  for (int i = 0; i < 16; i += kAtOnce) {
+    if (row + i < rows)
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(rows_of_warp + i / 8 * 8 * At::kRowBytes +
+                                                                      place_of<kDim>(row + i % 8, chunk));
+    to += kAtOnce * heads * kDim;
+  }
+}
+
 // A block's work: a tile, or two short texts. Keys: AllKeys or NearKeys.
 template <typename T, int kDim, bool kRelative, typename Keys>
 __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T* qkv, const AttentionWork& work,
                                             int heads, float scale_log2, T* context, bool backwards,
-                                            const RelativeScores& relative) {
+                                            const RelativeScores& relative, const Keys& keys) {
   using At = Layout<kDim>;
   extern __shared__ __align__(1024) uint8_t raw[];
   const uint32_t base = shared_address(raw), barriers = base + At::kBarriers;
@@ -137,7 +183,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
   wait_for_earlier_kernels();
   dependents_may_launch();  // not earlier: gemm/loops/few_rows.cuh
   if (tile.length == 0 || !is_wanted(tile, work.queries, kTileRows)) return;
-  const int first = Keys::first(tile, work.window), steps = Keys::end(tile, work.window);
+  const int first = keys.first(tile), steps = keys.end(tile);
   const auto fetch = [&](int step, bool with_q = false) {  // for an elected lane (ptx/warp.cuh)
     const int stage = (step - first) % At::kStages, row = tile.first_row + step * kTileRows;
     const uint32_t barrier = barriers + 8 * stage;
@@ -161,8 +207,8 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) out[i] = 0.0f;
 
-  const auto attend = [&](int step, auto keys) {
-    constexpr int kKeys = decltype(keys)::value;
+  const auto attend = [&](int step, auto count) {
+    constexpr int kKeys = decltype(count)::value;
     const int stage = (step - first) % At::kStages;
     const uint32_t k_from = base + At::kK + stage * At::kTileBytes, v_from = base + At::kV + stage * At::kTileBytes;
     const int valid = tile.length - step * kTileRows;
@@ -181,7 +227,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
       const int row = threadIdx.x / At::kChunks;
       uint8_t* const place = raw + (v_from - base) + place_of<kDim>(row, threadIdx.x % At::kChunks);
 #pragma unroll
-      for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / At::kChunks) {  // those before are all valid
+      for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / At::kChunks) {  // before: all valid
         if (from + row >= valid) *reinterpret_cast<uint4*>(place + from * At::kRowBytes) = uint4{0, 0, 0, 0};
       }
       fence_for_copies();
@@ -189,16 +235,9 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
     }
     finish_products(s);
 
-    Keys::mask(s, tile, step, work.window, warp, lane);
+    keys.mask(s, tile, step, warp, lane);
     uint32_t p[kKeys / 16][4];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float correction = soften<Keys::kMayBeEmpty>(tiles(s), half, maximum[half], sum[half], scale_log2);
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-        p[n / 2][2 * (n % 2) + half] = pack_two<T>(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]);
-      rescale(tiles(out), half, correction);
-    }
+    weigh<T, Keys::kMayBeEmpty>(s, p, out, maximum, sum, scale_log2);
     fence_registers();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
@@ -219,31 +258,8 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
   __syncthreads();
   const int rows = min(16, tile.length - tile.query - warp * 16);
   if (rows <= 0) return;
-  uint8_t* const rows_of_warp = raw + At::kQ + warp * 16 * At::kRowBytes;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float total = sum[half];  // of the lane's columns
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
-    const float inverse = __fdividef(1.0f, total);  // total ≥ 1: the weight of the largest score is 1
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      *reinterpret_cast<uint32_t*>(rows_of_warp + 8 * half * At::kRowBytes + place_of<kDim>(lane / 4, n) +
-                                   lane % 4 * 4) =
-          pack_two<T>(out[4 * n + 2 * half] * inverse, out[4 * n + 2 * half + 1] * inverse);
-    }
-  }
-  __syncwarp();
-  constexpr int kAtOnce = 32 / At::kChunks;
-  const int row = lane / At::kChunks, chunk = lane % At::kChunks;
-  T* to = context + (size_t(tile.first_row + tile.query + warp * 16 + row) * heads + head) * kDim + chunk * 8;
-#pragma unroll
-  for (int i = 0; i < 16; i += kAtOnce) {
-    if (row + i < rows)
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(rows_of_warp + i / 8 * 8 * At::kRowBytes +
-                                                                      place_of<kDim>(row + i % 8, chunk));
-    to += kAtOnce * heads * kDim;
-  }
+  store_context<T, kDim>(raw + At::kQ + warp * 16 * At::kRowBytes, out, sum, rows, context,
+                         tile.first_row + tile.query + warp * 16, head, heads, lane);
 }
 
 }  // namespace embert::hopper
