@@ -26,7 +26,10 @@ pytestmark = pytest.mark.timeout(900)  # four compilers at once, on cores that o
 SOURCES = (
     "gemm/hopper/hopper.cu",
     "gemm/hopper_feed_forward.cu",
+    "gemm/hopper/hopper_gated.cu",
     "gemm/hopper/hopper_maxima.cu",
+    "gemm/hopper/hopper_rotary.cu",
+    "attention/hopper/long_texts.cu",
     "attention/sm90.cu",
     "attention/sm80.cu",
 )
@@ -40,6 +43,8 @@ SPILLS = {
     r"few_rows_kernelI13__nv_bfloat16.*Lb0EEEv": 40,  # one variant, with a residual, as below
     r"few_rows_kernelI13__nv_bfloat16.*Lb1EEEv": 82,
     r"few_rows_kernelI6__half.*Lb1EEEv": 20,
+    # A register of a tile's epilogue, with four constants for two columns and (cos, sin) for 16 pairs.
+    r"pingpong_rotary_kernel.*Lb1ELb1EEEv": 4,
 }
 
 
@@ -133,7 +138,13 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
         assert kernel in names["hopper"]
     assert "feed_forward_kernel" in names["hopper_feed_forward"]
     assert "maxima_kernel" in names["hopper_maxima"]
-    assert "attention_hopper_kernel" in names["sm90"]
+    for kernel in ("pingpong_gated_kernel", "few_rows_gated_kernel"):
+        assert kernel in names["hopper_gated"]
+    for kernel in ("pingpong_rotary_kernel", "few_rows_rotary_kernel"):
+        assert kernel in names["hopper_rotary"]
+    for kernel in ("attention_hopper_kernel", "attention_hopper_window_kernel"):
+        assert kernel in names["sm90"]
+    assert "attention_hopper_long_kernel" in names["long_texts"]
     assert "attention_short_kernel" in names["sm80"]
 
 
@@ -149,7 +160,10 @@ def test_products_are_not_serialised(compiled: dict[str, Compiled]) -> None:
         assert not each.serialised, source
 
 
-@pytest.mark.parametrize(("source", "kernel"), [("sm90", "attention_hopper"), ("sm80", "attention_short")])
+@pytest.mark.parametrize(
+    ("source", "kernel"),
+    [("sm90", "attention_hopper"), ("sm90", "attention_hopper_window"), ("sm80", "attention_short")],
+)
 def test_barriers_leave_room_for_blocks(compiled: dict[str, Compiled], source: str, kernel: str) -> None:
     """As many blocks as the registers allow: 65 536 of a multiprocessor, 128 threads a block."""
     chosen = [each for each in compiled[source].kernels if f"{kernel}_kernel" in each.name]
@@ -157,3 +171,16 @@ def test_barriers_leave_room_for_blocks(compiled: dict[str, Compiled], source: s
     for each in chosen:
         blocks = min(16, 65_536 // (128 * -(-each.registers // 8) * 8))
         assert each.barriers * blocks <= BARRIERS, each
+
+
+def test_only_what_a_family_uses_is_compiled(compiled: dict[str, Compiled]) -> None:
+    """Turned: two shapes of few rows and two of turns, by type and by where gamma is. Gated: those by activation."""
+    assert len(compiled["hopper_rotary"].kernels) == (2 + 2) * 2 * 2
+    assert len(compiled["hopper_gated"].kernels) == (2 + 2) * 2 * 2 * 4
+    assert len(compiled["long_texts"].kernels) == 2
+
+
+def test_two_blocks_of_long_texts_share_a_multiprocessor(compiled: dict[str, Compiled]) -> None:
+    for each in compiled["long_texts"].kernels:
+        assert 2 * 256 * (-(-each.registers // 8) * 8) <= 65_536
+        assert 2 * each.barriers <= BARRIERS

@@ -20,9 +20,15 @@ HOPPERS_OWN = {
     "few_rows_kernel": "gemm/hopper/hopper.cu",
     "pingpong_kernel": "gemm/hopper/hopper.cu",
     "wide_kernel": "gemm/hopper/hopper.cu",
+    "few_rows_rotary_kernel": "gemm/hopper/hopper_rotary.cu",
+    "pingpong_rotary_kernel": "gemm/hopper/hopper_rotary.cu",
+    "few_rows_gated_kernel": "gemm/hopper/hopper_gated.cu",
+    "pingpong_gated_kernel": "gemm/hopper/hopper_gated.cu",
     "feed_forward_kernel": "gemm/hopper_feed_forward.cu",
     "maxima_kernel": "gemm/hopper/hopper_maxima.cu",
     "attention_hopper_kernel": "attention/sm90.cu",
+    "attention_hopper_window_kernel": "attention/sm90.cu",
+    "attention_hopper_long_kernel": "attention/hopper/long_texts.cu",
 }
 
 

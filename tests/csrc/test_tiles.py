@@ -13,7 +13,8 @@ pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
 KERNELS = {0: "few", 1: "ping-pong", 2: "shared", 3: "wide", 4: "wide", 5: "wide"}  # TileKernel
 
-# By product: (out, in, residual, multiprocessors), and from which number of rows on which kernel and tile it gets.
+# By product: (rows of W, in, kind, multiprocessors), kind as in tile_choices.cpp, and from which number of rows on
+# which kernel and tile it gets.
 CASES: dict[str, tuple[tuple[int, int, int, int], str]] = {
     "MiniLM QKV": (
         (1152, 384, 0, 132),
@@ -73,6 +74,22 @@ CASES: dict[str, tuple[tuple[int, int, int, int], str]] = {
     "long K without a residual": (
         (6144, 2048, 0, 132),
         "1: few 16x64, 17: few 32x64, 33: few 64x32, 65: few 64x64, 129: shared 128x128, 257: wide 128x256",
+    ),
+    "nomic-v1.5's gates": (
+        (6144, 768, 2, 132),
+        "1: few 16x32, 17: few 32x32, 33: few 64x32, 65: few 64x64, 129: shared 128x128, 257: ping-pong 128x128",
+    ),
+    "ModernBERT-large's gates": (
+        (5248, 1024, 2, 132),
+        "1: few 16x64, 17: few 32x64, 33: few 64x32, 65: few 64x64, 129: shared 128x128, 385: ping-pong 128x128",
+    ),
+    "BERT-base QKV, turned": (
+        (2304, 768, 2, 132),
+        "1: few 16x32, 17: few 32x32, 33: few 64x32, 65: few 64x64, 385: shared 128x128, 897: ping-pong 128x128",
+    ),
+    "long K, turned or gated": (
+        (6144, 2048, 2, 132),
+        "1: few 16x64, 17: few 32x64, 33: few 64x32, 65: few 64x64, 129: shared 128x128, 257: ping-pong 128x128",
     ),
     "K no multiple of 64": (
         (768, 776, 1, 132),

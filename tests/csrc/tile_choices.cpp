@@ -1,6 +1,7 @@
-// Prints which kernel and tile products get. For every case (out, in, residual, processors) of the arguments: a line of
-// "from kernel rows columns" for each number of rows, 1 to 32 768, from which on the choice is another one, then an empty
-// line. For "narrowing" (tile_rows, across, clusters): lines of "whole_rows step".
+// Prints which kernel and tile products get. For every case (out, in, kind, processors) of the arguments, where kind is 1
+// with a residual and 2 for products that turn or gate: a line of "from kernel rows columns" for each number of rows, 1 to
+// 32 768, from which on the choice is another one, then an empty line. For "narrowing" (tile_rows, across, clusters):
+// lines of "whole_rows step".
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,10 +21,10 @@ int main(int count, char** arguments) {
   }
   for (int at = 1; at + 3 < count; at += 4) {
     const int out = std::atoi(arguments[at]), in = std::atoi(arguments[at + 1]);
-    const bool residual = std::atoi(arguments[at + 2]) != 0;
+    const int kind = std::atoi(arguments[at + 2]);
     TileChoice before{TileKernel::kFewRows, 0, 0};
     for (int rows = 1; rows <= 32768; ++rows) {
-      const TileChoice tile = choose_tile({rows, out, in, residual}, std::atoi(arguments[at + 3]));
+      const TileChoice tile = choose_tile({rows, out, in, kind == 1, kind == 2}, std::atoi(arguments[at + 3]));
       if (tile.kernel == before.kernel && tile.rows == before.rows && tile.columns == before.columns) continue;
       std::printf("%d %d %d %d\n", rows, int(tile.kernel), tile.rows, tile.columns);
       before = tile;

@@ -3,6 +3,7 @@
 #include "elementwise/activation.cuh"
 #include "gemm/epilogue/fold.cuh"
 #include "gemm/epilogue/gate.cuh"
+#include "gemm/hopper/check_fused.h"
 #include "gemm/hopper/hopper.h"
 
 namespace embert {
@@ -20,26 +21,6 @@ __global__ void __launch_bounds__(kFoldThreads) free_values_kernel(float* column
   wait_for_earlier_kernels();
   const int n = blockIdx.x * kFoldThreads + threadIdx.x;
   if (n < out) columns[(2 * n + 2) * width - 1] *= 1.0f / kGateFactor;
-}
-
-// What the kernels that turn or gate take for granted.
-Status check_fused(const LinearWeights& weights) {
-  if (weights.gated && weights.residual_norm.gamma != nullptr)
-    return Status::refused("hopper gemm: gates and a residual");
-  if (weights.gated && weights.activation == Activation::kNone)
-    return Status::refused("hopper gemm: gates without an activation");
-  if (!weights.gated && weights.activation == Activation::kSilu)
-    return Status::refused("hopper gemm: SiLU without gates");
-  if (weights.rotary == nullptr) return {};
-  const RotaryColumns& of = *weights.rotary;
-  if (weights.gated || weights.activation != Activation::kNone || weights.residual_norm.gamma != nullptr)
-    return Status::refused("hopper gemm: turned columns and an activation, gates or a residual");
-  const bool fits = of.head_size > 0 && of.head_size % 8 == 0 && of.turned >= 0 && of.turned % 2 == 0 &&
-                    of.turned <= of.head_size && of.columns % of.head_size == 0 && of.columns <= weights.out;
-  if (fits && of.table != nullptr && of.positions != nullptr) return {};
-  return Status::refused("hopper gemm: " + std::to_string(of.turned) + " turned columns of heads of " +
-                         std::to_string(of.head_size) + ", in " + std::to_string(of.columns) + " of " +
-                         std::to_string(weights.out));
 }
 
 }  // namespace

@@ -1,0 +1,53 @@
+// Prints what Hopper's products refuse of turned columns and gates: a line for each case, "fine" or why not.
+#include <cstdio>
+
+#include "gemm/hopper/check_fused.h"
+
+using namespace embert;
+
+namespace {
+
+void tell(const LinearWeights& weights, const RotaryColumns* rotary = nullptr) {
+  LinearWeights asked = weights;
+  asked.rotary = rotary;
+  const Status found = hopper::check_fused(asked);
+  std::printf("%s\n", found.ok() ? "fine" : found.message().c_str());
+}
+
+}  // namespace
+
+int main() {
+  const float2 table[1] = {};
+  const int positions[1] = {};
+  const float gamma[1] = {};
+  LinearWeights plain;
+  plain.out = 2304, plain.in = 768;
+  LinearWeights gated = plain;
+  gated.gated = true, gated.activation = Activation::kSilu;
+  const RotaryColumns whole{64, 64, 1536, table, positions};
+  tell(plain);
+  tell(gated);
+  tell(plain, &whole);
+
+  LinearWeights with_norm = gated;
+  with_norm.residual_norm.gamma = gamma;
+  tell(with_norm);
+  LinearWeights no_activation = gated;
+  no_activation.activation = Activation::kNone;
+  tell(no_activation);
+  LinearWeights silu = plain;
+  silu.activation = Activation::kSilu;
+  tell(silu);
+  tell(gated, &whole);
+  LinearWeights gelu = plain;
+  gelu.activation = Activation::kGeluErf;
+  tell(gelu, &whole);
+
+  for (const RotaryColumns& of :
+       {RotaryColumns{64, 32, 1536, table, positions}, RotaryColumns{24, 24, 1536, table, positions},
+        RotaryColumns{20, 20, 1520, table, positions}, RotaryColumns{64, 33, 1536, table, positions},
+        RotaryColumns{64, 66, 1536, table, positions}, RotaryColumns{64, 64, 1500, table, positions},
+        RotaryColumns{64, 64, 2368, table, positions}, RotaryColumns{64, 64, 1536, nullptr, positions}})
+    tell(plain, &of);
+  return 0;
+}
