@@ -23,9 +23,7 @@
 #include "ptx/trap.cuh"
 
 namespace embert {
-namespace {
-
-using namespace hopper;
+namespace hopper {
 
 struct LongLayout {
   static constexpr int kDim = 64;
@@ -47,6 +45,12 @@ __device__ __forceinline__ void sync_group(int group) {
   else
     asm volatile("bar.sync %0, 128;" ::"n"(kGroupBarrier + 1) : "memory");
 }
+
+}  // namespace hopper
+
+namespace {
+
+using namespace hopper;
 
 template <typename T>
 __global__ void __launch_bounds__(LongLayout::kThreads, 2)
