@@ -13,8 +13,8 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 }
 
 // A step for the lane's row lane / 4 + 8 · half: turns its scores into exponentials, and updates its maximum and sum.
-// Returns the factor for the sums of earlier steps: 0 at the first step. kMayBeEmpty: all scores so far may be -inf, and
-// the step then adds nothing.
+// Returns the factor for the sums of earlier steps: 0 at the first step. kMayBeEmpty: all scores so far may be -inf,
+// and the step then adds nothing.
 template <bool kMayBeEmpty = false, int kTiles>
 __device__ __forceinline__ float soften(float (&s)[kTiles][4], int half, float& maximum, float& sum, float scale_log2) {
   float highest = maximum;

@@ -23,8 +23,8 @@ struct KeyWindow {
     return !hides(query + queries - 1, key) && !hides(query, key + keys - 1) && !hides(query, key) &&
            !hides(query + queries - 1, key + keys - 1);
   }
-  // A query sees the keys of its text of which `place`, as an unsigned number, is at most `most`: one comparison for both
-  // ends of the window and for the text's.
+  // A query sees the keys of its text of which `place`, as an unsigned number, is at most `most`: one comparison for
+  // both ends of the window and for the text's.
   __host__ __device__ inline int place(int query, int key) const { return key - query + size; }
   __host__ __device__ inline int most(int query, int length) const {
     const int after = length - 1 - query;

@@ -154,7 +154,7 @@ def turned_product(
 
 # Sizes of which a box of 64 columns has a head, two, a half, or heads that begin anywhere; all or some columns turned;
 # keys that end within such a box.
-HEADS = [(12, 64, 64), (12, 32, 32), (6, 128, 128), (16, 64, 32), (4, 96, 96), (10, 24, 24), (13, 40, 10)]
+HEADS = [(12, 64, 64), (12, 32, 32), (6, 128, 128), (16, 64, 32), (4, 96, 96), (10, 24, 24), (13, 40, 10), (15, 16, 16)]
 
 
 @pytest.mark.parametrize("dtype", TYPES)

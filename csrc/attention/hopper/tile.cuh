@@ -49,8 +49,8 @@ __device__ __forceinline__ float (&tiles(float (&elements)[kElements]))[kElement
   return reinterpret_cast<float(&)[kElements / 4][4]>(elements);
 }
 
-// Which keys a tile's queries see, and in which steps of 64. `mask` takes the keys of a step that a row does not see out
-// of its scores.
+// Which keys a tile's queries see, and in which steps of 64. `mask` takes the keys of a step that a row does not see
+// out of its scores.
 struct AllKeys {
   static constexpr bool kMayBeEmpty = false;  // whether a step may leave a row no key
   __device__ __forceinline__ constexpr int first(const AttentionTile&) const { return 0; }

@@ -39,9 +39,9 @@ __device__ __forceinline__ float gated(float gate, float value, ColumnPair<false
   return opened<kActivation>(gate) * value;
 }
 
-// Of two neighbouring m16n8 tiles a lane has one element of y each, `first` and `second`, with columns lane % 4 of four.
-// Two lanes share them out, so that each can store two neighbours: the even one gets both of the first tile, the odd one
-// both of the second. They begin at column gated_column of the eight.
+// Of two neighbouring m16n8 tiles a lane has one element of y each, `first` and `second`, with columns lane % 4 of
+// four. Two lanes share them out, so that each can store two neighbours: the even one gets both of the first tile, the
+// odd one both of the second. They begin at column gated_column of the eight.
 template <typename T>
 __device__ __forceinline__ uint32_t with_neighbour(float first, float second, int lane) {
   const uint32_t own = pack_two<T>(first, second), other = __shfl_xor_sync(~0u, own, 1);

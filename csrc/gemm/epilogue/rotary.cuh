@@ -22,9 +22,9 @@ __device__ __forceinline__ void ask_positions(const RotaryColumns& of, int row, 
   for (int i = 0; i < 2; ++i) positions[i] = __ldcg(of.positions + min(row + 8 * i, rows - 1));
 }
 
-// Reads (cos, sin) for a lane's pairs in tiles of 8 columns, one tile after the other, in two rows. Heads are a multiple
-// of 8 columns, so a tile lies in one head, and one division finds the place of all. Pairs that are not turned get (1,
-// 0). Four lanes read 32 neighbouring bytes, a sector of the cache.
+// Reads (cos, sin) for a lane's pairs in tiles of 8 columns, one tile after the other, in two rows. Heads are a
+// multiple of 8 columns, so a tile lies in one head, and one division finds the place of all. Pairs that are not turned
+// get (1, 0). Four lanes read 32 neighbouring bytes, a sector of the cache.
 class Turns {
  public:
   __device__ __forceinline__ Turns(const RotaryColumns& of, int column, int lane, const int (&positions)[2])
@@ -39,7 +39,8 @@ class Turns {
       const int pair = in_head_ / 2 + pair_;
       const bool is_turned = pair < of_.turned / 2 && column_ < of_.columns;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) turns[tile][i] = is_turned ? __ldg(of_.table + (rows_[i] + pair)) : float2{1.0f, 0.0f};
+      for (int i = 0; i < 2; ++i)
+        turns[tile][i] = is_turned ? __ldg(of_.table + (rows_[i] + pair)) : float2{1.0f, 0.0f};
       in_head_ += 8, column_ += 8;
       if (in_head_ == of_.head_size) in_head_ = 0;
     }

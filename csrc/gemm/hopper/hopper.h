@@ -1,6 +1,6 @@
 // Our Hopper kernels as a GemmProvider: what the provider and its products hold. hopper_prepare.cu folds LayerNorms
-// into them, hopper.cu launches them, hopper_rotary.cu and hopper_gated.cu those that turn or gate, hopper_feed_forward.cu
-// joins two of them.
+// into them, hopper.cu launches them, hopper_rotary.cu and hopper_gated.cu those that turn or gate,
+// hopper_feed_forward.cu joins two of them.
 #pragma once
 
 #include <memory>

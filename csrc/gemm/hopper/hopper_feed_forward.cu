@@ -16,8 +16,9 @@ class HopperFeedForward final : public FeedForward {
   static bool takes(const HopperLinear& in, const HopperLinear& out) {
     // The kernel reads x's sums once, for x and for the residual: both have the LayerNorm, or neither has.
     const bool alike = (in.weights_.input_norm.gamma == nullptr) == (out.weights_.residual_norm.gamma == nullptr);
-    return alike && !in.weights_.gated && in.weights_.in == FeedForwardShape::kHidden && out.weights_.out == FeedForwardShape::kHidden &&
-           in.weights_.out % FeedForwardShape::kChunk == 0 && in.weights_.out <= FeedForwardShape::kMostInner &&
+    return alike && !in.weights_.gated && in.weights_.in == FeedForwardShape::kHidden &&
+           out.weights_.out == FeedForwardShape::kHidden && in.weights_.out % FeedForwardShape::kChunk == 0 &&
+           in.weights_.out <= FeedForwardShape::kMostInner &&
            (in.weights_.input_norm.gamma != nullptr || !in.weights_.gamma_in_rows);
   }
 

@@ -82,7 +82,8 @@ Status HopperLinear::fold(const Stream& stream) {
     return launch("free_values", free_values_kernel, blocks, kFoldThreads, 0, stream,
                   static_cast<float*>(plain_columns()), weights_.out, is_pair ? 2 : 1);
   return launch("fold_residual", fold_residual_kernel<T>, blocks, kFoldThreads, 0, stream, weights_.bias,
-                weights_.residual_norm, weights_.next_gamma, weights_.out, residual_columns(), static_cast<T*>(next_gamma()));
+                weights_.residual_norm, weights_.next_gamma, weights_.out, residual_columns(),
+                static_cast<T*>(next_gamma()));
 }
 
 Status HopperLinear::init(const Stream& stream) {

@@ -61,8 +61,8 @@ struct FewPlace {
   int column, lane;  // the tile's first column
 };
 
-// What becomes of a pair of columns. This: what finish.cuh says; rotary.cuh and gated.cuh have others. What `pair` reads
-// of the rows is in `Held`: `ask` may put it there before the products, `look` before each 16 columns.
+// What becomes of a pair of columns. This: what finish.cuh says; rotary.cuh and gated.cuh have others. What `pair`
+// reads of the rows is in `Held`: `ask` may put it there before the products, `look` before each 16 columns.
 template <typename T, Activation kActivation, bool kResidualValue, bool kGammaInRowsValue>
 struct FewStored {
   static constexpr bool kResidual = kResidualValue, kGammaInRows = kGammaInRowsValue, kGates = false;

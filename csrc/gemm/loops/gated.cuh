@@ -1,6 +1,6 @@
-// Inner products that gate: y[rows, out] = activation(gate)·value, from W[2·out, in] with rows gate, value, gate, value,
-// …. The loops are those of pingpong.cuh and few_rows.cuh; a thread holds a gate beside its value. A tile of 128 of W's
-// rows makes 64 columns of y, one box, so half as many bytes are stored as without gates.
+// Inner products that gate: y[rows, out] = activation(gate)·value, from W[2·out, in] with rows gate, value, gate,
+// value, …. The loops are those of pingpong.cuh and few_rows.cuh; a thread holds a gate beside its value. A tile of 128
+// of W's rows makes 64 columns of y, one box, so half as many bytes are stored as without gates.
 //
 // Such a product never takes wide.cuh: K is a hidden size, for which ping-pong is as fast or faster.
 #pragma once

@@ -1,5 +1,5 @@
-// QKV products that turn queries and keys: the loops of pingpong.cuh and few_rows.cuh with an epilogue of their own. Such
-// a product never takes wide.cuh, which would win 1 % from K = 2 048 on, beyond the widest encoder.
+// QKV products that turn queries and keys: the loops of pingpong.cuh and few_rows.cuh with an epilogue of their own.
+// Such a product never takes wide.cuh, which would win 1 % from K = 2 048 on, beyond the widest encoder.
 //
 // Rotary positions cost loads of (cos, sin): 16 bytes for a lane's two elements in two rows. A tile of 128 × 128 loads
 // 32 KB of them where the head size divides 64, because both of its boxes of 64 columns take the same ones, and else 64
@@ -26,7 +26,7 @@ class TurnedRows : public TileRows<kTurns, kGammaInRows> {
                                         const RotaryColumns& rotary)
       : Base(raw, of, tiles, y_map, consumer, own_row),
         rotary_(rotary),
-        repeats_(kTurnedColumns % rotary.head_size == 0) {}
+        repeats_(kTurnedColumns % rotary.head_size == 0 && rotary.columns % kTurnedColumns == 0) {}
 
   __device__ __forceinline__ void first(int tile) {
     this->ask_columns(tile);
