@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(900)  # four compilers at once, on cores that o
 
 SOURCES = (
     "gemm/hopper/hopper.cu",
-    "gemm/hopper_feed_forward.cu",
+    "gemm/hopper/hopper_feed_forward.cu",
     "gemm/hopper/hopper_gated.cu",
     "gemm/hopper/hopper_maxima.cu",
     "gemm/hopper/hopper_rotary.cu",

@@ -24,7 +24,7 @@ HOPPERS_OWN = {
     "pingpong_rotary_kernel": "gemm/hopper/hopper_rotary.cu",
     "few_rows_gated_kernel": "gemm/hopper/hopper_gated.cu",
     "pingpong_gated_kernel": "gemm/hopper/hopper_gated.cu",
-    "feed_forward_kernel": "gemm/hopper_feed_forward.cu",
+    "feed_forward_kernel": "gemm/hopper/hopper_feed_forward.cu",
     "maxima_kernel": "gemm/hopper/hopper_maxima.cu",
     "attention_hopper_kernel": "attention/sm90.cu",
     "attention_hopper_window_kernel": "attention/sm90.cu",
@@ -34,6 +34,11 @@ HOPPERS_OWN = {
 
 def sources() -> list[Path]:
     return sorted(path for path in CSRC.rglob("*") if path.suffix in (".cu", ".cuh", ".cpp", ".h"))
+
+
+def test_every_source_is_built() -> None:
+    listed = re.findall(r"[\w/]+\.(?:cu|cpp)\b", (CSRC / "CMakeLists.txt").read_text())
+    assert {CSRC / path for path in listed} == {path for path in sources() if path.suffix in (".cu", ".cpp")}
 
 
 def test_a_body_for_hopper_alone_traps_elsewhere() -> None:
