@@ -128,7 +128,9 @@ Status Encoder::attend(const Step& step, Replay& replay) {
   const Pooling row = replay.gathered;
   uint8_t* const qkv = memory_of(step.x);
   uint8_t* const context = memory_of(step.y);
-  WindowedWork work(replay.work, model_.attention_of(step.layer).window);
+  // Tiles for long texts are for models that never ran without them: they are not measured yet.
+  const int longest = model_.angle_tables().empty() ? 0 : replay.plan.longest;
+  WindowedWork work(replay.work, model_.attention_of(step.layer).window, longest);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
   EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.heads, model_.head_size(), weights_.relative(),
                        context, maps_.get(), replay.along.turned()));

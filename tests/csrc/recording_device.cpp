@@ -69,8 +69,8 @@ bool attention_takes(DType, int) {
 Status attention(DType, const void* qkv, int rows, const WindowedWork& work, int, int, const RelativeScores& relative,
                  void* context, TensorMaps*, const Stream& stream) {
   if (fails(faults.attentions)) return faults.attention;
-  tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d window=%d ", at(qkv), rows, work.tile_count,
-       work.short_count, int(work.queries), work.window);
+  tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d window=%d longest=%d ", at(qkv), rows, work.tile_count,
+       work.short_count, int(work.queries), work.window, work.longest);
   if (relative.scores != nullptr) {
     const float* const of_head = relative.scores + relative.reach * 3;  // the second's
     tell("before=%d here=%d after=%d ", int(of_head[-5]), int(of_head[0]), int(of_head[5]));

@@ -166,6 +166,14 @@ def test_layers_have_windows_and_angles_of_their_own(program: Path, gemm: str) -
     assert {each["window"] for each in only(launches(program, MEAN, gemm, LONG, model=NOMIC), "attention")} == {0}
 
 
+def test_attention_knows_the_longest_text_where_positions_are_rotary(program: Path) -> None:
+    """Its tiles depend on it. Models that had run before there were such tiles keep theirs."""
+    for model, longest in ((NOMIC, {max(LONG)}), (MODERN, {max(LONG)}), (None, {0})):
+        chosen = {} if model is None else {"model": model}
+        found = only(launches(program, MEAN, HOPPER, LONG, **chosen), "attention")
+        assert {each["longest"] for each in found} == longest
+
+
 @pytest.mark.parametrize("model", [MODERN, NOMIC, JINA])
 def test_without_a_table_of_positions_all_rows_read_the_same_zeros(program: Path, model: int) -> None:
     (embedding,) = only(launches(program, MEAN, PORTABLE, LONG, model=model), "embedding")
