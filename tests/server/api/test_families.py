@@ -1,7 +1,4 @@
-"""Families over HTTP: a random checkpoint's vectors and classes beside HuggingFace's.
-
-BERT is what the other tests of the server serve, and nothing in it knows one family of BERT's layers from another.
-"""
+"""Families over HTTP: a random checkpoint's vectors and classes beside HuggingFace's."""
 
 from __future__ import annotations
 
@@ -18,12 +15,11 @@ from tests.engine.families import FAMILIES
 from tests.engine.heads.classifiers import build_classifier
 from tests.server.live import live
 
-BERTS = {"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet"}
 TEXTS = ["a", "some words and 5 more", "?", "many words " * 13]  # the last is of 119 tokens
 PAIR = ("what is it", "a pair of texts")
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "," not in name and name not in BERTS])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "," not in name])
 def test_a_random_checkpoint(tmp_path: Path, family: str) -> None:
     folder = build_classifier(tmp_path, family)
     backend = small_tokenizer(99)
