@@ -147,11 +147,14 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
 }
 
 // numpy's, which frees it; None where there is none.
-template <typename T>
-nb::object owned(std::unique_ptr<T[]> data, std::initializer_list<size_t> shape) {
+template <typename T, typename Free>
+nb::object owned(std::unique_ptr<T[], Free> data, std::initializer_list<size_t> shape) {
   if (data == nullptr) return nb::none();
-  T* const address = data.release();
-  const nb::capsule owner(address, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  using Array = std::unique_ptr<T[], Free>;
+  auto held = std::make_unique<Array>(std::move(data));
+  T* const address = held->get();
+  const nb::capsule owner(held.get(), [](void* p) noexcept { delete static_cast<Array*>(p); });
+  held.release();
   return nb::cast(nb::ndarray<nb::numpy, T>(address, shape, owner));
 }
 

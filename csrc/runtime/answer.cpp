@@ -30,9 +30,9 @@ int columns_of(Task task, const Architecture& model) {
 }
 
 // The first `kept` of what an array has, and `added` after them, in a new array.
-template <typename T>
-void extend(std::unique_ptr<T[]>& array, size_t kept, const T* more, size_t added) {
-  std::unique_ptr<T[]> longer(new T[std::max<size_t>(kept + added, 1)]);
+template <typename Array, typename T>
+void extend(Array& array, size_t kept, const T* more, size_t added) {
+  Array longer(new T[std::max<size_t>(kept + added, 1)]);
   if (kept > 0) std::memcpy(longer.get(), array.get(), kept * sizeof(T));
   if (added > 0) std::memcpy(longer.get() + kept, more, added * sizeof(T));
   array = std::move(longer);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "device/host_blocks.h"
 #include "heads/splade/splade.h"
 #include "heads/tasks.h"
 #include "model/architecture.h"
@@ -17,7 +18,7 @@ namespace embert {
 struct Answer {
   Task task = Task::kEmbed;
   int sequences = 0, rows = 0, columns = 0;
-  std::unique_ptr<float[]> values;  // [rows, columns]
+  HostBlocks::Floats values;  // [rows, columns]
   // Both null where the lengths of the sequences say which rows are whose. Else, for rows whose number a forward
   // decides (pairs of index and value): where each sequence's begin, and what each row's index is.
   std::unique_ptr<int32_t[]> offsets;  // [sequences + 1]

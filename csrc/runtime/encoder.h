@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/capability.h"
+#include "device/host_blocks.h"
 #include "device/launch.h"
 #include "device/memory.h"
 #include "device/tensor_maps.h"
@@ -193,6 +194,7 @@ class Encoder {
     OffsetsOutput offsets;
   } at_{};
   std::array<Slot, kSlots> slots_;
+  std::shared_ptr<HostBlocks> blocks_ = std::make_shared<HostBlocks>();  // of answers
   Stream stream_;
   cudaStream_t uploads_ = nullptr, downloads_ = nullptr;
   bool folds_ = false;

@@ -164,13 +164,12 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
     if (!slot.parts.wants(bit(Task(i))) || (Task(i) == Task::kSparse && splade_ != nullptr)) continue;
     const Part& part = slot.parts.of(Task(i));
     const size_t count = size_t(part.rows) * part.columns;
-    Answer answer{Task(i), part.sequences, part.rows, part.columns, nullptr, nullptr, nullptr};
-    answer.values.reset(new float[std::max<size_t>(count, 1)]);
+    Answer answer{Task(i), part.sequences, part.rows, part.columns, blocks_->take(count), nullptr, nullptr};
     if (count > 0) std::memcpy(answer.values.get(), host + part.first, count * sizeof(float));
     answers.push_back(std::move(answer));
   }
   if (splade_ == nullptr || !slot.parts.wants(bit(Task::kSparse))) return {};
-  Answer pairs{Task::kSparse, slot.parts.of(Task::kSparse).sequences, 0, 1, nullptr, nullptr, nullptr};
+  Answer pairs{Task::kSparse, slot.parts.of(Task::kSparse).sequences, 0, 1, {}, nullptr, nullptr};
   EMBERT_TRY(collect_pairs(slot, pairs));  // last: it may use the slot's memory again
   answers.push_back(std::move(pairs));
   return {};

@@ -1,0 +1,87 @@
+// Host memory of answers, which is used again.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+namespace embert {
+
+// Blocks of floats for answers. To touch fresh pages takes longer than the copy into them, so large blocks come back
+// when their owner frees them and are given again: as many as there are batches in flight. Any thread may take or free.
+// A block may be freed after the encoder is gone.
+class HostBlocks : public std::enable_shared_from_this<HostBlocks> {
+ public:
+  // Frees a block, or gives it back to where it is from.
+  struct Give {
+    std::shared_ptr<HostBlocks> to;  // null: an array of `new`
+    size_t bytes = 0;
+    void operator()(float* block) const noexcept {
+      if (to == nullptr) return delete[] block;
+      to->keep({block, bytes});
+    }
+  };
+  using Floats = std::unique_ptr<float[], Give>;
+
+  HostBlocks() = default;
+  HostBlocks(const HostBlocks&) = delete;
+  HostBlocks& operator=(const HostBlocks&) = delete;
+  ~HostBlocks() {
+    for (const Block& block : kept_) std::free(block.start);
+  }
+
+  // So many floats, not initialised. Throws std::bad_alloc.
+  Floats take(size_t count) {
+    size_t bytes = count * sizeof(float);
+    if (bytes < kLeast) return Floats(new float[std::max<size_t>(count, 1)]);
+    Block block = kept_for(bytes);
+    if (block.start == nullptr) {
+      bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+      block = {static_cast<float*>(std::aligned_alloc(kHugePage, bytes)), bytes};
+      if (block.start == nullptr) throw std::bad_alloc();
+      madvise(block.start, bytes, MADV_HUGEPAGE);  // where it is refused, pages are small
+    }
+    return Floats(block.start, Give{shared_from_this(), block.bytes});
+  }
+
+ private:
+  static constexpr size_t kHugePage = 2 << 20;
+  static constexpr size_t kLeast = 1 << 20;  // bytes of a block that is worth keeping: malloc keeps smaller ones itself
+  static constexpr size_t kSpare = 4;        // a block is not given for less than this part of it
+
+  struct Block {
+    float* start = nullptr;
+    size_t bytes = 0;
+  };
+
+  Block kept_for(size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Block& block : kept_) {
+      if (block.bytes >= bytes && block.bytes / kSpare <= bytes) return std::exchange(block, Block());
+    }
+    return {};
+  }
+
+  // The smallest of all goes: an empty place first.
+  void keep(Block given) noexcept {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (Block& kept : kept_) {
+        if (kept.bytes < given.bytes) std::swap(kept, given);
+      }
+    }
+    std::free(given.start);
+  }
+
+  std::mutex mutex_;
+  std::array<Block, 2> kept_{};
+};
+
+}  // namespace embert
