@@ -15,7 +15,7 @@ from embert import engine
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.packing import PackedBatch
 
-__all__ = ["CudaProcess"]
+__all__ = ["MAX_TOKENS", "CudaProcess"]
 
 MAX_TOKENS = 32768
 
@@ -23,13 +23,16 @@ MAX_TOKENS = 32768
 class CudaProcess:
     """A process that holds the CUDA encoder.
 
-    `pooling` None is the model's own. `build` is the file of the extension, empty for the installed one.
+    `pooling` None is the model's own. `build` is the file of the extension, empty for the installed one. Batches have
+    at most `max_tokens`.
     """
 
-    def __init__(self, folder: Path, pooling: str | None, build: str = "") -> None:
+    def __init__(self, folder: Path, pooling: str | None, build: str = "", max_tokens: int = MAX_TOKENS) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(str(folder), pooling, theirs, build), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(str(folder), pooling, theirs, build, max_tokens), daemon=True
+        )
         self._process.start()
         theirs.close()  # so that recv raises EOFError when the process exits
         self.started: tuple[float, tuple[int, int, int]] = self._pipe.recv()  # seconds to load, bytes of memory
@@ -49,12 +52,12 @@ class CudaProcess:
         self._process.join()
 
 
-def _serve(folder: str, pooling: str | None, pipe: Connection, build: str = "") -> None:
+def _serve(folder: str, pooling: str | None, pipe: Connection, build: str, max_tokens: int) -> None:
     """Load the encoder, send its load time and memory, then answer `ask` until None comes."""
     if build:
         use_build(build)
     start = time.perf_counter()
-    encoder = CudaEncoder(engine.load_model(folder, pooling=pooling), max_batch_tokens=MAX_TOKENS)
+    encoder = CudaEncoder(engine.load_model(folder, pooling=pooling), max_batch_tokens=max_tokens)
     pipe.send((time.perf_counter() - start, encoder.memory))
     while (asked := pipe.recv()) is not None:
         what, batch = asked

@@ -1,12 +1,15 @@
 """The CUDA encoder beside its rivals on one GPU, from token ids, FP16.
 
-    python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER] [--compile base:passage]
+    python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER modernbert nomic-v1.5 gte-multilingual]
+        [--compile base:passage]
 
 embert is timed as a server uses it: numpy in, numpy out, two batches in flight, by wall clock from answer to answer, in
 a process of its own. The rivals are timed on the device alone, with inputs already there: transformers (sdpa) on one
 padded batch; transformers on padded batches of 32 sorted by length, as sentence-transformers runs it; packed torch
 (varlen attention, no padding) as a replayed CUDA graph. --compile adds the first and the last through torch.compile,
-the packed one with max-autotune. Beside MPNet stands transformers alone: varlen attention has no relative positions.
+the packed one with max-autotune; of families with rotary positions the packed one alone. Beside MPNet stands
+transformers alone: varlen attention has no relative positions. Workloads of longer texts than a model reads are left
+out for it. Useful FLOPs are those of real tokens, and of the keys that a window shows.
 
 Everyone takes turns round by round, and figures are medians. Vectors are compared before anything is timed. Models
 without a folder have random weights, stored in FP32 as most models are. Times are bursts after a rest (gpu_timing.py);
@@ -27,16 +30,26 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from benchmarks.encoder.cuda_process import CudaProcess
+from benchmarks.encoder.cuda_process import MAX_TOKENS, CudaProcess
 from benchmarks.encoder.gpu_timing import device_burst, device_sustained, gemm_peak
 from benchmarks.encoder.gpu_workloads import LATENCY, THROUGHPUT, lengths_of, model_folder, random_batch
 from benchmarks.lib import record
-from benchmarks.rivals.packed_torch import PackedBert
+from benchmarks.rivals.packed_rotary import PackedRotary
+from benchmarks.rivals.packed_torch import Packed, PackedBert
 from benchmarks.rivals.padded_transformers import padded_runner
 from embert import engine
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.packing import PackedBatch
 
 COSINE = 0.999  # below it a rival computes something else
+SORTED = 32  # sequences of a batch, as sentence-transformers forms them
+# The rival without padding, by model_type; others have none.
+PACKED: dict[str, type[Packed]] = {
+    "bert": PackedBert,
+    "nomic_bert": PackedRotary,
+    "gte": PackedRotary,
+    "modernbert": PackedRotary,
+}
 
 Runners = dict[str, Callable[[], Any]]
 
@@ -57,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "rows": [],
     }
     suffix = "" if options.pooling == "mean" else f"-{options.pooling}"
+    suffix += f"-{options.name}" if options.name else ""
     for name in options.models:
         with tempfile.TemporaryDirectory() as scratch:
             folder = model_folder(name, Path(scratch))
@@ -74,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         "--models",
         nargs="+",
         default=["base", "large"],
-        help="base, large, narrow (MiniLM-L6's shape), mpnet, in FP32 or as base/float16; or name=FOLDER",
+        help="base, large, narrow (MiniLM-L6's shape), mpnet or a name of benchmarks.lib.random_model.SHAPES, in FP32 "
+        "or as base/float16; or name=FOLDER",
     )
     parser.add_argument("--workloads", nargs="+", default=[*THROUGHPUT, *LATENCY])
     parser.add_argument(
@@ -88,22 +103,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--pooling", choices=("mean", "cls"), default="mean")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--name", default="", help="of the results' file, after encoder-gpu")
     return parser
 
 
 def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float) -> Iterator[dict[str, Any]]:
     """Compare, time and print all workloads of one model; yield the figures of each."""
-    ours = CudaProcess(folder, options.pooling)
+    architecture = engine.load_model(str(folder)).architecture
+    workloads = [each for each in options.workloads if lengths_of(each).max() <= architecture.max_positions]
+    tokens = max([MAX_TOKENS, *(int(lengths_of(each).sum()) for each in workloads)])
+    ours = CudaProcess(folder, options.pooling, max_tokens=tokens)
     ready, (weights, _, total) = ours.started
     print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
-    is_bert = engine.load_model(str(folder)).architecture.family == "bert"
-    attention = "sdpa" if is_bert else "eager"  # transformers has no other for MPNet
-    model: Any = transformers.AutoModel.from_pretrained(
-        folder, add_pooling_layer=False, dtype=torch.float16, attn_implementation=attention
-    )
+    packs = PACKED.get(transformers.AutoConfig.from_pretrained(folder).model_type)
+    attention = "eager" if packs is None else "sdpa"  # transformers has no other for MPNet
+    model: Any = transformers.AutoModel.from_pretrained(folder, dtype=torch.float16, attn_implementation=attention)
     model = model.cuda().eval()
-    packed = PackedBert(model, options.pooling) if is_bert else None
-    for workload in options.workloads:
+    packed = packs(model, options.pooling) if packs else None
+    for workload in workloads:
         lengths = lengths_of(workload)
         batch = random_batch(lengths)
         compiled = f"{name}:{workload}" in options.compile
@@ -121,7 +138,7 @@ def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float
                 for who in times:
                     sustained[who] = ours.ask("sustained", batch) if who == "embert" else device_sustained(runners[who])
         ms = {who: statistics.median(values) for who, values in times.items()}
-        tflops = _useful_flops(model.config, lengths) / ms["embert"] * 1e-9
+        tflops = _useful_flops(architecture, lengths) / ms["embert"] * 1e-9
         tokens = int(lengths.sum())
         row = {
             "model": name,
@@ -142,24 +159,24 @@ def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float
 
 
 def _rivals(
-    model: Any, packed: PackedBert | None, batch: PackedBatch, pooling: str, *, compiled: bool
+    model: Any, packed: Packed | None, batch: PackedBatch, pooling: str, *, compiled: bool
 ) -> tuple[Runners, npt.NDArray[np.float32]]:
     """Return the rivals' calls by name, and the vectors of the best of them, float32 [B, width], normalised."""
     lengths = np.diff(batch.cu_seqlens)
-    runners: Runners = {
-        "transformers": padded_runner(model, batch, len(lengths), pooling),
-        "sorted by 32": padded_runner(model, batch, 32, pooling),
-    }
+    runners: Runners = {"transformers": padded_runner(model, batch, len(lengths), pooling)}
+    if len(lengths) > SORTED:
+        runners["sorted by 32"] = padded_runner(model, batch, SORTED, pooling)
     if packed is None:
-        theirs = runners["sorted by 32"]().float()
+        theirs = runners["transformers"]().float()
         unsorted = np.argsort(np.argsort(-lengths, kind="stable"))
         vectors = torch.nn.functional.normalize(theirs)[unsorted].cpu().numpy()
     else:
         runners["packed"], vectors = packed.graph(batch, compiled=False)
     if packed is not None and compiled:
-        torch._dynamo.reset()
-        compiled_model = torch.compile(model, dynamic=False)
-        runners["transformers compiled"] = padded_runner(compiled_model, batch, len(lengths), pooling)
+        if isinstance(packed, PackedBert):
+            torch._dynamo.reset()
+            compiled_model = torch.compile(model, dynamic=False)
+            runners["transformers compiled"] = padded_runner(compiled_model, batch, len(lengths), pooling)
         runners["packed compiled"], _ = packed.graph(batch, compiled=True)
     return runners, vectors
 
@@ -195,11 +212,17 @@ def _print(row: dict[str, Any]) -> None:
         )
 
 
-def _useful_flops(config: Any, lengths: npt.NDArray[np.int64]) -> float:
-    """Return the FLOPs of real tokens: four matrix products and attention in every layer, whatever pooling reads."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    products = 2 * (4 * hidden * hidden + 2 * hidden * inner) * int(lengths.sum())
-    return float(config.num_hidden_layers * (products + 4 * hidden * int((lengths**2).sum())))
+def _useful_flops(architecture: Architecture, lengths: npt.NDArray[np.int64]) -> float:
+    """Return the FLOPs of real tokens: all matrix products and attention in every layer, whatever pooling reads."""
+    hidden, inner = architecture.hidden_size, architecture.intermediate_size
+    products = 2 * (4 * hidden + (3 if architecture.gated else 2) * inner) * hidden * int(lengths.sum())
+    flops = 0
+    for layer in range(architecture.layers):
+        window = architecture.attention_of(layer).window
+        seen = np.minimum(lengths, window + 1) if window else lengths  # on one side, with the query itself
+        pairs = lengths**2 - (lengths - seen) * (lengths - seen + 1)
+        flops += products + 4 * hidden * int(pairs.sum())
+    return float(flops)
 
 
 def _driver_version() -> str:

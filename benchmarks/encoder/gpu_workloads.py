@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
+from benchmarks.lib import random_model
 from embert.engine.packing import PackedBatch
 
 __all__ = ["LATENCY", "SHAPES", "THROUGHPUT", "lengths_of", "model_folder", "random_batch"]
@@ -43,14 +44,19 @@ def random_batch(lengths: npt.NDArray[np.int64]) -> PackedBatch:
 
 
 def model_folder(name: str, scratch: Path) -> Path:
-    """Return the folder of name=FOLDER, or write random weights: "base" in FP32, "base/float16" in FP16."""
+    """Return the folder of name=FOLDER, or write random weights: "base" in FP32, "base/float16" in FP16.
+
+    Names are of SHAPES, "mpnet", or of random_model.SHAPES.
+    """
     if "=" in name:
         return Path(name.partition("=")[2])
     (scratch / "tokenizer.json").write_text("{}")  # a model folder must have one; nothing here reads it
     torch.manual_seed(0)
     shape, _, stored = name.partition("/")
     model: Any
-    if shape == "mpnet":
+    if shape in random_model.SHAPES:
+        model = random_model.of_shape(shape)
+    elif shape == "mpnet":
         config = transformers.MPNetConfig(vocab_size=30527, max_position_embeddings=514)
         model = transformers.MPNetModel(config, add_pooling_layer=False)
     else:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHAPES", "XLMR_LARGE", "make", "make_reranker", "make_shape"]
+__all__ = ["SHAPES", "XLMR_LARGE", "make", "make_reranker", "make_shape", "of_shape"]
 
 # The shape of bge-m3 and bge-reranker-v2-m3, for transformers' XLMRobertaConfig.
 XLMR_LARGE: dict[str, Any] = {
@@ -73,17 +73,23 @@ def make_reranker(folder: Path, tokenizer: Path) -> Path:
 
 def make_shape(folder: Path, tokenizer: Path, shape: str, layers: int) -> Path:
     """Write a model of one of SHAPES with so many layers and the tokenizer of the folder `tokenizer` into `folder`."""
+    of_shape(shape, layers).save_pretrained(folder)
+    _copy_tokenizer(tokenizer, folder)
+    return folder
+
+
+def of_shape(shape: str, layers: int | None = None) -> Any:
+    """Return a transformers model of one of SHAPES, with so many layers, or as many as it has."""
     import torch
     import transformers
 
     torch.manual_seed(0)
     name, fields = SHAPES[shape]
+    made = getattr(transformers, f"{name}Config")
+    layers = made().num_hidden_layers if layers is None else layers
     if "layer_types" in fields:
         fields = fields | {"layer_types": [fields["layer_types"]] * layers}
-    config = getattr(transformers, f"{name}Config")(num_hidden_layers=layers, **fields)
-    getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
-    _copy_tokenizer(tokenizer, folder)
-    return folder
+    return getattr(transformers, f"{name}Model")(made(num_hidden_layers=layers, **fields))
 
 
 def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:
