@@ -7,7 +7,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from embert.engine.devices import untried_parts
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
@@ -34,8 +33,6 @@ def load_encoder(
     `encoder` is "auto", "cuda", "cuda-portable" (CUDA without Hopper's own kernels, as other GPUs run it, for
     comparison), "torch", or "package.module:factory", called as `load_encoder` is, without `encoder`.
 
-    Models with parts that no GPU has run yet go to CUDA only where `encoder` asks for it.
-
     The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
     is not available, for a model that the encoder cannot run and for a CPU without torch, BrokenModel for weights that
     cannot be read.
@@ -54,8 +51,6 @@ def load_encoder(
         factory = importlib.import_module("embert.engine.encoders.cuda").CudaEncoder
         if kind == "cuda-portable":
             factory = functools.partial(factory, gemm="cublaslt")
-        elif encoder == "auto" and untried_parts(model.architecture):
-            factory = functools.partial(factory, tried_only=True)
         device = "cuda:0" if device in ("auto", "cuda") else device
     else:
         factory = _imported(kind)

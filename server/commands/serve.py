@@ -10,7 +10,7 @@ import time
 
 from embert import __version__
 from embert.engine import Model, load_model
-from embert.engine.devices import devices
+from embert.engine.encoders.devices import devices
 from embert.engine.errors import ModelError
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
 from embert.server.observability.logs import configure_logging, exit_now
@@ -55,7 +55,7 @@ def serve(config: ServeConfig) -> int:
     )
     for notice in model.notices:
         log.warning("%s", notice)
-    where = devices(config.device, config.encoder, architecture)
+    where = devices(config.device, config.encoder, model)
     return Supervisor(config, model, where, sockets, metrics_socket, began).run()
 
 

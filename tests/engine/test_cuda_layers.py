@@ -12,16 +12,15 @@ import pytest
 from embert import engine
 from embert.engine.architecture.architecture import Adapters, Attention, DynamicNtk, Rotary
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.devices import devices
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.encoders.cuda.layers import layer_shapes
+from embert.engine.encoders.devices import devices
 from embert.engine.encoders.known_text import known_text
 from embert.engine.encoders.relative_positions import alibi_by_distance
 from embert.engine.encoders.rotary import rotations
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
-from tests.engine.conftest import BuildBert
 from tests.engine.described import ARCHITECTURES, GLOBAL, LAYERS, LOCAL, described
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
@@ -121,27 +120,23 @@ def test_stretching_that_no_text_is_long_enough_for_is_none(made: tuple[Model, S
 
 
 @pytest.mark.parametrize("made", ["ModernBERT's", "Nomic's", "JinaBERT's", "ELECTRA's", "ALBERT's"], indirect=True)
-def test_parts_that_no_gpu_has_run_are_chosen_by_name_only(made: tuple[Model, StandInGpu]) -> None:
-    model, gpu = made
-    encoder = engine.load_encoder(model)
-    assert (encoder.device, gpu.encoders) == ("cpu", [])
-    assert encoder.choice.startswith(f"the GPU is not used: {model.model_id} has ")
-    assert "have not run on a GPU yet, so they have to be asked for: encoder cuda" in encoder.choice
-    with pytest.raises(UnsupportedModel, match="have not run on a GPU yet"):
-        engine.load_encoder(model, device="cuda:0")
-    assert engine.load_encoder(model, encoder="cuda").device == "cuda:0"
-    assert engine.load_encoder(model, encoder="cuda-portable").device == "cuda:0"
+def test_a_gpu_is_chosen_for_it(made: tuple[Model, StandInGpu]) -> None:
+    model, _ = made
+    assert engine.load_encoder(model).device == "cuda:0"
 
 
 @pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
-def test_several_gpus_are_not_chosen_by_themselves_either(
-    made: tuple[Model, StandInGpu], build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch
+def test_several_gpus_are_chosen_for_what_they_run(
+    made: tuple[Model, StandInGpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A model that no GPU runs is left to the CPU: on each of several GPUs it would be an error."""
     model, _ = made
-    monkeypatch.setattr("embert.engine.devices._visible_gpus", lambda: 2)
-    both, bert = ["cuda:0", "cuda:1"], engine.load_model(str(build_bert())).architecture
-    assert devices("auto", "auto", model.architecture) == ["auto"]
-    assert devices("auto", "cuda", model.architecture) == devices("auto", "auto", bert) == devices("auto") == both
+    monkeypatch.setattr("embert.engine.encoders.devices._visible_gpus", lambda: 2)
+    unable = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, rms_norm=True))
+    both = ["cuda:0", "cuda:1"]
+    assert devices("auto", "auto", model) == devices("auto") == both
+    assert devices("auto", "auto", unable) == ["auto"]
+    assert devices("auto", "cuda", unable) == devices("cuda", "auto", unable) == both
 
 
 @pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)

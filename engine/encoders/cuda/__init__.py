@@ -14,7 +14,6 @@ from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import RELATIVE_ATTENTION_BIAS
 from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.devices import untried_parts
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
 from embert.engine.encoders.cuda.heads import Layout, captured_tasks, head_shapes, head_tensors
 from embert.engine.encoders.cuda.layers import layer_shapes, layer_tensors
@@ -28,7 +27,7 @@ from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 
-__all__ = ["CudaEncoder", "unavailable_reason"]
+__all__ = ["CudaEncoder", "refusal", "unavailable_reason"]
 
 DEFAULT_MAX_BATCH_TOKENS = 16384
 
@@ -61,6 +60,15 @@ def _incapable(name: str, capability: int) -> str | None:
     return f"{name} has compute capability {has}; the CUDA encoder needs {needs} or newer"
 
 
+def refusal(model: Model) -> str | None:
+    """Why the CUDA encoder does not run this model on any GPU, in a sentence; None if it does."""
+    try:
+        layer_shapes(model), head_shapes(model)
+    except UnsupportedModel as error:
+        return str(error)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A batch in flight, and how its answers are read."""
@@ -76,8 +84,7 @@ class CudaEncoder(Encoder):
     (no TF32). `gemm` is "auto", "hopper" (our own kernels, for compute capability 9.0) or "cublaslt": the portable path
     for any GPU, whose attention does without Hopper's instructions and whose LayerNorms are kernels of their own.
     `fold` lets the matrix products compute LayerNorms where they can; `fold_refusal` says why a model's weights do not
-    allow it, else it is empty. `graphs` captures the forwards of small batches at start. `tried_only` refuses models
-    with parts that no GPU has run yet.
+    allow it, else it is empty. `graphs` captures the forwards of small batches at start.
 
     A new encoder must first compute a known vector (known_text.py). Raises UnsupportedModel if the device or the model
     cannot run, BrokenModel for weights that cannot be read, EncoderLost if the device fails.
@@ -95,7 +102,6 @@ class CudaEncoder(Encoder):
         gemm: str = "auto",
         fold: bool = True,
         graphs: bool = True,
-        tried_only: bool = False,
     ) -> None:
         reason = unavailable_reason()
         if reason is not None:
@@ -108,14 +114,7 @@ class CudaEncoder(Encoder):
         reason = _incapable(self.device_name, self.compute_capability)
         if reason is not None:
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
-        if architecture.adapters is not None:
-            raise UnsupportedModel(f"{model.model_id} has adapters, which the CUDA encoder does not run")
         shapes = layer_shapes(model) | head_shapes(model)
-        if tried_only and (untried := untried_parts(architecture)):
-            raise UnsupportedModel(
-                f"{model.model_id} has {untried}; the CUDA encoder's kernels for that have not run on a GPU yet, so "
-                "they have to be asked for: encoder cuda"
-            )
         self.hidden_size = architecture.hidden_size
         self._model = model
         self._has = model.tasks

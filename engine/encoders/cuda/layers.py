@@ -55,6 +55,7 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     """What `make_encoder` is told of the layers. Raises UnsupportedModel for what the extension cannot compute."""
     architecture = model.architecture
     for unable, what in (
+        (architecture.adapters is not None, "has adapters"),
         (architecture.rms_norm, "has norms that do not subtract the mean"),
         (_stretches(architecture), "stretches rotary positions by each text's length"),
     ):

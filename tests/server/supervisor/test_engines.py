@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embert.engine import devices as module
-from embert.engine.devices import devices
+from embert.engine.encoders import devices as module
+from embert.engine.encoders.devices import devices
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import HELD, expected
 

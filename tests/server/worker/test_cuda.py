@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from embert.engine import Engine, load_model
-from embert.engine.devices import devices
 from embert.engine.encoders import cuda
+from embert.engine.encoders.devices import devices
 from embert.engine.errors import UnsupportedModel
 from tests.server.live import Live, live, until
 

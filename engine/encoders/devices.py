@@ -1,4 +1,4 @@
-"""Which devices a `--device` option means, and for which models a GPU is not chosen unasked."""
+"""Which devices a `--device` option means."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import importlib.util
 import subprocess
 import sys
 
-from embert.engine.architecture.architecture import Architecture
+from embert.engine.encoders.cuda import refusal
+from embert.engine.model import Model
 
-__all__ = ["devices", "untried_parts"]
+__all__ = ["devices"]
 
 _ASK = """
 from embert.engine.encoders import cuda
@@ -16,39 +17,24 @@ print(0 if cuda.unavailable_reason() else cuda._extension().device_count())
 """
 
 
-def devices(device: str, encoder: str = "auto", architecture: Architecture | None = None) -> list[str]:
+def devices(device: str, encoder: str = "auto", model: Model | None = None) -> list[str]:
     """The devices to run an encoder on, each in a process of its own.
 
     "cuda" is every visible GPU (CUDA_VISIBLE_DEVICES chooses), "cuda:0,1" is those two. "auto" is every GPU if there
     are several; with one or none it stays "auto", so that a model that the GPU cannot run goes to the CPU. So it does
-    for an `architecture` with parts that nothing but the encoder "cuda" takes to a GPU.
+    for a `model` that no GPU can run.
     """
     kind, colon, numbers = device.partition(":")
     if colon:
         return [f"{kind}:{number}" for number in numbers.split(",")]
     if device == "cpu" or encoder == "torch":
         return [device]
-    if device == encoder == "auto" and architecture is not None and untried_parts(architecture):
+    if device == encoder == "auto" and model is not None and refusal(model) is not None:
         return [device]
     gpus = _visible_gpus()
     if (device == "cuda" and gpus) or gpus > 1:
         return [f"cuda:{number}" for number in range(gpus)]
     return [device]
-
-
-def untried_parts(architecture: Architecture) -> str:
-    """What of a model's architecture the CUDA encoder computes, but has never computed on a GPU; empty: nothing."""
-    kinds = [architecture.attention_of(layer) for layer in range(architecture.layers)]
-    parts = {
-        "rotary positions": any(each.rotary for each in kinds),
-        "windows": any(each.window for each in kinds),
-        "ALiBi": architecture.alibi,
-        "gates": architecture.gated,
-        "norms before attention": architecture.pre_norm,
-        "embeddings that are projected": architecture.embedding_size is not None,
-        "shared layers": bool(architecture.shared_layers),
-    }
-    return ", ".join(name for name, has in parts.items() if has)
 
 
 def _visible_gpus() -> int:
