@@ -7,7 +7,6 @@ scheduled, and beside other processes on the same cores such a loop took 200 tim
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from embert.engine.checkpoint import Checkpoint
+from embert.engine.cpus import usable_cpus
 from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
 from embert.engine.encoders.padding_positions import padding_positions
 from embert.engine.encoders.torch.attention.packed import Group
@@ -113,7 +113,7 @@ class TorchEncoder(Encoder):
         limit_kernel_caches(products_of(model.architecture) + kernels_of(model.heads))
         keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
-        self._threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+        self._threads = min(torch.get_num_threads(), usable_cpus())
         self._pool = ThreadPoolExecutor(
             self._threads, thread_name_prefix="embert-forward", initializer=torch.set_num_threads, initargs=(1,)
         )
