@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embert.engine.cpus import usable_cpus
+from embert.engine.host.cpus import usable_cpus
 
 __all__ = ["LATENCY_BUCKETS_S", "ConfigError", "ServeConfig", "environment_name", "option_name", "read_api_keys"]
 

@@ -156,6 +156,8 @@ def test_commands_are_ours(page: str, command: str) -> None:
             profiles = {profile for service in compose["services"].values() for profile in service["profiles"]}
             assert set(given["--profile"]) <= profiles
             assert {"up", "run"} & set(words)
+        case "helm", "install":  # tests/docker/test_helm.py renders what they would install
+            assert (ROOT / words[2] / "Chart.yaml").is_file()
         case "kubectl", "apply":
             assert (ROOT / given["-k"][0] / "kustomization.yaml").is_file()
         case "kubectl", _:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from embert.engine import Model
-from embert.engine.cpus import usable_cpus
 from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.host.cpus import usable_cpus
 from embert.server.config import ServeConfig
 
 OVERLAY = "21 20 0:30 / / rw,relatime - overlay overlay rw,lowerdir=/a\n"

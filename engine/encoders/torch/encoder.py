@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.cpus import usable_cpus
 from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
 from embert.engine.encoders.padding_positions import padding_positions
 from embert.engine.encoders.torch.attention.packed import Group
@@ -30,6 +29,7 @@ from embert.engine.encoders.torch.transformer import Transformer
 from embert.engine.encoders.unattended import attended_tokens
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
+from embert.engine.host.cpus import usable_cpus
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from embert.engine.rows import Rows
