@@ -28,7 +28,7 @@ late_s: deque[float] = deque(maxlen=10_000)
 @events.init_command_line_parser.add_listener
 def _add_options(parser: LocustArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=50.0, help="requests/s of users that do not wait for answers")
-    parser.add_argument("--key", default="", help="API key", is_secret=True)
+    parser.add_argument("--key", default="", env_var="EMBERT_API_KEY", help="API key", is_secret=True)
 
 
 @events.init.add_listener

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from embert.engine.host.cpus import usable_cpus
 
 __all__ = ["LATENCY_BUCKETS_S", "ConfigError", "ServeConfig", "environment_name", "option_name", "read_api_keys"]
 
@@ -163,7 +164,7 @@ class ServeConfig:
     @property
     def http_processes(self) -> int:
         """`workers`, with 0 resolved for this machine."""
-        return self.workers or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
+        return self.workers or max(1, min(4, usable_cpus() // 4))
 
     def queue_budget(self, max_batch_tokens: int, engines: int) -> int:
         """`max_queue_tokens`, with the default resolved for this number of engines."""

@@ -156,6 +156,8 @@ def test_commands_are_ours(page: str, command: str) -> None:
             profiles = {profile for service in compose["services"].values() for profile in service["profiles"]}
             assert set(given["--profile"]) <= profiles
             assert {"up", "run"} & set(words)
+        case "helm", "install":  # tests/docker/test_helm.py renders what they would install
+            assert (ROOT / words[2] / "Chart.yaml").is_file()
         case "kubectl", "apply":
             assert (ROOT / given["-k"][0] / "kustomization.yaml").is_file()
         case "kubectl", _:
@@ -165,7 +167,9 @@ def test_commands_are_ours(page: str, command: str) -> None:
             assert (ROOT / words[-2]).is_file()
         case "curl", _:
             assert words[0].startswith("localhost:8080/")
-        case (("git" | "systemctl" | "read" | "hf"), _):
+        case "locust", _:  # tests/loadtests runs it
+            assert (ROOT / given["-f"][0]).is_file()
+        case (("git" | "source" | "systemctl" | "read" | "hf"), _):
             pass
         case "embert", subcommand:
             assert subcommand in ("serve", "embed", "rerank", "info")

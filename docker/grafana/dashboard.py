@@ -25,11 +25,14 @@ from panels import (
     panel,
     quantile,
     rate,
+    several,
     stat,
     steps,
     target,
     variable,
 )
+
+REPLICAS = SELECT.rpartition(",")[0]  # what is chosen before a replica is
 
 PARTS = {
     "tokenise": "embert_tokenize_duration_seconds",
@@ -308,7 +311,6 @@ def dashboard() -> Panel:
         y += height
     for number, each in enumerate(panels, 1):
         each["id"] = number
-    everything = {"selected": True, "text": "All", "value": "$__all"}
     return {
         "uid": "embert", "title": "embert", "tags": ["embert"], "schemaVersion": 39, "version": 1,
         "description": "An embedding server: is it healthy, how fast, how full, what for.", "editable": True,
@@ -321,8 +323,11 @@ def dashboard() -> Panel:
         "templating": {"list": [
             {"type": "datasource", "name": "source", "label": "Prometheus", "query": "prometheus", "refresh": 1},
             variable("job", "Job", "label_values(embert_build_info, job)"),
-            variable("instance", "Replica", 'label_values(embert_build_info{job="$job"}, instance)',
-                     includeAll=True, multi=True, allValue=".*", current=everything),
+            # On Kubernetes; elsewhere nothing has these two labels, and `All` is the only choice.
+            several("namespace", "Namespace", 'label_values(embert_build_info{job="$job"}, namespace)'),
+            several("service", "Service",
+                    'label_values(embert_build_info{job="$job", namespace=~"$namespace"}, service)'),
+            several("instance", "Replica", f"label_values(embert_build_info{{{REPLICAS}}}, instance)"),
         ]},
         "links": [], "panels": panels,
     }  # fmt: skip

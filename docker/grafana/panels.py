@@ -8,7 +8,7 @@ Panel = dict[str, Any]
 
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 # What the variables on top choose. `SELECT` goes into braces, `WORK` too: the routes that embed.
-SELECT = 'job="$job", instance=~"$instance"'
+SELECT = 'job="$job", namespace=~"$namespace", service=~"$service", instance=~"$instance"'
 WORK = f'{SELECT}, route=~"/|/embed.*|/v1/embeddings|/similarity"'
 RATE = "[$__rate_interval]"
 GREEN, YELLOW, RED = "green", "yellow", "red"
@@ -94,6 +94,12 @@ def quantile(share: float, metric: str, labels: str = SELECT) -> str:
 def mean(metric: str, labels: str = SELECT) -> str:
     """The average observation."""
     return f"{rate(f'{metric}_sum', labels)} / {rate(f'{metric}_count', labels)}"
+
+
+def several(name: str, label: str, query: str) -> Panel:
+    """A choice of any number of values; at first all of them, and what has no such label."""
+    everything = {"selected": True, "text": "All", "value": "$__all"}
+    return variable(name, label, query, includeAll=True, multi=True, allValue=".*", current=everything)
 
 
 def variable(name: str, label: str, query: str, **more: Any) -> Panel:

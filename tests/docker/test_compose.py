@@ -36,12 +36,11 @@ def test_whoever_stops_it_waits_longer_than_it_drains(name: str) -> None:
     assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= ServeConfig().drain_timeout + 10
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_the_hubs_token_is_the_shells(name: str) -> None:
-    assert SERVICES[name]["environment"]["HF_TOKEN"] is None, "a token in this file would be in everybody's clone"
-    assert all(
-        "HF_TOKEN" not in service.get("environment", {}) for other, service in SERVICES.items() if other not in OURS
-    )
+@pytest.mark.parametrize(("variable", "services"), [("HF_TOKEN", {*OURS}), ("EMBERT_API_KEY", {*OURS, "load"})])
+def test_secrets_are_the_shells(variable: str, services: set[str]) -> None:
+    given = {name: each["environment"] for name, each in SERVICES.items() if variable in each.get("environment", {})}
+    assert set(given) == services
+    assert all(of[variable] is None for of in given.values()), "one in this file would be in everybody's clone"
 
 
 def test_prometheus_scrapes_the_port_that_is_served() -> None:
@@ -69,10 +68,11 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
     assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] in targets
 
 
-def test_only_the_server_is_open_to_other_hosts() -> None:
-    for name, service in SERVICES.items():
-        for port in service.get("ports", []):
-            assert name in OURS or port.startswith("127.0.0.1:")
+def test_nothing_is_open_to_other_hosts_unless_asked_for() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(published) == 4
+    for port in published:
+        assert port.startswith(("127.0.0.1:", "${BIND_ADDRESS:-127.0.0.1}:")), port
 
 
 def test_the_load_is_ours() -> None:

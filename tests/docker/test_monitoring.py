@@ -32,7 +32,10 @@ QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PA
 # An alert finds nothing until it fires, so what it compares is asked for.
 QUERIES |= {rule["alert"]: THRESHOLD.sub(r"\1", rule["expr"]) for rule in ALERTS}
 QUERIES |= {rule["record"]: rule["record"] for rule in RULES if "record" in rule}
-CHOSEN = {"$job": "embert", "$instance": ".*", "$__rate_interval": "10s"}
+# KEDA's, without the label that Kubernetes' service discovery adds.
+SCALED = yaml.safe_load((ROOT / "docker" / "kubernetes" / "keda" / "scaledobject.yaml").read_text())["spec"]["triggers"]
+QUERIES |= {f"scaling: {each['name']}": each["metadata"]["query"].replace('{service="embert"}', "") for each in SCALED}
+CHOSEN = {"$job": "embert", "$namespace": ".*", "$service": ".*", "$instance": ".*", "$__rate_interval": "10s"}
 
 
 class Load(threading.Thread):

@@ -7,7 +7,6 @@ scheduled, and beside other processes on the same cores such a loop took 200 tim
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from embert.engine.encoders.torch.transformer import Transformer
 from embert.engine.encoders.unattended import attended_tokens
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
+from embert.engine.host.cpus import usable_cpus
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from embert.engine.rows import Rows
@@ -113,7 +113,7 @@ class TorchEncoder(Encoder):
         limit_kernel_caches(products_of(model.architecture) + kernels_of(model.heads))
         keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
-        self._threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+        self._threads = min(torch.get_num_threads(), usable_cpus())
         self._pool = ThreadPoolExecutor(
             self._threads, thread_name_prefix="embert-forward", initializer=torch.set_num_threads, initargs=(1,)
         )

@@ -1,0 +1,81 @@
+{{/* What objects are called: the release, and the chart where the release's name lacks it. */}}
+{{- define "embert.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride }}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{ .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}
+{{- end -}}
+{{- end -}}
+
+{{/* By which selectors know the pods of this release from those of another. */}}
+{{- define "embert.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "embert.labels" -}}
+{{ include "embert.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "embert.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default (printf "%s%s" .Chart.AppVersion (ternary "" "-cpu" .Values.gpu.enabled)) }}
+{{- end -}}
+
+{{- define "embert.resources" -}}
+{{- $gpu := dict "requests" (dict "cpu" "4" "memory" "4Gi") "limits" (dict "memory" "8Gi") -}}
+{{- $cpu := dict "requests" (dict "cpu" "4" "memory" "2Gi") "limits" (dict "cpu" "4" "memory" "4Gi") -}}
+{{- $resources := .Values.resources | default (ternary $gpu $cpu .Values.gpu.enabled) | deepCopy -}}
+{{- if .Values.gpu.enabled -}}
+{{- $count := dict .Values.gpu.resource .Values.gpu.count -}}
+{{- $resources = mustMergeOverwrite $resources (dict "requests" $count "limits" $count) -}}
+{{- end -}}
+{{ toYaml $resources }}
+{{- end -}}
+
+{{/* Tokens that wait for a replica, on average, before there is another: a full batch. */}}
+{{- define "embert.queueTokens" -}}
+{{ .Values.autoscaling.queueTokens | default (ternary 16384 2048 .Values.gpu.enabled) | int64 }}
+{{- end -}}
+
+{{/* Null values of `rollout`, resolved. */}}
+{{- define "embert.maxSurge" -}}
+{{ kindIs "invalid" .Values.rollout.maxSurge | ternary (ternary 0 1 .Values.gpu.enabled) .Values.rollout.maxSurge }}
+{{- end -}}
+{{- define "embert.maxUnavailable" -}}
+{{ kindIs "invalid" .Values.rollout.maxUnavailable | ternary (ternary 1 0 .Values.gpu.enabled) .Values.rollout.maxUnavailable }}
+{{- end -}}
+
+{{/* What values.schema.json cannot say, or not in a sentence. */}}
+{{- define "embert.check" -}}
+{{- with .Values.autoscaling -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) -}}
+{{ fail (printf "autoscaling.minReplicas is %v, above autoscaling.maxReplicas, which is %v" .minReplicas .maxReplicas) }}
+{{- end -}}
+{{- end -}}
+{{- $surge := include "embert.maxSurge" . -}}
+{{- $unavailable := include "embert.maxUnavailable" . -}}
+{{- if and (has $surge (list "0" "0%")) (has $unavailable (list "0" "0%")) -}}
+{{ fail (printf "rollout.maxSurge is %s and rollout.maxUnavailable is %s: one of them must be above 0" $surge $unavailable) }}
+{{- end -}}
+{{- $set := dict "EMBERT_MODEL" "model" "EMBERT_DRAIN_TIMEOUT" "drainTimeout" "EMBERT_API_KEY" "apiKeys" "EMBERT_API_KEY_FILE" "apiKeys" "EMBERT_HOST" "" "EMBERT_PORT" "" "EMBERT_METRICS_PORT" "" -}}
+{{- range $name, $_ := .Values.options -}}
+{{- if hasKey $set $name -}}
+{{ fail (printf "options.%s cannot be set: %s" $name (get $set $name | empty | ternary "the chart decides it" (printf "use the value %s" (get $set $name)))) }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Up at once, down slowly: the same for both kinds of autoscaler. */}}
+{{- define "embert.behavior" -}}
+scaleUp:
+  stabilizationWindowSeconds: 0
+scaleDown:
+  stabilizationWindowSeconds: 300
+  policies:
+    - {type: Pods, value: 1, periodSeconds: 60}
+{{- end -}}

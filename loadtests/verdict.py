@@ -1,0 +1,90 @@
+"""What a load test measured beside its limits, and what that says: kept, exceeded, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from locust.stats import RequestStats
+
+from benchmarks.lib.scrape import Samples
+
+__all__ = ["Check", "Threshold", "Verdict", "checks", "sentence", "verdict"]
+
+# Counters of the server that must not grow during a test.
+MUST_NOT_GROW = ("embert_engine_restarts_total", "embert_hung_processes_total", "embert_padding_tokens_total")
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Limits for the requests with this name in the report."""
+
+    name: str
+    p99_ms: float
+    failed: float = 0.0  # the share that may fail
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One limit and what was measured."""
+
+    name: str  # of requests, a counter, or locust
+    what: str
+    limit: str
+    measured: str
+    kept: bool | None  # None: could not be measured
+    timed: bool = False  # whether a busy locust makes the measured value worse
+
+
+class Verdict(IntEnum):
+    """The exit status of a load test."""
+
+    KEPT = 0
+    EXCEEDED = 1
+    INCONCLUSIVE = 2
+
+
+def checks(stats: RequestStats, thresholds: Sequence[Threshold], growth: Samples | None) -> list[Check]:
+    """Compare locust's statistics with the thresholds, and the growth of the server's counters with none at all."""
+    found = []
+    for each in thresholds:
+        entry = stats.get(each.name, "POST")
+        if not entry.num_requests:
+            found.append(Check(each.name, "requests answered", "at least 1", "0", kept=False))
+            continue
+        p99_ms = entry.get_response_time_percentile(0.99)
+        limit, measured = f"{each.p99_ms:g} ms", f"{p99_ms:g} ms"
+        found.append(Check(each.name, "p99", limit, measured, kept=p99_ms <= each.p99_ms, timed=True))
+        limit, measured = f"{each.failed:.2%}", f"{entry.fail_ratio:.2%}"
+        found.append(Check(each.name, "failed", limit, measured, kept=entry.fail_ratio <= each.failed))
+    for name in MUST_NOT_GROW:
+        if growth is None:
+            found.append(Check(name, "growth", "0", "no metrics of the server", kept=None))
+        else:
+            times = growth.total(name)
+            found.append(Check(name, "growth", "0", f"{times:g}", kept=times <= 0))
+    return found
+
+
+def verdict(server: Sequence[Check], generator: Sequence[Check]) -> Verdict:
+    """What the checks of the server say, given those of the load generator.
+
+    A generator at its limit sends late and reads late, so its times say nothing of the server, good or bad. A failure,
+    a lost engine or a missing answer is one all the same.
+    """
+    exceeded = [check for check in server if check.kept is False]
+    if any(not check.timed for check in exceeded):
+        return Verdict.EXCEEDED
+    if any(check.kept is False for check in generator):
+        return Verdict.INCONCLUSIVE
+    return Verdict.EXCEEDED if exceeded else Verdict.KEPT
+
+
+def sentence(of: Verdict) -> str:
+    """The verdict in words."""
+    return {
+        Verdict.KEPT: "all thresholds were kept",
+        Verdict.EXCEEDED: "a threshold was exceeded",
+        Verdict.INCONCLUSIVE: "inconclusive: locust itself was the limit, so its times say nothing of the server",
+    }[of]

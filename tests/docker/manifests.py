@@ -1,0 +1,85 @@
+"""What Kubernetes would be sent, whoever renders it: looked up by kind, validated, and asked what it selects."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from tests.server.live import ROOT
+
+__all__ = ["CHART", "KUSTOMIZE", "Manifest", "by_kind", "check", "helm", "kustomized", "pods_selected", "templated"]
+
+Manifest = dict[str, Any]
+KUSTOMIZE = ROOT / "docker" / "kubernetes"
+CHART = ROOT / "docker" / "helm" / "embert"
+CUSTOM = ("monitoring.coreos.com/", "keda.sh/")  # kinds of operators, which Kubernetes' own schemas lack
+
+
+def kustomized(folder: str | Path) -> list[Manifest]:
+    """What `kubectl apply -k` would send."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("needs kubectl for its kustomize")
+    made = subprocess.run([kubectl, "kustomize", KUSTOMIZE / folder], capture_output=True, check=True)
+    return list(yaml.safe_load_all(made.stdout))
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run helm, or skip where there is none."""
+    command = shutil.which("helm") or shutil.which("helm", path=ROOT / "build" / "tools" / "node_modules" / ".bin")
+    if command is None:
+        pytest.skip("needs helm: https://helm.sh/docs/intro/install")
+    return subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
+
+
+def templated(*settings: str, release: str = "embert", namespace: str = "search") -> list[Manifest]:
+    """What `helm install` would send, with these of `--set`."""
+    words = [f"--set={setting}" for setting in settings]
+    # helm takes the cluster's version from itself where there is no cluster; an old helm's is too old for the chart.
+    made = helm("template", release, str(CHART), f"--namespace={namespace}", "--kube-version=1.31.0", *words)
+    assert made.returncode == 0, made.stderr
+    return list(filter(None, yaml.load_all(made.stdout, _Strict)))
+
+
+class _Strict(yaml.SafeLoader):
+    """Refuses a key that is there twice, as Kubernetes does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"{node.start_mark}: twice the same key: {keys}"
+        return super().construct_mapping(node, deep)
+
+
+def check(manifest: Manifest) -> None:
+    """Validate it against Kubernetes' schema, unless an operator brings its kind."""
+    if not manifest["apiVersion"].startswith(CUSTOM):
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+def by_kind(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """One of each kind; AssertionError if there are two."""
+    found = {manifest["kind"]: manifest for manifest in manifests}
+    assert len(found) == len(manifests)
+    return found
+
+
+def pods_selected(of: Mapping[str, Manifest], pod: Mapping[str, str]) -> dict[str, bool]:
+    """Whether each selector of these manifests takes a pod with such labels, by the kind that has it."""
+    return {name: selector.items() <= pod.items() for name, selector in _selectors(of)}
+
+
+def _selectors(of: Mapping[str, Manifest]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    deployment = of["Deployment"]["spec"]
+    (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
+    yield "Deployment", deployment["selector"]["matchLabels"]
+    yield "spread", spread["labelSelector"]["matchLabels"]
+    yield "Service", of["Service"]["spec"]["selector"]
+    yield "PodDisruptionBudget", of["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
+    yield "NetworkPolicy", of["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]

@@ -1,0 +1,270 @@
+"""The Helm chart: its values against their schema, what it renders against Kubernetes' schemas and kustomize."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from embert import __version__
+from embert.server.config import ServeConfig, environment_name
+from tests.docker.dockerfile import stages
+from tests.docker.manifests import CHART, KUSTOMIZE, Manifest, by_kind, check, helm, pods_selected, templated
+from tests.server.live import ROOT
+
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+WATCHED = ("monitoring.serviceMonitor=true", "monitoring.rules=true")
+EVERYTHING = (
+    *WATCHED,
+    "monitoring.dashboard=true",
+    "model=some/model",
+    "image.tag=v7",
+    "imagePullSecrets[0].name=registry",
+    "runtimeClassName=nvidia",
+    "hubToken.secret=hub",
+    "apiKeys.secret=clients",
+    "models.existingClaim=shared",
+    "options.EMBERT_MAX_QUEUE_TOKENS=16384000",
+    "options.EMBERT_MAX_QUEUE_SECONDS=0.5",
+    "options.EMBERT_LOG_FORMAT=text",
+    "service.annotations.a=b",
+    "networkPolicy.from[0].podSelector.matchLabels.app=search",
+    "podLabels.team=search",
+    "podAnnotations.note=x",
+    "nodeSelector.zone=a",
+    "tolerations[0].operator=Exists",
+    "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields[0].key=a",
+    "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields[0].operator=In",
+    "extraEnv[0].name=HF_HUB_OFFLINE",
+    "extraEnv[0].value=one",
+    "serviceAccountName=search",
+    "priorityClassName=high",
+)
+VARIANTS = {
+    "gpu": (),
+    "cpu": ("gpu.enabled=false",),
+    "keda": ("autoscaling.kind=keda",),
+    "fixed": (
+        "autoscaling.kind=none",
+        "replicas=3",
+        "podDisruptionBudget.enabled=false",
+        "networkPolicy.enabled=false",
+    ),
+    "everything": EVERYTHING,
+}
+
+
+def container(deployment: Manifest) -> dict[str, Any]:
+    (only,) = deployment["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+# --- without helm ---
+
+
+def test_the_schema_knows_the_values_and_no_others() -> None:
+    jsonschema.validate(VALUES, SCHEMA)
+
+    def same(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> None:
+        assert schema["additionalProperties"] is False, path
+        assert set(values) == set(schema["properties"]) - {"global"}, path
+        for name, each in schema["properties"].items():
+            if "properties" in each and values.get(name):
+                same(values[name], each, f"{path}.{name}")
+
+    same(VALUES, SCHEMA)
+
+
+def test_versions_are_the_servers() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == __version__
+
+
+def test_the_drain_is_the_servers() -> None:
+    assert VALUES["drainTimeout"] == ServeConfig().drain_timeout
+
+
+# --- with it ---
+
+
+def test_lint_finds_nothing() -> None:
+    ran = helm("lint", "--strict", str(CHART))
+    assert ran.returncode == 0, ran.stdout
+    assert "0 chart(s) failed" in ran.stdout
+    assert "[WARNING]" not in ran.stdout
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_kubernetes_knows_every_field(settings: tuple[str, ...]) -> None:
+    manifests = templated(*settings)
+    assert len(manifests) >= 3
+    for manifest in manifests:
+        check(manifest)
+        labels = manifest["metadata"]["labels"]
+        assert labels.items() >= {"app.kubernetes.io/name": "embert", "app.kubernetes.io/instance": "embert"}.items()
+
+
+def test_a_release_is_what_kustomize_makes() -> None:
+    """Two ways to the same objects; only what one has and the other lacks is taken out."""
+    ours = by_kind(templated())
+    for name in ("deployment", "service", "poddisruptionbudget", "networkpolicy", "horizontalpodautoscaler"):
+        theirs = yaml.safe_load((KUSTOMIZE / "base" / f"{name}.yaml").read_text())
+        mine = ours[theirs["kind"]]
+        assert mine["metadata"]["name"] == theirs["metadata"]["name"]
+        if name == "deployment":
+            del mine["spec"]["template"]["metadata"]["annotations"]  # kustomize hashes options in the ConfigMap's name
+            for each in (mine, theirs):
+                (only,) = each["spec"]["template"]["spec"]["containers"]
+                for key in ("image", "imagePullPolicy", "env"):
+                    only.pop(key, None)
+        assert mine["spec"] == theirs["spec"]
+    (generated,) = yaml.safe_load((KUSTOMIZE / "base" / "kustomization.yaml").read_text())["configMapGenerator"]
+    assert ours["ConfigMap"]["data"] == dict(literal.split("=", 1) for literal in generated["literals"])
+
+
+def test_without_a_gpu_it_is_the_cpus_image_with_as_many_threads_as_it_may_use_cpus() -> None:
+    deployment = by_kind(templated("gpu.enabled=false"))["Deployment"]
+    assert container(deployment)["image"] == f"ghcr.io/embert/embert:{__version__}-cpu"
+    assert container(deployment)["resources"]["limits"]["cpu"] == container(deployment)["resources"]["requests"]["cpu"]
+    assert "tolerations" not in deployment["spec"]["template"]["spec"]
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_gpus_are_added_to_resources_of_ones_own() -> None:
+    settings = ("resources.requests.cpu=8", "gpu.count=2", "gpu.resource=nvidia.com/mig-1g.10gb")
+    resources = container(by_kind(templated(*settings))["Deployment"])["resources"]
+    gpus = {"nvidia.com/mig-1g.10gb": 2}
+    assert resources == {"requests": {"cpu": 8} | gpus, "limits": gpus}
+
+
+def test_everything_arrives_where_it_belongs() -> None:
+    of = {f"{each['kind']} {each['metadata']['name']}": each for each in templated(*EVERYTHING)}
+    pod = of["Deployment embert"]["spec"]["template"]["spec"]
+    (only,) = pod["containers"]
+    assert only["image"] == "ghcr.io/embert/embert:v7"
+    assert (pod["runtimeClassName"], pod["serviceAccountName"], pod["priorityClassName"]) == (
+        "nvidia",
+        "search",
+        "high",
+    )
+    token, extra = only["env"]
+    assert token == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    assert extra == {"name": "HF_HUB_OFFLINE", "value": "one"}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "shared"}
+    assert volumes["keys"]["secret"] == {"secretName": "clients"}
+    mounts = {mount["name"]: mount["mountPath"] for mount in only["volumeMounts"]}
+    options = of["ConfigMap embert"]["data"]
+    assert options == {
+        "EMBERT_METRICS_PORT": "9090",
+        "EMBERT_DRAIN_TIMEOUT": "30",
+        "EMBERT_MODEL": "some/model",
+        "EMBERT_API_KEY_FILE": f"{mounts['keys']}/keys",
+        "EMBERT_MAX_QUEUE_TOKENS": "16384000",
+        "EMBERT_MAX_QUEUE_SECONDS": "0.5",
+        "EMBERT_LOG_FORMAT": "text",
+    }
+    assert set(options) <= {environment_name(name) for name in ServeConfig.__dataclass_fields__}
+    assert mounts["models"] == stages()["runtime"].all("VOLUME")[0].value
+    assert of["Deployment embert"]["spec"]["template"]["metadata"]["labels"]["team"] == "search"
+    assert len(pod["tolerations"]) == 2
+
+
+def test_a_changed_option_makes_new_pods() -> None:
+    one, other = (
+        by_kind(templated(*settings))["Deployment"]["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+        for settings in ((), ("options.EMBERT_LOG_LEVEL=debug",))
+    )
+    assert one != other
+
+
+def test_two_releases_in_a_namespace_leave_each_others_pods_alone() -> None:
+    first, second = by_kind(templated()), by_kind(templated(release="reranker"))
+    pods = [of["Deployment"]["spec"]["template"]["metadata"]["labels"] for of in (first, second)]
+    for number, of in enumerate((first, second)):
+        assert set(pods_selected(of, pods[number]).values()) == {True}
+        assert set(pods_selected(of, pods[1 - number]).values()) == {False}
+    assert {kind for kind in first if first[kind]["metadata"]["name"] == second[kind]["metadata"]["name"]} == set()
+
+
+def test_replicas_follow_the_queue_and_how_busy_engines_are() -> None:
+    hpa = by_kind(templated("gpu.enabled=false"))["HorizontalPodAutoscaler"]["spec"]
+    targets = {each["pods"]["metric"]["name"]: each["pods"]["target"]["averageValue"] for each in hpa["metrics"]}
+    assert targets == {"embert_queue_tokens": "2048", "embert_engine_busy_ratio": "0.65"}
+    of = by_kind(templated("gpu.enabled=false", "autoscaling.kind=keda", release="reranker"))
+    keda = of["ScaledObject"]["spec"]
+    assert "HorizontalPodAutoscaler" not in of
+    assert keda["scaleTargetRef"]["name"] == of["Deployment"]["metadata"]["name"]
+    assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
+    base = yaml.safe_load((KUSTOMIZE / "keda" / "scaledobject.yaml").read_text())["spec"]["triggers"]
+    own = f'{{namespace="search", service="{of["Service"]["metadata"]["name"]}"}}'
+    for trigger, theirs, target in zip(keda["triggers"], base, targets.values(), strict=True):
+        assert trigger["metadata"].pop("threshold") == target
+        del theirs["metadata"]["threshold"]
+        theirs["metadata"]["query"] = theirs["metadata"]["query"].replace('{service="embert"}', own)
+        assert trigger == theirs, "tests/docker/test_monitoring.py asks Prometheus these"
+
+
+def test_nothing_scales_a_fixed_number_of_replicas() -> None:
+    of = by_kind(templated(*VARIANTS["fixed"]))
+    assert set(of) == {"ConfigMap", "Service", "Deployment"}
+    assert of["Deployment"]["spec"]["replicas"] == 3
+
+
+def test_what_watches_is_the_rules_and_the_dashboard() -> None:
+    of = {f"{each['kind']} {each['metadata']['name']}": each for each in templated(*EVERYTHING)}
+    rules = yaml.safe_load((ROOT / "docker" / "prometheus" / "rules.yml").read_text())
+    assert of["PrometheusRule embert"]["spec"] == rules
+    dashboard = of["ConfigMap embert-dashboard"]
+    assert dashboard["data"]["embert.json"] == (ROOT / "docker" / "grafana" / "embert.json").read_text()
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    monitor, service = of["ServiceMonitor embert"], of["Service embert"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "embert", "the job of rules and dashboard"
+    for name in ("ServiceMonitor embert", "PrometheusRule embert"):
+        assert of[name]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("modle=x", "modle"),
+        ("gpu.count=0", "gpu.count"),
+        ("options.port=3", '"port"'),
+        ("autoscaling.kind=vpa", "autoscaling.kind"),
+        ("models.sizeLimit=large", "models.sizeLimit"),
+        ("options.EMBERT_PORT=3", "options.EMBERT_PORT cannot be set: the chart decides it"),
+        ("options.EMBERT_MODEL=x", "options.EMBERT_MODEL cannot be set: use the value model"),
+        (
+            "autoscaling.minReplicas=9",
+            "autoscaling.minReplicas is 9, above autoscaling.maxReplicas, which is 8",
+        ),
+        (
+            "rollout.maxUnavailable=0",
+            "rollout.maxSurge is 0 and rollout.maxUnavailable is 0: one of them must be above 0",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(settings: str, said: str) -> None:
+    ran = helm("template", "x", str(CHART), "--kube-version=1.31.0", f"--set={settings}")
+    assert ran.returncode != 0
+    assert said in ran.stderr.replace("/", "."), ran.stderr  # helm 4 writes paths with slashes
+
+
+def test_the_documented_releases_render() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    commands = re.findall(r"^\$ helm install (\w+) docker/helm/embert (.+)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    for release, words in commands:
+        settings = [word for word in words.split() if word != "--set"]
+        for manifest in templated(*settings, release=release):
+            check(manifest)
+    settings = re.findall(r"`((?:\w+\.)?\w+=[^`]+)`", page.split("### Helm", 1)[1].split("### Kustomize", 1)[0])
+    assert len(settings) >= 7
+    assert templated(*settings)
