@@ -23,7 +23,7 @@ from embert.server.api.served_model import ServedModel
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Invalid
 from embert.server.http.timeouts import BodyReader
-from embert.server.ipc.control import EngineInfo
+from embert.server.ipc.control import ModelInfo
 from embert.server.observability.metrics import ApiMetrics
 from embert.server.observability.scrapes import Scrapes
 
@@ -55,7 +55,7 @@ class Service:
         self._pair_tokenizer = PairTokenizer(tokenizer, self.tokenizer_pool, config.max_unbroken_characters)
 
     @property
-    def engine(self) -> EngineInfo | None:
+    def engine(self) -> ModelInfo | None:
         """What the engines are, once one has started."""
         return next((state.info for state in self.router.engines if state.info is not None), None)
 

@@ -172,7 +172,7 @@ def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any])
     # No argparse defaults: ServeConfig has them, so that the environment takes precedence over them.
     common: dict[str, Any] = {"help": text}
     if option.metadata.get("positional"):
-        parser.add_argument(option.name, nargs="?", metavar=option.name.upper(), **common)
+        parser.add_argument(option.name, nargs="*" if repeatable else "?", metavar=option.name.upper(), **common)
     elif kind is bool:
         parser.add_argument(option_name(option.name), action=argparse.BooleanOptionalAction, **common)
     elif repeatable and kind is float:

@@ -7,27 +7,32 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
-from embert.server.config import ServeConfig
+from embert.server.config import ModelConfig, ServeConfig
 
 __all__ = [
     "ControlConnection",
     "Drain",
-    "EngineInfo",
     "EngineState",
     "Failed",
     "Message",
+    "ModelFailed",
+    "ModelInfo",
+    "ModelReady",
+    "ModelState",
     "Progress",
     "Ready",
     "StartApi",
     "StartEngine",
+    "StartModel",
 ]
 
 
-class EngineInfo(msgspec.Struct, frozen=True):
-    """What an engine process reports once it is ready."""
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What an engine process reports of a model once it is ready there."""
 
     encoder: str
     device: str
@@ -42,23 +47,44 @@ class EngineInfo(msgspec.Struct, frozen=True):
     longest_text_s: float  # expected duration of the longest text
 
 
+class ModelState(msgspec.Struct, frozen=True):
+    """A model in one engine process."""
+
+    state: Literal["loading", "ready", "failed"]
+    detail: str = ""
+    info: ModelInfo | None = None
+
+
 class EngineState(msgspec.Struct, tag=True, frozen=True):
-    """Supervisor → API process: the state of engine `index` has changed."""
+    """Supervisor → API process: the state of engine `index`, or of a model there, has changed."""
 
     index: int
-    state: str  # "loading", "ready", "down"
+    state: Literal["loading", "ready", "down"]  # ready: a model is
     detail: str = ""
     endpoint: str = ""  # path of the Unix socket that takes requests; new at every start of the engine
-    info: EngineInfo | None = None
+    models: dict[int, ModelState] = {}  # by number: those that the engine has, or is to have
+
+
+class StartModel(msgspec.Struct, frozen=True):
+    """A model of the server. Its number is its place among them."""
+
+    number: int
+    config: ModelConfig
+    folder: str
+    model_id: str
+    revision: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.config.served_model_name or self.model_id
 
 
 class StartApi(msgspec.Struct, tag=True):
     """Supervisor → API process, first message."""
 
     config: ServeConfig
-    folder: str
-    model_id: str
-    model_revision: str | None
+    models: list[StartModel]
     runtime_folder: str
     socket_fds: list[int]
     metrics_fd: int | None
@@ -71,8 +97,8 @@ class StartEngine(msgspec.Struct, tag=True):
     """Supervisor → engine process, first message."""
 
     config: ServeConfig
-    folder: str
-    model_id: str
+    models: list[StartModel]  # those to load
+    names: list[str]  # of all models of the server, by number
     runtime_folder: str
     index: int
     device: str
@@ -85,16 +111,29 @@ class Progress(msgspec.Struct, tag=True):
     """Child → supervisor: the current step of its start, for the log."""
 
     doing: str
+    model: int = -1  # which one it is about; -1: none
+
+
+class ModelReady(msgspec.Struct, tag=True):
+    """Engine → supervisor: a model is loaded and has run. The first one makes the engine ready."""
+
+    model: int
+    info: ModelInfo
+
+
+class ModelFailed(msgspec.Struct, tag=True):
+    """Engine → supervisor: a model cannot be loaded, and a retry would fail in the same way."""
+
+    model: int
+    message: str
 
 
 class Ready(msgspec.Struct, tag=True):
-    """Child → supervisor: it is ready to work; `info` from engines only."""
-
-    info: EngineInfo | None = None
+    """API process → supervisor: it is ready to work."""
 
 
 class Failed(msgspec.Struct, tag=True):
-    """Child → supervisor: it cannot start, and a retry would fail in the same way."""
+    """API process → supervisor: it cannot start, and a retry would fail in the same way."""
 
     message: str
 
@@ -103,7 +142,7 @@ class Drain(msgspec.Struct, tag=True):
     """Supervisor → child: refuse new requests, finish those in flight, then exit."""
 
 
-Message = EngineState | StartApi | StartEngine | Progress | Ready | Failed | Drain
+Message = EngineState | StartApi | StartEngine | Progress | ModelReady | ModelFailed | Ready | Failed | Drain
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -36,6 +36,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     bulk: bool = False  # low priority: runs in the capacity that other requests leave
     alone: bool = False  # an engine was lost while it ran this: give it a batch of its own
     adapter: int = -1  # the model's that runs on all of its texts; -1: none
+    model: int = 0  # its number
 
 
 class Submit(msgspec.Struct, array_like=True):
@@ -75,7 +76,7 @@ class EngineStatus(msgspec.Struct, array_like=True):
     index: int
     last_success: float  # end of the last forward that worked
     queue_tokens: int
-    tokens_per_s: float  # measured while a queue waits
+    tokens_per_s: list[float]  # by number of the model, measured while a queue of it waits; 0: not known, or not here
 
 
 class Results(msgspec.Struct, array_like=True):

@@ -1,7 +1,8 @@
 """Numbers in shared memory that every process of one server reads. Each has one writer, so none needs a lock.
 
-    of API process i    tokens admitted and not yet answered; when its event loop last ran
-    of engine i         when it last showed a sign of life; when its forward began (0: none runs); which requests run
+    of API process i    tokens admitted and not yet answered, of each model; when its event loop last ran
+    of engine i         when it last showed a sign of life; when its forward began (0: none runs), and of which model;
+                        which requests run
 
 Asking one process that counts for all would cost each request a round trip. Reading everybody's number costs 0.3 µs.
 Processes that read at the same moment may all admit, so the budget can be exceeded by one request for each process.
@@ -29,26 +30,29 @@ _RUNNING_MAX = 1 << 16  # request ids kept for one batch; pages that nobody writ
 class SharedCounters:
     """One process's view. The supervisor calls `create`; children inherit the descriptor `fd`."""
 
-    def __init__(self, fd: int, apis: int, engines: int) -> None:
+    def __init__(self, fd: int, apis: int, engines: int, models: int = 1) -> None:
         self.fd = fd
-        self._memory = mmap.mmap(fd, _size(apis, engines))
-        numbers = memoryview(self._memory)[: _numbers(apis, engines) * _NUMBER_BYTES].cast("d")
-        self._running = memoryview(self._memory)[_numbers(apis, engines) * _NUMBER_BYTES :].cast("q")
-        self.admitted_tokens = numbers[:apis]  # [API process]
-        self.api_alive = numbers[apis : 2 * apis]  # [API process]
-        self.engine_alive = numbers[2 * apis : 2 * apis + engines]  # [engine]
-        self.forward_since = numbers[2 * apis + engines :]  # [engine]
+        self._memory = mmap.mmap(fd, _size(apis, engines, models))
+        count = _numbers(apis, engines, models)
+        numbers = memoryview(self._memory)[: count * _NUMBER_BYTES].cast("d")
+        self._running = memoryview(self._memory)[count * _NUMBER_BYTES :].cast("q")
+        self.api_alive = numbers[:apis]  # [API process]
+        self.engine_alive = numbers[apis : apis + engines]  # [engine]
+        self.forward_since = numbers[apis + engines : apis + 2 * engines]  # [engine]
+        self.forward_model = numbers[apis + 2 * engines : apis + 3 * engines]  # [engine]: the number of its model
+        admitted = numbers[apis + 3 * engines :]
+        self.admitted_tokens = [admitted[i * apis : (i + 1) * apis] for i in range(models)]  # [model][API process]
 
     @classmethod
-    def create(cls, apis: int, engines: int) -> SharedCounters:
+    def create(cls, apis: int, engines: int, models: int = 1) -> SharedCounters:
         """New counters, all zero, in memory that lives as long as a process has it open. No full disk can prevent it.
 
         Raises OSError where the system has no descriptor or memory left.
         """
         fd = os.memfd_create("embert-counters")
         os.set_inheritable(fd, True)
-        os.ftruncate(fd, _size(apis, engines))
-        return cls(fd, apis, engines)
+        os.ftruncate(fd, _size(apis, engines, models))
+        return cls(fd, apis, engines, models)
 
     def set_running(self, engine: int, slot: int, ids: Collection[int]) -> None:
         """Set the ids of the requests in batch `slot` < MAX_BATCHES_IN_FLIGHT of an engine. Ids are unique in a server.
@@ -69,15 +73,19 @@ class SharedCounters:
             found.update(self._running[start + 1 : start + 1 + self._running[start]])
         return found
 
-    @property
-    def admitted(self) -> int:
-        """Tokens admitted and not yet answered, of all API processes."""
-        return int(sum(self.admitted_tokens))
+    def admitted(self, model: int = 0) -> int:
+        """Tokens of a model that are admitted and not yet answered, of all API processes."""
+        return int(sum(self.admitted_tokens[model]))
+
+    def forget_api(self, worker: int) -> None:
+        """Nothing of an API process that has died is admitted any more."""
+        for tokens in self.admitted_tokens:
+            tokens[worker] = 0.0
 
 
-def _numbers(apis: int, engines: int) -> int:
-    return 2 * (apis + engines)
+def _numbers(apis: int, engines: int, models: int) -> int:
+    return apis + 3 * engines + apis * models
 
 
-def _size(apis: int, engines: int) -> int:
-    return (_numbers(apis, engines) + engines * MAX_BATCHES_IN_FLIGHT * (1 + _RUNNING_MAX)) * _NUMBER_BYTES
+def _size(apis: int, engines: int, models: int) -> int:
+    return (_numbers(apis, engines, models) + engines * MAX_BATCHES_IN_FLIGHT * (1 + _RUNNING_MAX)) * _NUMBER_BYTES

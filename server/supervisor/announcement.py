@@ -8,7 +8,7 @@ import socket
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from embert.server.config import ServeConfig
-from embert.server.ipc.control import EngineInfo
+from embert.server.ipc.control import ModelInfo
 
 __all__ = ["announce"]
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def announce(
-    config: ServeConfig, model: Model, info: EngineInfo, devices: list[str], sock: socket.socket, took_s: float
+    config: ServeConfig, model: Model, info: ModelInfo, devices: list[str], sock: socket.socket, took_s: float
 ) -> None:
     """Log encoder, limits and address, and a command to try. `sock` is a listening one, `took_s` the whole start."""
     shown = ", ".join(devices) if len(devices) > 1 else info.device

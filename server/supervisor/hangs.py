@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from embert.server.config import ServeConfig
-from embert.server.ipc.control import EngineInfo
+from embert.server.ipc.control import ModelInfo
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.supervisor.child import Child
 
@@ -26,7 +26,7 @@ class HangDetector:
     def __init__(self, config: ServeConfig, counters: SharedCounters) -> None:
         self._config, self._counters = config, counters
 
-    def set_limit(self, engine: Child, info: EngineInfo) -> None:
+    def set_limit(self, engine: Child, info: ModelInfo) -> None:
         """Derive an engine's limit from the speed of its first batches; --engine-timeout bounds it."""
         limit_s, bound_s = max(HANG_MIN_S, HANG_BATCHES * info.full_batch_s), self._config.engine_timeout
         if bound_s is None:

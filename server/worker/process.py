@@ -10,7 +10,7 @@ from pathlib import Path
 
 from embert.engine import load_encoder, load_model
 from embert.engine.errors import EngineError
-from embert.server.ipc.control import ControlConnection, EngineInfo, Failed, Progress, Ready, StartEngine
+from embert.server.ipc.control import ControlConnection, ModelInfo, Failed, Progress, Ready, StartEngine
 from embert.server.observability import gc_tuning
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metrics import use_folder
@@ -63,7 +63,7 @@ def main() -> None:
     threading.Thread(target=loop.follow, args=(control, start.runtime_folder), name="control", daemon=True).start()
     if encoder.device.startswith("cuda"):
         threading.Thread(target=report_gpu, args=(encoder.device,), name="gpu", daemon=True).start()
-    info = EngineInfo(
+    info = ModelInfo(
         encoder=encoder.name,
         device=encoder.device,
         device_name=encoder.device_name,

@@ -12,11 +12,11 @@ from embert.server.api.engines.admission import Admission
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Overloaded, Unavailable
-from embert.server.ipc.control import EngineInfo, EngineState
+from embert.server.ipc.control import ModelInfo, EngineState
 from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters
 
-INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1000, 2, 2, 0.0, 0.1, 0.3)
+INFO = ModelInfo("test", "cpu", "a test", "float32", "", 1000, 2, 2, 0.0, 0.1, 0.3)
 READY = EngineState(0, "ready", "", "/nonexistent", INFO)
 
 

@@ -18,12 +18,12 @@ from embert.server.api.engines.router import Router
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, Unavailable
-from embert.server.ipc.control import EngineInfo, EngineState
+from embert.server.ipc.control import ModelInfo, EngineState
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Results, TaskRows, decode_submit, encode
 from embert.server.ipc.shared_counters import SharedCounters
 
-INFO = EngineInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1, 0.3)
+INFO = ModelInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1, 0.3)
 
 
 class FakeEngine:

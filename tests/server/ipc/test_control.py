@@ -11,7 +11,7 @@ from embert.server.config import ServeConfig
 from embert.server.ipc.control import (
     ControlConnection,
     Drain,
-    EngineInfo,
+    ModelInfo,
     EngineState,
     Failed,
     Message,
@@ -32,7 +32,7 @@ from embert.server.ipc.messages import (
     encode,
 )
 
-INFO = EngineInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2, 0.3)
+INFO = ModelInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2, 0.3)
 CONFIG = ServeConfig(model="/models/ünïcode", api_key=("a", "b"), latency_buckets=(0.1, 1.0), request_timeout=0.5)
 MESSAGES: list[Message] = [
     EngineState(1, "ready", "", "/tmp/x", INFO),

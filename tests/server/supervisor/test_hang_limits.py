@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from embert.server.config import ServeConfig
-from embert.server.ipc.control import EngineInfo
+from embert.server.ipc.control import ModelInfo
 from embert.server.supervisor.hangs import HangDetector
 
-INFO = EngineInfo("torch", "cpu", "a test", "float32", "", 2048, 384, 384, 1.0, 0.001, 0.01)
+INFO = ModelInfo("torch", "cpu", "a test", "float32", "", 2048, 384, 384, 1.0, 0.001, 0.01)
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,17 @@ def _option(default: Any, help: str, **extra: Any) -> Any:  # noqa: A002 - argpa
 class ServeConfig:
     """The validated options of `embert serve`, the same in every process. Tuples are repeatable options."""
 
-    model: str | None = _option(
-        None, "a local folder or a hub id; without it, the packaged all-MiniLM-L6-v2", positional=True
+    model: tuple[str, ...] = _option(
+        (),
+        "a local folder or a hub id, or several, each as MODEL or NAME=MODEL; without it, the packaged "
+        "all-MiniLM-L6-v2",
+        positional=True,
     )
-    revision: str | None = _option(None, "branch, tag or commit of the hub id")
-    served_model_name: str | None = _option(None, "name that clients use for the model; default: the model id")
+    config: str | None = _option(None, "TOML file that lists the models and the options of each, in place of MODEL")
+    revision: str | None = _option(None, "branch, tag or commit of the hub id; with one model")
+    served_model_name: str | None = _option(
+        None, "name that clients use for the model; default: the model id; with one model"
+    )
     host: str = _option("0.0.0.0", "address to listen on")  # noqa: S104 - a server in a container
     port: int = _option(8080, "port to listen on; 0 takes a free one", low=0, high=65535)
     device: str = _option("auto", "auto, cpu, cuda, cuda:0, or cuda:0,1")

@@ -1,0 +1,22 @@
+"""Every option of `embert serve`, and what of them holds for each of its models."""
+
+from embert.server.config.models import ModelConfig, model_configs
+from embert.server.config.options import (
+    LATENCY_BUCKETS_S,
+    ConfigError,
+    ServeConfig,
+    environment_name,
+    option_name,
+    read_api_keys,
+)
+
+__all__ = [
+    "LATENCY_BUCKETS_S",
+    "ConfigError",
+    "ModelConfig",
+    "ServeConfig",
+    "environment_name",
+    "model_configs",
+    "option_name",
+    "read_api_keys",
+]
