@@ -60,9 +60,9 @@ async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
         most_unbroken=service.config.max_unbroken_characters,
     )
     characters = context.breakdown.characters = sum(map(len, texts))
-    check = partial(service.limits.check_answer, param="inputs", more=True)
+    check = service.checking(context.options, partial(service.limits.check_answer, param="inputs", more=True))
     context.breakdown.tokens, body = await service.tokenizer_pool.run(
-        _written(turns, len(texts)), characters, context.receive, context.options, check
+        _written(turns, len(texts)), characters, context.receive, check
     )
     service.limits.check_answer(context.breakdown.tokens, "inputs")
     return JSON, body
@@ -104,5 +104,6 @@ async def decode(context: RequestContext) -> tuple[bytes, bytes]:
     tokens = sum(map(len, sequences))
     service.limits.check_answer(tokens, "ids")
     turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=request.skip_special_tokens)
-    texts = await service.tokenizer_pool.run(turns, tokens, context.receive, context.options, lambda _: None)
+    check = service.checking(context.options, lambda _: None)
+    texts = await service.tokenizer_pool.run(turns, tokens, context.receive, check)
     return JSON, orjson.dumps(texts)
