@@ -47,18 +47,21 @@ _TABLE = """
 """
 
 
+def _engine_metrics() -> None:
+    metrics = EngineMetrics(0, LATENCY_BUCKETS_S)
+    metrics.last_success.set(1)  # a timestamp that was never set is not exported
+    metrics.add_model("", "", "", "")
+
+
 def document() -> str:
     """The whole page. Needs a process of its own, because prometheus_client reads its folder once, at import."""
     with tempfile.TemporaryDirectory() as folder:
         use_folder(Path(folder), "document")
         from embert.server.api.routes import METRIC_ROUTES
 
-        facts = dict.fromkeys(("model", "dtype", "backend", "device"), "")
         makers: dict[str, Callable[[], object]] = {
             "Requests and texts (HTTP processes)": lambda: ApiMetrics(METRIC_ROUTES, LATENCY_BUCKETS_S),
-            "Queue, batches and model (engine processes)": lambda: EngineMetrics(
-                0, LATENCY_BUCKETS_S, facts
-            ).last_success.set(1),  # a timestamp that was never set is not exported
+            "Queue, batches and model (engine processes)": _engine_metrics,
             "GPU (engine processes on a GPU, where the driver has NVML)": lambda: GpuMetrics(
                 "cuda:0", list(GpuMetrics.NAMES)
             ),

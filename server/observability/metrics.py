@@ -169,7 +169,7 @@ class ApiMetrics:
 class EngineMetrics:
     """Written by engine processes."""
 
-    def __init__(self, engine: int, latency_buckets: Sequence[float], model: dict[str, str]) -> None:
+    def __init__(self, engine: int, latency_buckets: Sequence[float]) -> None:
         label = str(engine)
         self.queue_duration = _histogram(
             "queue_duration_seconds", "From admission to the start of a batch, per request and batch.", latency_buckets
@@ -200,7 +200,11 @@ class EngineMetrics:
         cancelled = _counter("cancelled_texts_total", cancelled_help, ["stage"])
         self.cancelled_texts = {stage: cancelled.labels(stage) for stage in CANCEL_STAGES}
         info_help = "Always 1; the labels describe the model."
-        _gauge("model_info", info_help, list(model), "livemax").labels(*model.values()).set(1)
+        self._model_info = _gauge("model_info", info_help, ["model", "dtype", "backend", "device"], "livemax")
+
+    def add_model(self, model: str, dtype: str, backend: str, device: str) -> None:
+        """A model is loaded."""
+        self._model_info.labels(model, dtype, backend, device).set(1)
 
 
 class GpuMetrics:

@@ -12,7 +12,7 @@ from embert.server.api.engines.admission import Admission
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Overloaded, Unavailable
-from embert.server.ipc.control import ModelInfo, EngineState
+from embert.server.ipc.control import EngineState, ModelInfo
 from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters
 

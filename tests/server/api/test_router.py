@@ -18,7 +18,7 @@ from embert.server.api.engines.router import Router
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, Unavailable
-from embert.server.ipc.control import ModelInfo, EngineState
+from embert.server.ipc.control import EngineState, ModelInfo
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Results, TaskRows, decode_submit, encode
 from embert.server.ipc.shared_counters import SharedCounters
