@@ -6,7 +6,7 @@ import importlib.util
 import subprocess
 import sys
 
-from embert.engine.encoders.cuda import refusal
+from embert.engine.encoders.cuda_shapes import refusal
 from embert.engine.model import Model
 
 __all__ = ["devices"]
