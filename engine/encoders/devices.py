@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from embert.engine.encoders.cuda import refusal
+from embert.engine.encoders.cuda_shapes import refusal
 from embert.engine.model import Model
 
 __all__ = ["devices", "devices_of"]
