@@ -28,6 +28,7 @@ from embert.server.ipc.control import ControlConnection, Drain, StartEngine
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import Part
 from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
+from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.logs import exit_now
 from embert.server.observability.metrics import EngineMetrics
 from embert.server.worker.batching import batch_of, pack, runs_alone
@@ -59,6 +60,7 @@ class _InFlight:
     started: float
     queued: bool  # it left others waiting
     slot: int  # in the shared counters
+    began: float = 0.0  # when the encoder was free for it
     ended: float = 0.0
     lead_s: float = 0.0  # from the submission of what waited to the expected end; 0: none was submitted that way
     rows: dict[Task, Rows] | EncoderError | None = None  # set by `_wait`; None: the encoder was lost
@@ -84,11 +86,22 @@ class EngineLoop:
         self._free_slots = list(range(MAX_BATCHES_IN_FLIGHT))  # of the shared counters
         for slot in self._free_slots:
             self._counters.set_running(self._index, slot, ())
-        facts = {"model": model.model_id, "dtype": encoder.dtype, "backend": encoder.name, "device": encoder.device}
-        self._metrics = EngineMetrics(start.index, config.latency_buckets, facts)
+        self._model = config.served_name(model.model_id)
+        self._metrics = EngineMetrics(start.index, LatencyBuckets.of(config.latency_buckets))
+        self._metrics.of(self._model)  # its series are there before the first batch
+        self._metrics.describe(
+            {
+                "model": self._model,
+                "model_id": model.model_id,
+                "dtype": encoder.dtype,
+                "backend": encoder.name,
+                "device": encoder.device,
+            }
+        )
+        self._last_ended = 0.0
         self._throughput = ThroughputEstimate()
         scheduler = Scheduler(encoder.batch_tokens, config.max_batch_requests, encoder.max_batch_tokens)
-        self._queue = WorkQueue(scheduler, self._throughput, self._metrics, self._refuse)
+        self._queue = WorkQueue(scheduler, self._throughput, self._metrics, self._model, self._refuse)
         self._health = Health(start.index, self._counters, self._throughput, self._metrics, self._queue.tokens)
         self._server = SocketServer(self._health.status, self._queue.submit, self._queue.disconnect)
         self._responder = Responder(self._server.send, self._queue.drop, config.max_answer_weights)
@@ -212,6 +225,9 @@ class EngineLoop:
         self._counters.set_running(self._index, flight.slot, ())
         self._free_slots.append(flight.slot)
         flight.ended = time.monotonic()
+        flight.began = max(flight.started, self._last_ended)
+        self._last_ended = flight.ended
+        self._metrics.of(self._model).busy_seconds.inc(flight.ended - flight.began)
         if flight.lead_s:
             self._throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
 
@@ -225,8 +241,8 @@ class EngineLoop:
         else:
             self._health.succeeded()
             self._throughput.add_batch(started, ended, batch.tokens, queued=flight.queued)
-            self._responder.answer(batch.slices, rows, started, ended)
-            self._observe(batch, started, ended)
+            self._responder.answer(batch.slices, rows, flight.began, ended)
+            self._observe(batch, ended - flight.began)
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
         """Halve a batch that failed until only the requests that fail by themselves get the error."""
@@ -240,18 +256,16 @@ class EngineLoop:
             self._wait(flight)
             self._settle(flight)
 
-    def _observe(self, batch: Batch, started: float, ended: float) -> None:
-        metrics = self._metrics
+    def _observe(self, batch: Batch, lasted_s: float) -> None:
+        metrics = self._metrics.of(self._model)
         metrics.batches.inc()
         metrics.batch_texts.observe(batch.texts)
         metrics.batch_tokens.observe(batch.tokens)
         metrics.fill_ratio.observe(min(1.0, batch.tokens / self._encoder.batch_tokens))
-        metrics.inference_duration.observe(ended - started)
-        for piece in batch.slices:
-            metrics.queue_duration.observe(max(0.0, started - piece.request.payload.admitted))
+        metrics.batch_duration.observe(lasted_s)
         cancelled = self._queue.disconnected_texts(batch)
         if cancelled:
-            metrics.cancelled_texts["batched"].inc(cancelled)
+            self._metrics.cancelled_texts["batched"].inc(cancelled)
 
     def _probe_if_idle(self) -> None:
         if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S:

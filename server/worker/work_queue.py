@@ -36,11 +36,12 @@ class WorkQueue:
         scheduler: Scheduler,
         throughput: ThroughputEstimate,
         metrics: EngineMetrics,
+        model: str,
         send: Callable[[Channel, list[Part]], None],
     ) -> None:
-        """`send` answers requests that cannot run."""
+        """`model` is the served name of the model whose queue this is; `send` answers requests that cannot run."""
         self._scheduler, self._throughput = scheduler, throughput
-        self._metrics, self._send = metrics, send
+        self._metrics, self._model, self._send = metrics, model, send
         self._changed = threading.Condition()  # guards the scheduler and the fields below
         self._running: Counter[Any] = Counter()  # by key: batches that hold texts of the request
         self._disconnected: set[Key] = set()  # running requests whose client has disconnected
@@ -218,5 +219,6 @@ class WorkQueue:
             self._send(payload.reply_to, [Part(payload.id, 0, 0, [], 0.0, 0.0, "deadline")])
 
     def _publish(self) -> None:
-        self._metrics.queue_texts.set(self._scheduler.queue_texts)
-        self._metrics.queue_tokens.set(self._scheduler.queue_tokens)
+        metrics = self._metrics.of(self._model)
+        metrics.queue_texts.set(self._scheduler.queue_texts)
+        metrics.queue_tokens.set(self._scheduler.queue_tokens)
