@@ -17,7 +17,7 @@ from embert import __version__
 from embert.server.api.openapi import ERROR_MODELS, complete_document
 from embert.server.api.operations import Operations
 from embert.server.api.playground import hint
-from embert.server.api.routes import DIALECTS, METRIC_LABELS, OPERATIONS, PROBES, ROUTES, tasks_by_path
+from embert.server.api.routes import DIALECTS, METRIC_LABELS, METRIC_TASKS, OPERATIONS, PROBES, ROUTES, tasks_by_path
 from embert.server.api.service import Service
 from embert.server.api.task_endpoint import TaskEndpoint
 from embert.server.http.auth import AuthMiddleware, Keys
@@ -59,7 +59,7 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
     guarded = AuthMiddleware(app, hot, keys, PROBES, DIALECTS, service.metrics)
     return RequestMetricsMiddleware(
-        with_cors(guarded, service.config, DIALECTS), METRIC_LABELS, DIALECTS, service.metrics
+        with_cors(guarded, service.config, DIALECTS), METRIC_LABELS, METRIC_TASKS, DIALECTS, service.metrics
     )
 
 

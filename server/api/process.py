@@ -63,14 +63,15 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
     from embert.engine.errors import EngineError
     from embert.server.api.app import create_app
     from embert.server.api.engines.router import Router
-    from embert.server.api.routes import DIALECTS, METRIC_ROUTES, keyless_paths
+    from embert.server.api.routes import DIALECTS, METRIC_ROUTES, METRIC_TASKS, keyless_paths
     from embert.server.api.service import Service
     from embert.server.config import ConfigError
     from embert.server.http.auth import Keys
     from embert.server.http.connections import Connections, connection_limit
     from embert.server.http.protocol import bounded_protocol
     from embert.server.http.timeouts import end_slow_readers
-    from embert.server.observability.metrics import ApiMetrics
+    from embert.server.observability.api_metrics import ApiMetrics
+    from embert.server.observability.latency_buckets import LatencyBuckets
 
     config = start.config
     counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines))
@@ -82,7 +83,13 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
             model,
             Tokenizer(model),
             Router(config, counters, start.worker),
-            ApiMetrics(METRIC_ROUTES, config.latency_buckets),
+            ApiMetrics(
+                METRIC_ROUTES,
+                LatencyBuckets.of(config.latency_buckets),
+                tasks=METRIC_TASKS,
+                models=[config.served_name(model.model_id)],
+                engines=len(start.engines),
+            ),
         )
         keys = Keys(config, keyless_paths(config.keyless))
         app = create_app(service, keys)
@@ -99,6 +106,7 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
             config.max_connections,
         )
     connections = Connections(limit)
+    service.metrics.open_connections, service.metrics.connections_limit = connections.__len__, limit.served
     protocol = bounded_protocol(config.header_limit, connections, service.metrics.count, DIALECTS)
     servers = [_Server(_uvicorn_config(config, app, protocol))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]

@@ -192,7 +192,13 @@ class RequestContext:
                 )
         try:
             answer = await router.encode(
-                encoded, self.receive, self.options, tasks=tasks, dimensions=dimensions, normalize=normalize
+                encoded,
+                self.receive,
+                self.options,
+                tasks=tasks,
+                dimensions=dimensions,
+                normalize=normalize,
+                note_failure=self.breakdown.note_failure,
             )
         except TooManyWeights as error:
             self._count_weights(error.weights)

@@ -20,7 +20,7 @@ class ServedModel:
 
     def __init__(self, config: ServeConfig, model: Model) -> None:
         self._config, self._model = config, model
-        self.name = config.served_model_name or model.model_id
+        self.name = config.served_name(model.model_id)
         # Of texts whose request chooses none. The name is that of an adapter, too, where there is one of this name.
         self._default_name = (
             None if config.default_prompt is not None else (config.default_prompt_name or model.default_prompt_name)

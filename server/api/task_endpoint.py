@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 from starlette.types import Receive, Scope, Send
 
 from embert.engine import Task
 from embert.server.api.request_context import Handler, RequestContext
 from embert.server.api.service import Service
 from embert.server.http.errors import Dialect, ServerError, send_error
+from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
 
 __all__ = ["TaskEndpoint"]
 
@@ -28,9 +27,13 @@ class TaskEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         service = self._service
+        record: RequestRecord = scope[SCOPE_KEY]
+        record.model = service.served.name
         try:
             service.served.check_tasks(self._needs, reranks=self._reranks)
             context = RequestContext(service, scope, receive)
+            record.parts = context.breakdown
+            record.priority = context.options.priority
             await context.read_body()
             content_type, body = await self._handler(context)
         except ServerError as error:
@@ -38,9 +41,7 @@ class TaskEndpoint:
                 service.metrics.rejected[error.reject_reason].inc()
             await send_error(send, error, self._dialect)
             return
-        breakdown = context.breakdown
-        if breakdown.answered is not None:
-            service.metrics.response_encode_duration.observe(time.perf_counter() - breakdown.answered)
+        context.breakdown.encoded()
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *context.answer_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -75,10 +75,10 @@ def model_configs(config: ServeConfig) -> tuple[ModelConfig, ...]:
         given: tuple[str | None, ...] = config.model or (None,)
         configs = tuple(_from_argument(config, each) for each in given)
     if len(configs) > 1 or config.config is not None:
-        for name in _OF_ONE_MODEL:
-            if getattr(config, name) is not None:
+        for option in _OF_ONE_MODEL:
+            if getattr(config, option) is not None:
                 raise ConfigError(
-                    f"{option_name(name)} is for a server of one model; with several, write NAME=MODEL, or a file "
+                    f"{option_name(option)} is for a server of one model; with several, write NAME=MODEL, or a file "
                     "for --config"
                 )
     named = Counter(each.served_model_name or each.source for each in configs)

@@ -78,7 +78,7 @@ class StartModel(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """What clients call it."""
-        return self.config.served_model_name or self.model_id
+        return self.config.served_name(self.model_id)
 
 
 class StartApi(msgspec.Struct, tag=True):

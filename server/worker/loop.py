@@ -25,6 +25,7 @@ from embert.server.ipc.control import ControlConnection, Drain, StartEngine
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import Part
 from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
+from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.logs import exit_now
 from embert.server.observability.metrics import EngineMetrics
 from embert.server.worker.batching import batch_of, pack, runs_alone
@@ -58,8 +59,14 @@ class _InFlight:
     started: float
     slot: int  # in the shared counters
     ended: float = 0.0
+    seconds: float = 0.0  # of the device's time
     lead_s: float = 0.0  # from the submission of what waited to the expected end; 0: none was submitted that way
     rows: dict[Task, Rows] | EncoderError | None = None  # set by `_wait`; None: the encoder was lost
+
+    @property
+    def began(self) -> float:
+        """When the device was free for it."""
+        return self.ended - self.seconds
 
 
 class EngineLoop:
@@ -76,7 +83,7 @@ class EngineLoop:
         self._free_slots = list(range(MAX_BATCHES_IN_FLIGHT))  # of the shared counters
         for slot in self._free_slots:
             self._counters.set_running(self._index, slot, ())
-        self._metrics = EngineMetrics(start.index, config.latency_buckets)
+        self._metrics = EngineMetrics(start.index, LatencyBuckets.of(config.latency_buckets))
         self._busy = BusyTime()
         self._queue = WorkQueue(self._metrics, self._refuse)
         self._health = Health(start.index, self._counters, self._busy, self._metrics, self._queue.tokens, self._rates)
@@ -93,7 +100,16 @@ class EngineLoop:
     def add(self, model: LoadedModel) -> None:
         """Run requests of a model from now on. Any thread may call it."""
         encoder = model.encoder
-        self._metrics.add_model(model.name, encoder.dtype, encoder.name, encoder.device)
+        self._metrics.of(model.name)  # its series are there before the first batch
+        self._metrics.describe(
+            {
+                "model": model.name,
+                "model_id": model.model.model_id,
+                "dtype": encoder.dtype,
+                "backend": encoder.name,
+                "device": encoder.device,
+            }
+        )
         self._models = {**self._models, model.number: model}
         self._queue.add_model(model)
         self._health.succeeded()
@@ -178,6 +194,8 @@ class EngineLoop:
         self._counters.set_running(self._index, flight.slot, ())
         self._free_slots.append(flight.slot)
         flight.ended = time.monotonic()
+        flight.seconds = self._busy.add(flight.started, flight.ended)
+        self._metrics.of(flight.model.name).busy_seconds.inc(flight.seconds)
         if flight.lead_s:
             flight.model.throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
 
@@ -186,14 +204,13 @@ class EngineLoop:
         batch, rows, model = flight.batch, flight.rows, flight.model
         if rows is None:
             return
-        seconds = self._busy.add(flight.started, flight.ended)
-        queued = self._queue.settle(batch, seconds)
+        queued = self._queue.settle(batch, flight.seconds)
         if isinstance(rows, EncoderError):
             self._bisect(batch, rows)
         else:
             self._health.succeeded()
-            model.throughput.add_batch(seconds, batch.tokens, queued=queued)
-            self._responder.answer(batch.slices, rows, flight.started, flight.ended, model.config.max_answer_weights)
+            model.throughput.add_batch(flight.seconds, batch.tokens, queued=queued)
+            self._responder.answer(batch.slices, rows, flight.began, flight.ended, model.config.max_answer_weights)
             self._observe(flight)
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
@@ -209,17 +226,15 @@ class EngineLoop:
             self._settle(flight)
 
     def _observe(self, flight: _InFlight) -> None:
-        metrics, batch = self._metrics, flight.batch
+        metrics, batch = self._metrics.of(flight.model.name), flight.batch
         metrics.batches.inc()
         metrics.batch_texts.observe(batch.texts)
         metrics.batch_tokens.observe(batch.tokens)
         metrics.fill_ratio.observe(min(1.0, batch.tokens / flight.model.encoder.batch_tokens))
-        metrics.inference_duration.observe(flight.ended - flight.started)
-        for piece in batch.slices:
-            metrics.queue_duration.observe(max(0.0, flight.started - piece.request.payload.admitted))
+        metrics.batch_duration.observe(flight.seconds)
         cancelled = self._queue.disconnected_texts(batch)
         if cancelled:
-            metrics.cancelled_texts["batched"].inc(cancelled)
+            self._metrics.cancelled_texts["batched"].inc(cancelled)
 
     def _probe_if_idle(self) -> None:
         models = list(self._models.values())

@@ -243,5 +243,7 @@ class WorkQueue:
             self._send(payload.reply_to, [Part(payload.id, 0, 0, [], 0.0, 0.0, "deadline")])
 
     def _publish(self) -> None:
-        self._metrics.queue_texts.set(self._scheduler.queue_texts)
-        self._metrics.queue_tokens.set(self._scheduler.queue_tokens)
+        for number, model in self._models.items():
+            metrics = self._metrics.of(model.name)
+            metrics.queue_texts.set(self._scheduler.texts_of(number))
+            metrics.queue_tokens.set(self._scheduler.tokens_of(number, bulk=True))

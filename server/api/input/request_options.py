@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from embert.server.api.input.request_body import describe_name
 from embert.server.http.errors import Invalid
+from embert.server.observability.request_record import BULK, INTERACTIVE
 
 __all__ = ["RequestOptions", "read_request_options"]
 
@@ -25,6 +26,11 @@ class RequestOptions:
     set_by: str  # the option or the header that the timeout is from
     deadline: float  # on CLOCK_MONOTONIC
     bulk: bool = False
+
+    @property
+    def priority(self) -> str:
+        """The label of metrics."""
+        return BULK if self.bulk else INTERACTIVE
 
 
 def read_request_options(headers: list[tuple[bytes, bytes]], arrived: float, limit_s: float) -> RequestOptions:

@@ -10,7 +10,7 @@ from embert.server.api.routes.row import Operation, TaskRoute
 from embert.server.api.routes.tasks import TASKS
 from embert.server.http.errors import Dialect, Dialects
 
-__all__ = ["DIALECTS", "METRIC_LABELS", "METRIC_ROUTES", "ROUTES"]
+__all__ = ["DIALECTS", "METRIC_LABELS", "METRIC_ROUTES", "METRIC_TASKS", "ROUTES"]
 
 COHERE, OPENAI, TEI = Dialect.COHERE, Dialect.OPENAI, Dialect.TEI
 ValueT = TypeVar("ValueT")
@@ -43,6 +43,7 @@ _OTHER = "other"
 _DIALECT_BY_PATH = {path: route.dialect for route in ROUTES for path in route.paths}
 # All values of the label `route`: what clients send must not make labels.
 METRIC_ROUTES = (*_DIALECT_BY_PATH, _OTHER)
+METRIC_TASKS = frozenset(path for route in TASKS for path in route.paths)  # those of them that ask a model
 METRIC_LABELS: Mapping[str, str] = _ByPath({path: path for path in _DIALECT_BY_PATH}, _OTHER, {})
 # A path below these that is no route is a mistake of one of OpenAI's clients, or of Cohere's.
 DIALECTS: Dialects = _ByPath(_DIALECT_BY_PATH, TEI, {"/v1/": OPENAI, "/openai/": OPENAI, "/v2/": COHERE})

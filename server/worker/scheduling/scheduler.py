@@ -123,6 +123,10 @@ class Scheduler:
         queue = self._models[model]
         return queue.tokens if bulk else queue.lanes[False].tokens
 
+    def texts_of(self, model: Hashable) -> int:
+        """Texts of a model that wait."""
+        return self._models[model].texts
+
     def full(self) -> bool:
         """True when waiting can no longer improve the next batch."""
         queue, _ = self._next_turn()

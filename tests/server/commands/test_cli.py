@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from embert import __version__
 from embert.server.commands.cli import main, parse_serve
 from embert.server.config import (
-    LATENCY_BUCKETS_S,
     ConfigError,
     ServeConfig,
     environment_name,
@@ -357,7 +356,7 @@ def test_defaults() -> None:
     assert parse_serve([], {}) == ServeConfig()
     config = ServeConfig()
     assert (config.host, config.port, config.model) == ("0.0.0.0", 8080, ())
-    assert config.latency_buckets == LATENCY_BUCKETS_S
+    assert config.latency_buckets == ()
     assert config.tokenization_threads == 2
 
 

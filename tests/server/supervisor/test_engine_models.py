@@ -15,7 +15,7 @@ def start(models: EngineModels, *breaks: int) -> list[int]:
     if not one_by_one:
         for number in numbers:
             models.loads(number)
-    loaded = []
+    loaded: list[int] = []
     for number in numbers:
         models.loads(number)
         if number in breaks:
