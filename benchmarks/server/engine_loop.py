@@ -27,11 +27,12 @@ import numpy as np
 
 from benchmarks.lib import record
 from embert.engine import Encoder, Model, PackedBatch, Rows, Task
-from embert.server.config import ServeConfig
+from embert.server.config import ModelConfig, ServeConfig
 from embert.server.ipc.control import StartEngine
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest, Submit, decode_results, encode
 from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.worker.loaded_model import LoadedModel
 from embert.server.worker.loop import EngineLoop
 
 FIXED_S, TOKENS_PER_S = 0.12e-3, 2.9e6  # time of a batch: fixed part and rate, as BERT-base on one H100
@@ -111,12 +112,13 @@ class Run:
 
     def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
         config = ServeConfig(workers=1)  # as many as have a place in the counters
-        start = StartEngine(
-            config, "", "simulated", folder, 0, "cuda:0", f"{folder}/engine", SharedCounters.create(1, 1).fd, 1
-        )
+        counters = SharedCounters.create(1, 1)
+        start = StartEngine(config, [], False, ["simulated"], folder, 0, "cuda:0", f"{folder}/engine", counters.fd, 1)
         model = cast("Model", SimpleNamespace(model_id="simulated", max_input_length=512, tasks=Task.EMBED))
-        loop = EngineLoop(start, model, self.gpu)
-        loop.warm_up()
+        loaded = LoadedModel(0, "simulated", ModelConfig(), model, self.gpu)
+        loaded.warm_up()
+        loop = EngineLoop(start)
+        loop.add(loaded)
         loop.listen()
         thread = threading.Thread(target=loop.run, daemon=True)
         thread.start()

@@ -11,12 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from panels import (
+    ENGINE,
     GREEN,
+    OF_ENGINE,
+    OF_MODEL,
     RATE,
     RED,
     SELECT,
     SOURCE,
     WORK,
+    WORK_ON_ENGINE,
     YELLOW,
     Panel,
     heat_map,
@@ -34,11 +38,13 @@ from panels import (
 
 REPLICAS = SELECT.rpartition(",")[0]  # what is chosen before a replica is
 
-PARTS = {
-    "tokenise": "embert_tokenize_duration_seconds",
-    "queue": "embert_queue_duration_seconds",
-    "inference": "embert_inference_duration_seconds",
-    "encode": "embert_response_encode_duration_seconds",
+DURATION = "embert_request_duration_seconds"
+PARTS = {  # of a request; together they are its duration
+    "tokenise": ("embert_tokenize_duration_seconds", WORK),
+    "queue": ("embert_queue_duration_seconds", WORK_ON_ENGINE),
+    "inference": ("embert_inference_duration_seconds", WORK_ON_ENGINE),
+    "encode": ("embert_response_encode_duration_seconds", WORK),
+    "other": ("embert_request_other_duration_seconds", WORK),
 }
 
 
@@ -62,13 +68,13 @@ def healthy() -> Iterator[Panel]:
     yield stat(
         "99 of 100 answered within",
         'The slow end of latency, HTTP included. When it is high, "Where the time goes" says which part is.',
-        quantile(0.99, "embert_request_duration_seconds", WORK),
+        quantile(0.99, DURATION, WORK),
         "s",
         steps((GREEN, None), (YELLOW, 0.5), (RED, 1)),
     )
     yield stat(
         "Requests a second",
-        "Requests for embeddings, answered in whatever way.",
+        "Requests to a model, answered in whatever way.",
         rate("embert_requests_total", WORK),
         "reqps",
         steps(("blue", None)),
@@ -92,42 +98,77 @@ def healthy() -> Iterator[Panel]:
 
 def fast() -> Iterator[Panel]:
     """How fast, and which part is slow?"""
-    duration = "embert_request_duration_seconds"
     yield lines(
         "Latency of requests",
         "From a request's head to its answer's end. Half, 90 % and 99 % of the requests stay below the curves.",
-        [target(quantile(share, duration, WORK), f"p{share * 100:g}") for share in (0.5, 0.9, 0.99)],
+        [target(quantile(share, DURATION, WORK), f"p{share * 100:g}") for share in (0.5, 0.9, 0.99)],
         "s",
     )
     yield heat_map(
         "Latency, all of it",
         "Requests by how long they took. Two bands mean two kinds of requests, such as queries beside bulk jobs.",
-        rate(f"{duration}_bucket", WORK, "le"),
+        rate(f"{DURATION}_bucket", WORK, "le"),
         "s",
     )
     yield lines(
         "Where the time goes, on average",
-        "Tokenise and encode run in the HTTP processes, queue is waiting for a batch, inference is the batch itself. "
+        "The whole stack is the mean duration of a request. Tokenise and encode run in the HTTP processes, queue is "
+        "waiting for a batch, inference is the batch itself, other is HTTP and the client. "
         "Thick queue: too little capacity, add replicas. Thick inference: long texts, or batches that are too large. "
-        "Thick tokenise or encode: add --workers.",
-        [target(mean(metric), part) for part, metric in PARTS.items()],
+        "Thick tokenise or encode: add --workers. Thick other: slow clients, or the same.",
+        [
+            target(f"{rate(f'{metric}_sum', WORK)} / {rate(f'{DURATION}_count', WORK)}", part)
+            for part, (metric, _) in PARTS.items()
+        ],
         "s",
         stacked=True,
     )
-    for part, metric in PARTS.items():
+    yield lines(
+        "Mean latency by model and priority",
+        "Which requests are slow. Choose that model and that priority at the top; all of this row then shows theirs.",
+        [target(mean(DURATION, WORK, "model, priority"), "{{model}} {{priority}}")],
+        "s",
+    )
+    yield lines(
+        "Mean queue by engine",
+        "One engine above the others has a slow device, or was just started again.",
+        [target(mean("embert_queue_duration_seconds", WORK_ON_ENGINE, "model, engine"), "{{model}} engine {{engine}}")],
+        "s",
+    )
+    yield lines(
+        "Mean inference by engine",
+        "Time on the encoder of one request. One engine above the others: its device is slower, or throttled.",
+        [
+            target(
+                mean("embert_inference_duration_seconds", WORK_ON_ENGINE, "model, engine"),
+                "{{model}} engine {{engine}}",
+            )
+        ],
+        "s",
+    )
+    for part, (metric, labels) in PARTS.items():
         meaning = {
             "tokenise": "Texts to token ids, the wait for a thread included. Helped by --tokenization-workers.",
-            "queue": "From admission to the start of a batch. What grows first when there is too little capacity.",
-            "inference": "One batch on the encoder. Grows with the tokens of a batch; compare with batch tokens below.",
+            "queue": "Waiting for the encoder. What grows first when there is too little capacity.",
+            "inference": "On the encoder. Grows with the tokens of a batch; compare with batch tokens below.",
             "encode": "Vectors to the answer's body. JSON numbers are the slow way: ask for base64 or raw rows.",
+            "other": "Reading and parsing the body, sockets, sending the answer. Slow clients, or too few --workers.",
         }[part]
         yield lines(
             f"Part of the time: {part}",
             meaning,
-            [target(quantile(share, metric), f"p{share * 100:g}") for share in (0.5, 0.9, 0.99)],
+            [target(quantile(share, metric, labels), f"p{share * 100:g}") for share in (0.5, 0.9, 0.99)],
             "s",
-            width=6,
         )
+    yield lines(
+        "A batch on the encoder",
+        "How long batches run; a request waits for the running one at least. --engine-timeout must be well above.",
+        [
+            target(quantile(share, "embert_batch_duration_seconds", OF_ENGINE), f"p{share * 100:g}")
+            for share in (0.5, 0.9, 0.99)
+        ],
+        "s",
+    )
 
 
 def full() -> Iterator[Panel]:
@@ -136,7 +177,7 @@ def full() -> Iterator[Panel]:
         "Tokens waiting",
         "Tokens waiting for a batch (the HPA scales on this), all admitted ones, and the limit of those before 429.",
         [
-            target(f"embert_queue_tokens{{{SELECT}}}", "waiting {{instance}}"),
+            target(f"sum by (instance, model) (embert_queue_tokens{{{OF_MODEL}}})", "waiting {{instance}} {{model}}"),
             target(f"embert_admitted_tokens{{{SELECT}}}", "admitted {{instance}}"),
             target(f"min(embert_queue_limit_tokens{{{SELECT}}})", "limit of a replica"),
         ],
@@ -153,26 +194,46 @@ def full() -> Iterator[Panel]:
     yield lines(
         "Encoder busy",
         "Share of the time spent in forwards. Near 100 % with a growing queue, the replica is at its capacity.",
-        [target(f"embert_engine_busy_ratio{{{SELECT}}}", "{{instance}} engine {{engine}}")],
+        [target(f"embert_engine_busy_ratio{{{ENGINE}}}", "{{instance}} engine {{engine}}")],
         "percentunit",
         highest=1,
+    )
+    yield lines(
+        "Encoder's time by model",
+        "Which model the engines spend their time on: 100 % is one engine, all of the time.",
+        [target(rate("embert_engine_busy_seconds_total", OF_ENGINE, "engine, model"), "engine {{engine}} {{model}}")],
+        "percentunit",
+        stacked=True,
     )
     yield heat_map(
         "Batch fill",
         "Tokens of a batch ÷ the token budget. Low at little load, which is right: nothing waits to fill a batch.",
-        rate("embert_batch_token_fill_ratio_bucket", by="le"),
+        rate("embert_batch_token_fill_ratio_bucket", OF_ENGINE, "le"),
         "percentunit",
     )
     yield lines(
         "A batch, on average",
         "Texts and tokens that run together. They grow with load; tokens stop at --max-batch-tokens.",
-        [target(mean("embert_batch_texts"), "texts"), target(mean("embert_batch_tokens"), "tokens")],
+        [
+            target(mean("embert_batch_texts", OF_ENGINE), "texts"),
+            target(mean("embert_batch_tokens", OF_ENGINE), "tokens"),
+        ],
         "short",
     )
     yield lines(
         "Requests in flight",
         "HTTP requests being answered now, scrapes and probes included.",
         [target(f"embert_requests_in_flight{{{SELECT}}}", "{{instance}}")],
+        "short",
+    )
+    yield lines(
+        "Connections",
+        "Open ones, and the limit (--max-connections of each HTTP process). At the limit, idle ones are closed for new "
+        "ones, and then clients get 503.",
+        [
+            target(f"embert_open_connections{{{SELECT}}}", "open {{instance}}"),
+            target(f"min(embert_connections_limit{{{SELECT}}})", "limit of a replica"),
+        ],
         "short",
     )
 
@@ -196,27 +257,30 @@ def traffic() -> Iterator[Panel]:
     yield lines(
         "Texts and tokens",
         "The work itself. Tokens a second is what capacity is measured in.",
-        [target(rate("embert_tokens_total"), "tokens"), target(rate("embert_texts_total"), "texts")],
+        [
+            target(rate("embert_tokens_total", WORK, "model"), "tokens {{model}}"),
+            target(rate("embert_texts_total", WORK, "model"), "texts {{model}}"),
+        ],
         "short",
     )
     yield lines(
         "Texts of a request",
         "How many texts clients send at once.",
-        [target(quantile(share, "embert_request_texts"), f"p{share * 100:g}") for share in (0.5, 0.99)],
+        [target(quantile(share, "embert_request_texts", OF_MODEL), f"p{share * 100:g}") for share in (0.5, 0.99)],
         "short",
         width=6,
     )
     yield lines(
         "Tokens of a text",
         "How long texts are, after cutting.",
-        [target(quantile(share, "embert_text_tokens"), f"p{share * 100:g}") for share in (0.5, 0.99)],
+        [target(quantile(share, "embert_text_tokens", OF_MODEL), f"p{share * 100:g}") for share in (0.5, 0.99)],
         "short",
         width=6,
     )
     yield lines(
         "Texts cut",
         "Share of the texts that were longer than the model reads and lost their end.",
-        [target(f"{rate('embert_truncated_texts_total')} / ({rate('embert_texts_total')} > 0)", "cut")],
+        [target(f"{rate('embert_truncated_texts_total', WORK)} / ({rate('embert_texts_total', WORK)} > 0)", "cut")],
         "percentunit",
         width=6,
     )
@@ -266,7 +330,7 @@ def runs() -> Iterator[Panel]:
         "table",
         "What runs where",
         "The model, precision, encoder and device of each replica.",
-        [target(f"embert_model_info{{{SELECT}}}", format="table", instant=True, range=False)],
+        [target(f"embert_model_info{{{OF_MODEL}}}", format="table", instant=True, range=False)],
         8,
         9,
         transformations=[{"id": "organize", "options": {"excludeByName": hidden}}],
@@ -328,6 +392,9 @@ def dashboard() -> Panel:
             several("service", "Service",
                     'label_values(embert_build_info{job="$job", namespace=~"$namespace"}, service)'),
             several("instance", "Replica", f"label_values(embert_build_info{{{REPLICAS}}}, instance)"),
+            several("model", "Model", f"label_values(embert_model_info{{{SELECT}}}, model)"),
+            several("engine", "Engine", f"label_values(embert_engine_up{{{SELECT}}}, engine)"),
+            several("priority", "Priority", f"label_values(embert_tokens_total{{{SELECT}}}, priority)", ".+"),
         ]},
         "links": [], "panels": panels,
     }  # fmt: skip

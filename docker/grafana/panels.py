@@ -7,9 +7,15 @@ from typing import Any
 Panel = dict[str, Any]
 
 SOURCE = {"type": "prometheus", "uid": "${source}"}
-# What the variables on top choose. `SELECT` goes into braces, `WORK` too: the routes that embed.
+# What the variables on top choose; each goes into braces. `SELECT`: servers. `OF_MODEL`, `ENGINE`, `OF_ENGINE`: their
+# series of the models, of the engines, and of both. `WORK`: requests to the models, of the priorities. Requests that
+# ask nothing of a model, such as probes, have no priority, and so are never among them.
 SELECT = 'job="$job", namespace=~"$namespace", service=~"$service", instance=~"$instance"'
-WORK = f'{SELECT}, route=~"/|/embed.*|/v1/embeddings|/similarity"'
+OF_MODEL = f'{SELECT}, model=~"$model"'
+ENGINE = f'{SELECT}, engine=~"$engine"'
+OF_ENGINE = f'{OF_MODEL}, engine=~"$engine"'
+WORK = f'{OF_MODEL}, priority=~"$priority"'
+WORK_ON_ENGINE = f'{WORK}, engine=~"$engine"'
 RATE = "[$__rate_interval]"
 GREEN, YELLOW, RED = "green", "yellow", "red"
 
@@ -91,15 +97,15 @@ def quantile(share: float, metric: str, labels: str = SELECT) -> str:
     return f"histogram_quantile({share}, {rate(f'{metric}_bucket', labels, 'le')})"
 
 
-def mean(metric: str, labels: str = SELECT) -> str:
+def mean(metric: str, labels: str = SELECT, by: str = "") -> str:
     """The average observation."""
-    return f"{rate(f'{metric}_sum', labels)} / {rate(f'{metric}_count', labels)}"
+    return f"{rate(f'{metric}_sum', labels, by)} / {rate(f'{metric}_count', labels, by)}"
 
 
-def several(name: str, label: str, query: str) -> Panel:
+def several(name: str, label: str, query: str, everything: str = ".*") -> Panel:
     """A choice of any number of values; at first all of them, and what has no such label."""
-    everything = {"selected": True, "text": "All", "value": "$__all"}
-    return variable(name, label, query, includeAll=True, multi=True, allValue=".*", current=everything)
+    chosen = {"selected": True, "text": "All", "value": "$__all"}
+    return variable(name, label, query, includeAll=True, multi=True, allValue=everything, current=chosen)
 
 
 def variable(name: str, label: str, query: str, **more: Any) -> Panel:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Sequence
 
-from embert.engine.encoders.cuda import refusal
+from embert.engine.encoders.cuda_shapes import refusal
 from embert.engine.model import Model
 
-__all__ = ["devices"]
+__all__ = ["devices", "devices_of"]
 
 _ASK = """
 from embert.engine.encoders import cuda
@@ -35,6 +36,21 @@ def devices(device: str, encoder: str = "auto", model: Model | None = None) -> l
     if (device == "cuda" and gpus) or gpus > 1:
         return [f"cuda:{number}" for number in range(gpus)]
     return [device]
+
+
+def devices_of(models: Sequence[tuple[str, str, Model]]) -> list[list[str]]:
+    """The devices of each of several models: (`device`, `encoder`, model). Equal devices are one process.
+
+    Where there are several models, none stays "auto": a model that ran on the CPU in a GPU's process would keep the GPU
+    waiting.
+    """
+    found = [devices(device, encoder, model) for device, encoder, model in models]
+    if len(models) > 1 and ["auto"] in found:
+        gpu = _visible_gpus() > 0
+        for i, (_, encoder, model) in enumerate(models):
+            if found[i] == ["auto"] and ":" not in encoder:
+                found[i] = ["cuda:0" if gpu and (encoder != "auto" or refusal(model) is None) else "cpu"]
+    return found
 
 
 def _visible_gpus() -> int:

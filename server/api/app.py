@@ -16,17 +16,20 @@ from starlette.types import ASGIApp
 
 from embert import __version__
 from embert.server.api.models.choice import ModelChoice
+from embert.server.api.models.service import Service
 from embert.server.api.models.services import Services
 from embert.server.api.openapi import ERROR_MODELS, complete_document, description
 from embert.server.api.operations import Operations
 from embert.server.api.playground import hint
 from embert.server.api.routes import (
     BELOW,
+    METRIC_TASKS,
     MODELS,
     OF_THE_FIRST,
     OPERATIONS,
     ROUTES,
     ModelPath,
+    TaskRoute,
     dialects_by_path,
     keyless_paths,
     labels_by_path,
@@ -58,9 +61,7 @@ def create_app(services: Services, keys: Keys) -> ASGIApp:
     )
     first = services.first
     work = {
-        path: TaskEndpoint(
-            ModelChoice(services, row.wanted, first if path in OF_THE_FIRST else None), row.handler, row.dialect
-        )
+        path: _endpoint(services, row, first if path in OF_THE_FIRST else None)
         for path, row in tasks_by_path(first.model).items()
     }
     app.router.routes[:0] = [
@@ -70,15 +71,19 @@ def create_app(services: Services, keys: Keys) -> ASGIApp:
     _add_errors(app, services, below, dialects)
     _complete_openapi(app, services)
     hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
-    hot |= {path: _endpoint_below(services, place) for path, place in below.items()}
+    hot |= {path: _endpoint(services, place.row, place.service, place.name) for path, place in below.items()}
     probes = keyless_paths(("probes",), services.by_name)
     guarded = AuthMiddleware(app, hot, keys, probes, dialects, services.metrics)
-    return RequestMetricsMiddleware(with_cors(guarded, services.config, dialects), labels, dialects, services.metrics)
+    return RequestMetricsMiddleware(
+        with_cors(guarded, services.config, dialects), labels, METRIC_TASKS, dialects, services.metrics
+    )
 
 
-def _endpoint_below(services: Services, place: ModelPath) -> TaskEndpoint:
-    row = place.row
-    return TaskEndpoint(ModelChoice(services, row.wanted, place.service, place.name), row.handler, row.dialect)
+def _endpoint(
+    services: Services, row: TaskRoute, default: Service | None, path_model: str | None = None
+) -> TaskEndpoint:
+    choice = ModelChoice(services, row.wanted, default, path_model, has_field="model" in row.request.model_fields)
+    return TaskEndpoint(choice, row.handler, row.dialect)
 
 
 def _add_operations(app: FastAPI, services: Services) -> None:

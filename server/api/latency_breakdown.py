@@ -18,19 +18,32 @@ class LatencyBreakdown:
     tokenize_s: float = 0.0
     queue_s: float = 0.0
     inference_s: float = 0.0
+    encode_s: float = 0.0
+    engine: int = -1  # that had it, or had it last; -1: none
     characters: int = 0
     tokens: int = 0
     answered: float | None = None  # when the engine's answer was complete
 
     def note(self, answer: Answer) -> None:
         """Take over the engine's times."""
-        self.queue_s, self.inference_s, self.answered = answer.queue_s, answer.inference_s, time.perf_counter()
+        self.queue_s, self.inference_s, self.engine = answer.queue_s, answer.inference_s, answer.engine
+        self.answered = time.perf_counter()
+
+    def note_failure(self, engine: int, waited_s: float) -> None:
+        """The engine gave no rows: all of the time counts as time in its queue."""
+        self.engine, self.queue_s = engine, waited_s
+
+    def encoded(self) -> None:
+        """The answer's body is there."""
+        if self.answered is not None:
+            self.encode_s = time.perf_counter() - self.answered
 
     def add(self, part: LatencyBreakdown) -> None:
         """Take over what a part of the request took."""
         self.queue_s = min(self.queue_s, part.queue_s) if self.answered is not None else part.queue_s
         self.tokenize_s += part.tokenize_s
         self.inference_s += part.inference_s
+        self.engine = part.engine
         self.characters += part.characters
         self.tokens += part.tokens
         self.answered = max(self.answered or 0.0, part.answered or 0.0) or None

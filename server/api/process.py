@@ -90,6 +90,7 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
             config.max_connections,
         )
     connections = Connections(limit)
+    metrics.open_connections, metrics.connections_limit = connections.__len__, limit.served
     protocol = bounded_protocol(config.header_limit, connections, metrics.count, dialects_by_path())
     servers = [_Server(_uvicorn_config(config, app, protocol))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]

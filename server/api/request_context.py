@@ -29,6 +29,7 @@ from embert.server.api.serialization import raw_rows
 from embert.server.config import option_name
 from embert.server.http.accept import prefers
 from embert.server.http.errors import PayloadTooLarge, UnsupportedEncoding
+from embert.server.observability.request_record import BULK, SCOPE_KEY, RequestRecord
 
 __all__ = ["JSON", "OCTETS", "Handler", "RequestContext"]
 
@@ -133,11 +134,18 @@ class RequestContext:
         service = self._choice.find(names, wanted)
         if service is not self.service:
             self._answer_with(service)
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        record.model, record.priority = service.served.name, self.options.priority
         service.check_fault()
         given = [name for name in names if name is not None]
         if given:
             self._says_model = not all(map(service.served.is_named, given))
         return service
+
+    def give_way(self) -> None:
+        """Let interactive requests go first: the body says that it is bulk."""
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        self.options.bulk, record.priority = True, BULK
 
     @property
     def path_model(self) -> str | None:
@@ -229,6 +237,7 @@ class RequestContext:
                 tasks=tasks,
                 dimensions=dimensions,
                 normalize=normalize,
+                note_failure=self.breakdown.note_failure,
             )
         except TooManyWeights as error:
             self._count_weights(error.weights)

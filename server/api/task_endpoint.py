@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from starlette.types import Receive, Scope, Send
 
 from embert.server.api.models.choice import ModelChoice
 from embert.server.api.request_context import Handler, RequestContext
 from embert.server.http.errors import Dialect, ServerError, send_error
+from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
 
 __all__ = ["TaskEndpoint"]
 
@@ -20,14 +19,19 @@ class TaskEndpoint:
         """`choice` says which model answers; the handler may need more of it than the route does."""
         self._choice, self._handler, self._dialect = choice, handler, dialect
         self._can = choice.can
+        self._model = "" if choice.by_body else choice.default.served.name  # for metrics, until the body is read
         self._metrics = choice.services.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
+        record: RequestRecord = scope[SCOPE_KEY]
+        record.model = self._model
         try:
             if not self._can:  # and neither can another model
                 self._choice.check(self._choice.default)
             context = RequestContext(self._choice, scope, receive)
+            record.parts = context.breakdown
+            record.priority = context.options.priority
             await context.read_body()
             content_type, body = await self._handler(context)
         except ServerError as error:
@@ -35,9 +39,7 @@ class TaskEndpoint:
                 self._metrics.rejected[error.reject_reason].inc()
             await send_error(send, error, self._dialect)
             return
-        breakdown = context.breakdown
-        if breakdown.answered is not None:
-            self._metrics.response_encode_duration.observe(time.perf_counter() - breakdown.answered)
+        context.breakdown.encoded()
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *context.answer_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

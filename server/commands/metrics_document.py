@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embert import __version__
-from embert.server.config import LATENCY_BUCKETS_S
+from embert.server.observability.latency_buckets import REQUEST_BUCKETS_S, LatencyBuckets
 from embert.server.observability.metrics import (
     CANCEL_STAGES,
+    MODEL_FACTS,
     REJECT_REASONS,
-    ApiMetrics,
     EngineMetrics,
     GpuMetrics,
     SupervisorMetrics,
     exposition,
     use_folder,
 )
+from embert.server.observability.request_record import PRIORITIES, RequestRecord
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -34,8 +35,15 @@ _HEAD = """\
 
 `GET /metrics` answers in Prometheus' text format, and so does `--metrics-port` where that is set. Any HTTP process
 answers for all HTTP processes, the engine processes and the supervisor. Every metric exists, at zero, from the moment
-the engine is ready. No label holds a text, a user or a request id. Units are seconds, tokens, texts, bytes and watts.
-Histograms have `_bucket`, `_sum` and `_count` as usual; `--latency-buckets` sets the buckets of those of times.
+the engine is ready, but the durations of a route, and all of bulk requests, appear with the first one. No label holds a
+text, a user or a request id. Units are seconds, tokens, texts, bytes and watts. Histograms have `_bucket`, `_sum` and
+`_count` as usual; `--latency-buckets` sets the buckets of those of times.
+
+**The parts of a request** are tokenise, queue, inference, encode and other. Each is observed once for every request
+that reaches it, when the request ends, and together they last as long as the request: the sum of their `_sum`, divided
+by the `_count` of `embert_request_duration_seconds{priority!=""}`, is the mean duration. Of a request whose texts ran
+in several batches, inference is the time of all these batches, and queue is the wait before and between them. The wait
+of a request that got no vectors, because its time ran out or its client left, is in queue.
 
 [operations.md](operations.md) says what to look at and what to do. `docker/grafana` has it as a dashboard,
 `docker/prometheus` as alerts.
@@ -53,12 +61,9 @@ def document() -> str:
         use_folder(Path(folder), "document")
         from embert.server.api.routes import METRIC_ROUTES
 
-        facts = dict.fromkeys(("model", "dtype", "backend", "device"), "")
         makers: dict[str, Callable[[], object]] = {
-            "Requests and texts (HTTP processes)": lambda: ApiMetrics(METRIC_ROUTES, LATENCY_BUCKETS_S),
-            "Queue, batches and model (engine processes)": lambda: EngineMetrics(
-                0, LATENCY_BUCKETS_S, facts
-            ).last_success.set(1),  # a timestamp that was never set is not exported
+            "Requests and texts (HTTP processes)": _make_api_metrics,
+            "Queue, batches and model (engine processes)": _make_engine_metrics,
             "GPU (engine processes on a GPU, where the driver has NVML)": lambda: GpuMetrics(
                 "cuda:0", list(GpuMetrics.NAMES)
             ),
@@ -73,11 +78,12 @@ def document() -> str:
             known |= {family.name for family in new}
             sections.append(f"\n## {title}\n{_TABLE}" + "".join(map(_row, sorted(new, key=lambda each: each.name))))
             buckets |= {family.name: _bounds(family) for family in new if family.type == "histogram"}
-    usual = ", ".join(f"{bound:g}" for bound in LATENCY_BUCKETS_S)
+    usual = ", ".join(f"{bound:g}" for bound in REQUEST_BUCKETS_S)
     values = {
         "`route`": METRIC_ROUTES,
         "`reason` (`queue_full` is answered with 429, `too_large` with 413, the others with 503)": REJECT_REASONS,
         "`stage`": CANCEL_STAGES,
+        "`priority` (empty on routes that ask nothing of a model)": PRIORITIES,
     }
     labels = [_bullet(f"{label}: {', '.join(f'`{value}`' for value in each)}") for label, each in values.items()]
     bounds = [_bullet(f"`{name}`: {each}") for name, each in sorted(buckets.items()) if each != usual]
@@ -89,6 +95,10 @@ def document() -> str:
             *labels,
             _bullet("`status`: the HTTP status of the answer, or 499"),
             _bullet(
+                "`model`: the name that clients use for it; empty where the request was refused before it was known, "
+                "and on routes that ask nothing of a model"
+            ),
+            _bullet(
                 "`engine`: the number of the engine process, from 0; `device`: its device, as `--device` writes it"
             ),
             "\n## Buckets\n\n",
@@ -96,6 +106,21 @@ def document() -> str:
             _bullet(f"those that measure time, by default: {usual}"),
         ]
     )
+
+
+def _make_api_metrics() -> None:
+    from embert.server.observability.api_metrics import ApiMetrics
+
+    metrics = ApiMetrics(["/embed"], LatencyBuckets(), tasks=["/embed"], models=["m"], engines=1)
+    metrics.observe(RequestRecord("/embed", PRIORITIES[0], "m", 200), 0.0)
+    metrics.write()
+
+
+def _make_engine_metrics() -> None:
+    metrics = EngineMetrics(0, LatencyBuckets())
+    metrics.of("m")
+    metrics.describe(dict.fromkeys(MODEL_FACTS, ""))
+    metrics.last_success.set(1)  # a timestamp that was never set is not exported
 
 
 def _bullet(text: str) -> str:

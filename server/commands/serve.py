@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import signal
 import ssl
-import sys
 import time
 
 from embert import __version__
-from embert.engine import Model, load_model
-from embert.engine.encoders.devices import devices
-from embert.engine.errors import ModelError
-from embert.server.config import ConfigError, ServeConfig, read_api_keys
+from embert.server.commands.models import plan
+from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.supervisor.sockets import listen, listen_for_each
 from embert.server.supervisor.supervisor import Supervisor
@@ -31,32 +28,16 @@ def serve(config: ServeConfig) -> int:
     signal.signal(signal.SIGTERM, _on_sigterm)
     _check_tls(config)
     read_api_keys(config)
+    configs = model_configs(config)
     sockets = listen_for_each(config.host, config.port, config.http_processes)
     metrics_socket = None
     if config.metrics_port is not None:
         metrics_socket = listen(config.host, config.metrics_port, "--metrics-port")[0]
     log.info("embert   %s", __version__)
-    try:
-        model = load_model(config.model, revision=config.revision, pooling=config.pooling, progress=sys.stderr.isatty())
-    except ModelError as error:
-        log.error("%s", error)  # noqa: TRY400 - users need the sentence, not the traceback
+    planned, broken = plan(configs)
+    if not planned:
         return 1
-    _check_model(config, model)
-    architecture = model.architecture
-    log.info(
-        "model    %s (%s, %d layers, hidden size %d, %s pooling, %d dimensions, up to %d tokens)",
-        model.model_id,
-        architecture.family,
-        architecture.layers,
-        architecture.hidden_size,
-        model.pooling,
-        model.width,
-        model.max_input_length,
-    )
-    for notice in model.notices:
-        log.warning("%s", notice)
-    where = devices(config.device, config.encoder, model)
-    return Supervisor(config, model, where, sockets, metrics_socket, began).run()
+    return Supervisor(config, planned, broken, sockets, metrics_socket, began).run()
 
 
 def _on_sigterm(number: int, frame: object) -> None:
@@ -83,16 +64,3 @@ def _check_tls(config: ServeConfig) -> None:
             context.set_ciphers(config.ssl_ciphers)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"{' with '.join(options)}: {error}") from None
-
-
-def _check_model(config: ServeConfig, model: Model) -> None:
-    """Check the options that depend on the model. Raises ConfigError."""
-    longest = model.max_input_length
-    if config.max_batch_tokens is not None and config.max_batch_tokens < longest:
-        raise ConfigError(
-            f"--max-batch-tokens {config.max_batch_tokens} is below the {longest} tokens that one text may have"
-        )
-    name = config.default_prompt_name
-    if name is not None and name not in model.prompts:
-        known = ", ".join(sorted(model.prompts)) or "none"
-        raise ConfigError(f"--default-prompt-name {name!r} is not one of the model's prompts ({known})")

@@ -2,7 +2,6 @@
 
 from embert.server.config.models import ModelConfig, model_configs
 from embert.server.config.options import (
-    LATENCY_BUCKETS_S,
     ConfigError,
     ServeConfig,
     environment_name,
@@ -11,7 +10,6 @@ from embert.server.config.options import (
 )
 
 __all__ = [
-    "LATENCY_BUCKETS_S",
     "ConfigError",
     "ModelConfig",
     "ServeConfig",

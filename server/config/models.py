@@ -1,14 +1,14 @@
 """Which models a server has, and the options of each: of the command line, or of a TOML file.
 
-    [[models]]
-    name = "search"
-    model = "BAAI/bge-small-en-v1.5"
+[[models]]
+name = "search"
+model = "BAAI/bge-small-en-v1.5"
 
-    [[models]]
-    name = "rerank"
-    model = "BAAI/bge-reranker-v2-m3"
-    device = "cuda:1"
-    priority = "bulk"
+[[models]]
+name = "rerank"
+model = "BAAI/bge-reranker-v2-m3"
+device = "cuda:1"
+priority = "bulk"
 """
 
 from __future__ import annotations
@@ -72,12 +72,13 @@ def model_configs(config: ServeConfig) -> tuple[ModelConfig, ...]:
             raise ConfigError(f"--config {config.config} lists the models; MODEL {config.model[0]!r} is one too many")
         configs = tuple(_from_file(config, config.config))
     else:
-        configs = tuple(_from_argument(config, given) for given in config.model or (None,))
+        given: tuple[str | None, ...] = config.model or (None,)
+        configs = tuple(_from_argument(config, each) for each in given)
     if len(configs) > 1 or config.config is not None:
-        for name in _OF_ONE_MODEL:
-            if getattr(config, name) is not None:
+        for option in _OF_ONE_MODEL:
+            if getattr(config, option) is not None:
                 raise ConfigError(
-                    f"{option_name(name)} is for a server of one model; with several, write NAME=MODEL, or a file "
+                    f"{option_name(option)} is for a server of one model; with several, write NAME=MODEL, or a file "
                     "for --config"
                 )
     named = Counter(each.served_model_name or each.source for each in configs)
@@ -113,7 +114,7 @@ def _from_file(config: ServeConfig, path: str) -> list[ModelConfig]:
         raise ConfigError(f"--config {path} is not TOML: {error}") from None
     tables = content.pop("models", None)
     if content:
-        raise ConfigError(f"--config {path}: {sorted(content)[0]!r} is not known there; it lists models, as [[models]]")
+        raise ConfigError(f"--config {path}: {min(content)!r} is not known there; it lists models, as [[models]]")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"--config {path} lists no models; write a table [[models]] for each")
     return [_from_table(config, table, f"--config {path}, model {i}") for i, table in enumerate(tables, 1)]
@@ -155,4 +156,6 @@ def _typed(key: str, value: Any, where: str) -> Any:
 
 def _check_name(name: str, what: str) -> None:
     if not name or _UNSUITABLE.search(name):
-        raise ConfigError(f"{what} must be letters, digits and marks such as - and /, since paths hold it; it is {name!r}")
+        raise ConfigError(
+            f"{what} must be letters, digits and marks such as - and /, because paths hold it; it is {name!r}"
+        )

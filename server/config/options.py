@@ -11,11 +11,7 @@ from typing import Any
 
 from embert.engine.host.cpus import usable_cpus
 
-__all__ = ["LATENCY_BUCKETS_S", "ConfigError", "ServeConfig", "environment_name", "option_name", "read_api_keys"]
-
-LATENCY_BUCKETS_S = (
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-)  # fmt: skip
+__all__ = ["ConfigError", "ServeConfig", "environment_name", "option_name", "read_api_keys"]
 
 BODY_BUDGET = 8  # default of --max-body-bytes, in bodies of --payload-limit
 QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches of each engine
@@ -132,7 +128,9 @@ class ServeConfig:
     cors_allow_origin: tuple[str, ...] = _option((), "origin that may call from a browser; * for all")
     metrics_port: int | None = _option(None, "serve /metrics on this port too, without a key", low=0, high=65535)
     latency_buckets: tuple[float, ...] = _option(
-        LATENCY_BUCKETS_S, "bucket bounds of the latency histograms, in seconds"
+        (),
+        "bucket bounds of the latency histograms, in seconds; default: 50 µs to 1 s for tokenise and encode, 100 µs to "
+        "60 s for all others",
     )
     log_format: str = _option("text", "format of log lines", choices=("text", "json"))
     log_level: str = _option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
@@ -166,6 +164,10 @@ class ServeConfig:
                 raise ConfigError(f"{option_name(name)} needs --ssl-certfile, which was not given")
         if bool(self.ssl_cert_reqs) != bool(self.ssl_ca_certs):
             raise ConfigError("--ssl-ca-certs and --ssl-cert-reqs 1 or 2 go together; only one of them was given")
+
+    def served_name(self, model_id: str) -> str:
+        """The name of a model for clients and metrics."""
+        return self.served_model_name or model_id
 
     @property
     def http_processes(self) -> int:

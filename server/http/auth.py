@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
 from embert.server.http.errors import Dialects, ServerError, Unauthorized, Unavailable, send_error
-from embert.server.observability.metrics import ApiMetrics
+from embert.server.observability.api_metrics import ApiMetrics
 
 __all__ = ["AuthMiddleware", "Keys"]
 

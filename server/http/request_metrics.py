@@ -11,12 +11,13 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embert.server.http.errors import Dialects, ServerError, send_error
-from embert.server.observability.metrics import ApiMetrics
+from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.request_record import INTERACTIVE, SCOPE_KEY, RequestRecord
 
 __all__ = ["RequestMetricsMiddleware"]
 
@@ -29,9 +30,17 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 class RequestMetricsMiddleware:
     """Counts and times every answer, those to preflights included, and answers 500 where the app raises."""
 
-    def __init__(self, app: ASGIApp, labels: Mapping[str, str], dialects: Dialects, metrics: ApiMetrics) -> None:
-        """`labels` gives the metric label of every path that there can be."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        labels: Mapping[str, str],
+        tasks: Collection[str],
+        dialects: Dialects,
+        metrics: ApiMetrics,
+    ) -> None:
+        """`labels` gives the metric label of every path that there can be; `tasks`: those that ask a model."""
         self._app, self._labels, self._dialects, self._metrics = app, labels, dialects, metrics
+        self._tasks = tasks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -43,12 +52,12 @@ class RequestMetricsMiddleware:
         request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = os.urandom(16).hex().encode()
-        status = 0
+        asks = scope["method"] == "POST" and route in self._tasks
+        record = scope[SCOPE_KEY] = RequestRecord(route, INTERACTIVE if asks else "")
 
         async def send_noting(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                record.status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
@@ -59,16 +68,15 @@ class RequestMetricsMiddleware:
         try:
             await self._app(scope, receive, send_noting)
         except asyncio.CancelledError:
-            status = CLIENT_LEFT
+            record.status = CLIENT_LEFT
         except Exception as error:  # noqa: BLE001 - a bug of ours: the client still gets an answer
             _log_bug(error, request_id, route)
-            if not status:
+            if not record.status:
                 answer = ServerError("internal error; the log has more")
                 await send_error(send_noting, answer, self._dialects[scope["path"]])
         finally:
             metrics.requests_in_flight -= 1
-            metrics.count(route, status)
-            metrics.request_duration[route].observe(time.perf_counter() - started)
+            metrics.observe(record, time.perf_counter() - started)
 
 
 def _log_bug(error: Exception, request_id: bytes, route: str) -> None:

@@ -6,6 +6,7 @@ The end of the stream carries information too: the other process has exited. So 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Literal
 
@@ -77,7 +78,7 @@ class StartModel(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """What clients call it."""
-        return self.config.served_model_name or self.model_id
+        return self.config.served_name(self.model_id)
 
 
 class StartApi(msgspec.Struct, tag=True):
@@ -85,6 +86,7 @@ class StartApi(msgspec.Struct, tag=True):
 
     config: ServeConfig
     models: list[StartModel]
+    broken: dict[str, str]  # models that were asked for and cannot even be read, by name, with the reason
     runtime_folder: str
     socket_fds: list[int]
     metrics_fd: int | None
@@ -98,6 +100,7 @@ class StartEngine(msgspec.Struct, tag=True):
 
     config: ServeConfig
     models: list[StartModel]  # those to load
+    one_by_one: bool  # not side by side: the last start was lost while it loaded, and which model did it is not known
     names: list[str]  # of all models of the server, by number
     runtime_folder: str
     index: int
@@ -153,6 +156,7 @@ class ControlConnection:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self._buffer = b""
+        self._sending = threading.Lock()  # several threads of an engine report
 
     @classmethod
     def from_fd(cls, fd: int) -> ControlConnection:
@@ -162,7 +166,8 @@ class ControlConnection:
     def send(self, message: Message) -> None:
         """Send one message. Where the peer has exited it is dropped; the reader sees the end of the stream."""
         try:
-            self.socket.sendall(_encoder.encode(message) + b"\n")
+            with self._sending:
+                self.socket.sendall(_encoder.encode(message) + b"\n")
         except OSError:
             return
 

@@ -1,4 +1,4 @@
-"""The definition of every metric.
+"""The definition of every metric, but for those of requests (api_metrics.py).
 
 All processes write into memory-mapped files of one folder, and any of them can answer `/metrics` for all.
 `prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` must run first.
@@ -18,22 +18,28 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
 
+    from embert.server.observability.latency_buckets import LatencyBuckets
+
 __all__ = [
     "CANCEL_STAGES",
+    "MODEL_FACTS",
     "REJECT_REASONS",
-    "ApiMetrics",
     "EngineMetrics",
+    "EngineModelMetrics",
     "GpuMetrics",
     "SupervisorMetrics",
+    "counter",
     "exposition",
     "forget_process",
+    "gauge",
+    "histogram",
     "use_folder",
 ]
 
 REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections", "bodies")
 CANCEL_STAGES = ("queued", "batched")
+MODEL_FACTS = ("model", "model_id", "dtype", "backend", "device")
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-_TOKEN_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _BATCH_TOKEN_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
@@ -66,141 +72,95 @@ def forget_process(process: str) -> None:
     mark_process_dead(process)  # type: ignore[no-untyped-call]
 
 
-def _counter(name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
+def counter(name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
+    """`embert_NAME`, which ends in `_total`."""
     from prometheus_client import Counter
 
     return Counter(f"embert_{name}", help_, labels, registry=None)
 
 
-def _gauge(name: str, help_: str, labels: Sequence[str] = (), mode: str = "livesum") -> Gauge:
+def gauge(name: str, help_: str, labels: Sequence[str] = (), mode: str = "livesum") -> Gauge:
+    """`embert_NAME`; `mode` says how one number is made of those of several processes."""
     from prometheus_client import Gauge
 
     return Gauge(f"embert_{name}", help_, labels, registry=None, multiprocess_mode=mode)  # type: ignore[arg-type]
 
 
-def _histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+def histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+    """`embert_NAME` with these bucket bounds, rising."""
     from prometheus_client import Histogram
 
     return Histogram(f"embert_{name}", help_, labels, registry=None, buckets=tuple(buckets))
 
 
-class ApiMetrics:
-    """Written by API processes, all on the event loop.
-
-    Requests only append to lists and add to numbers. `write` publishes them ten times a second, and before every scrape
-    that this process answers.
-    """
-
-    WRITE_INTERVAL_S = 0.1
-
-    def __init__(self, routes: Sequence[str], latency_buckets: Sequence[float]) -> None:
-        # Not at the top: it needs numpy, which the supervisor does without.
-        from embert.server.observability.buffered_histogram import BufferedHistogram
-
-        def latency(name: str, help_: str) -> BufferedHistogram:
-            return BufferedHistogram(_histogram(name, help_, latency_buckets), latency_buckets)
-
-        duration_help = "From the request's headers to the end of its answer."
-        duration = _histogram("request_duration_seconds", duration_help, latency_buckets, ["route"])
-        self.request_duration = {route: BufferedHistogram(duration.labels(route), latency_buckets) for route in routes}
-        tokenize_help = "Tokenising one request, including the wait for a thread."
-        self.tokenize_duration = latency("tokenize_duration_seconds", tokenize_help)
-        encode_help = "From the vectors to the body of the answer."
-        self.response_encode_duration = latency("response_encode_duration_seconds", encode_help)
-        self.request_texts = BufferedHistogram(
-            _histogram("request_texts", "Texts of one request.", _TEXT_BUCKETS), _TEXT_BUCKETS
-        )
-        self.text_tokens = BufferedHistogram(
-            _histogram("text_tokens", "Tokens of one text.", _TOKEN_BUCKETS), _TOKEN_BUCKETS
-        )
-        self._histograms = [
-            *self.request_duration.values(),
-            self.tokenize_duration,
-            self.response_encode_duration,
-            self.request_texts,
-            self.text_tokens,
-        ]
-        self.texts = self.tokens = self.truncated_texts = 0  # since the last write
-        self.requests_in_flight = 0
-        self.admitted_tokens = self.queue_limit = 0
-        self._counters = [
-            ("texts", _counter("texts_total", "Texts accepted.")),
-            ("tokens", _counter("tokens_total", "Tokens accepted, including special tokens.")),
-            (
-                "truncated_texts",
-                _counter("truncated_texts_total", "Texts truncated to the longest input of the model."),
-            ),
-        ]
-        self._in_flight = _gauge("requests_in_flight", "HTTP requests in progress, including this scrape.")
-        self._admitted = _gauge("admitted_tokens", "Tokens admitted and not yet answered.")
-        limit_help = "Limit of admitted tokens, which a low measured rate reduces; above it, 429."
-        self._queue_limit = _gauge("queue_limit_tokens", limit_help, mode="livemax")  # the same in all processes
-        rejected = _counter("rejected_total", "Requests refused, by reason.", ["reason"])
-        self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
-        self.unread_answers = _counter("unread_answers_total", "Answers aborted because the client did not read them.")
-        answered_help = "HTTP requests answered; status 499: the client disconnected first."
-        self._requests = _counter("requests_total", answered_help, ["route", "status"])
-        self._answers: dict[tuple[str, int], int] = {(route, 200): 0 for route in routes}
-        for route, status in self._answers:
-            self._requests.labels(route, str(status))
-        self.write()
-
-    def count(self, route: str, status: int) -> None:
-        """Count an answer."""
-        key = route, status
-        self._answers[key] = self._answers.get(key, 0) + 1
-
-    def write(self) -> None:
-        """Publish everything that has been observed since the last call."""
-        for histogram in self._histograms:
-            histogram.write()
-        for name, counter in self._counters:
-            counter.inc(getattr(self, name))
-            setattr(self, name, 0)
-        for (route, status), answers in self._answers.items():
-            if answers:
-                self._requests.labels(route, str(status)).inc(answers)
-                self._answers[route, status] = 0
-        self._in_flight.set(self.requests_in_flight)
-        self._admitted.set(self.admitted_tokens)
-        self._queue_limit.set(self.queue_limit)
-
-
 class EngineMetrics:
     """Written by engine processes."""
 
-    def __init__(self, engine: int, latency_buckets: Sequence[float], model: dict[str, str]) -> None:
-        label = str(engine)
-        self.queue_duration = _histogram(
-            "queue_duration_seconds", "From admission to the start of a batch, per request and batch.", latency_buckets
-        )
-        self.inference_duration = _histogram("inference_duration_seconds", "One batch on the encoder.", latency_buckets)
-        self.batches = _counter("batches_total", "Batches run.", ["engine"]).labels(label)
-        self.batch_texts = _histogram("batch_texts", "Texts of one batch.", _TEXT_BUCKETS, ["engine"]).labels(label)
-        self.batch_tokens = _histogram("batch_tokens", "Tokens of one batch.", _BATCH_TOKEN_BUCKETS, ["engine"]).labels(
-            label
-        )
-        self.fill_ratio = _histogram(
-            "batch_token_fill_ratio", "Tokens of one batch ÷ the token budget.", _RATIO_BUCKETS, ["engine"]
-        ).labels(label)
+    def __init__(self, engine: int, buckets: LatencyBuckets) -> None:
+        self._label = str(engine)
+        both = ["engine", "model"]
+        self._batches = counter("batches_total", "Batches run.", both)
+        self._busy = counter("engine_busy_seconds_total", "Time in which a batch ran on the encoder.", both)
+        self._duration = histogram("batch_duration_seconds", "One batch on the encoder.", buckets.request, both)
+        self._texts = histogram("batch_texts", "Texts of one batch.", _TEXT_BUCKETS, both)
+        self._tokens = histogram("batch_tokens", "Tokens of one batch.", _BATCH_TOKEN_BUCKETS, both)
+        fill_help = "Tokens of one batch ÷ the token budget."
+        self._fill = histogram("batch_token_fill_ratio", fill_help, _RATIO_BUCKETS, both)
         padding_help = "Padding tokens computed; 0, because batches are packed."
-        self.padding_tokens = _counter("padding_tokens_total", padding_help, ["engine"]).labels(label)
-        self.queue_texts = _gauge("queue_texts", "Texts waiting for a batch.")
-        self.queue_tokens = _gauge("queue_tokens", "Tokens waiting for a batch; scale replicas on this.")
-        self.busy_ratio = _gauge(
+        self._padding = counter("padding_tokens_total", padding_help, both)
+        self._queue_texts = gauge("queue_texts", "Texts waiting for a batch.", ["model"])
+        self._queue_tokens = gauge("queue_tokens", "Tokens waiting for a batch; scale replicas on this.", ["model"])
+        self._models: dict[str, EngineModelMetrics] = {}
+        self.busy_ratio = gauge(
             "engine_busy_ratio", "Share of the last 5 seconds spent in forwards.", ["engine"]
-        ).labels(label)
-        self.last_success = _gauge(
+        ).labels(self._label)
+        self.last_success = gauge(
             "engine_last_success_timestamp_seconds",
             "Unix time of the last successful forward, including warm-up and idle probes.",
             ["engine"],
             "mostrecent",
-        ).labels(label)
+        ).labels(self._label)
         cancelled_help = "Texts whose client disconnected: queued ones did not run, batched ones ran in vain."
-        cancelled = _counter("cancelled_texts_total", cancelled_help, ["stage"])
+        cancelled = counter("cancelled_texts_total", cancelled_help, ["stage"])
         self.cancelled_texts = {stage: cancelled.labels(stage) for stage in CANCEL_STAGES}
-        info_help = "Always 1; the labels describe the model."
-        _gauge("model_info", info_help, list(model), "livemax").labels(*model.values()).set(1)
+
+    def of(self, model: str) -> EngineModelMetrics:
+        """The series of a model on this engine, by its served name."""
+        found = self._models.get(model)
+        if found is None:
+            labels = self._label, model
+            found = self._models[model] = EngineModelMetrics(
+                self._batches.labels(*labels),
+                self._busy.labels(*labels),
+                self._duration.labels(*labels),
+                self._texts.labels(*labels),
+                self._tokens.labels(*labels),
+                self._fill.labels(*labels),
+                self._padding.labels(*labels),
+                self._queue_texts.labels(model),
+                self._queue_tokens.labels(model),
+            )
+        return found
+
+    def describe(self, facts: dict[str, str]) -> None:
+        """Export what a model is; the keys are MODEL_FACTS."""
+        info_help = "Always 1; the labels describe the model, whose served name is `model`."
+        gauge("model_info", info_help, MODEL_FACTS, "livemax").labels(*(facts[name] for name in MODEL_FACTS)).set(1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModelMetrics:
+    """Of one model on one engine."""
+
+    batches: Counter
+    busy_seconds: Counter
+    batch_duration: Histogram
+    batch_texts: Histogram
+    batch_tokens: Histogram
+    fill_ratio: Histogram
+    padding_tokens: Counter
+    queue_texts: Gauge
+    queue_tokens: Gauge
 
 
 class GpuMetrics:
@@ -215,7 +175,7 @@ class GpuMetrics:
 
     def __init__(self, device: str, names: Sequence[str]) -> None:
         self.gauges = {
-            name: _gauge(f"gpu_{name}", self.NAMES[name], ["device"], "livemax").labels(device) for name in names
+            name: gauge(f"gpu_{name}", self.NAMES[name], ["device"], "livemax").labels(device) for name in names
         }
 
 
@@ -231,11 +191,11 @@ class SupervisorMetrics:
     @classmethod
     def create(cls, engines: Sequence[int], version: str) -> SupervisorMetrics:
         """Metrics for these engines, all at zero."""
-        up = _gauge("engine_up", "1 while the engine is ready, else 0.", ["engine"], "livemax")
-        restarts = _counter("engine_restarts_total", "Restarts of the engine process.", ["engine"])
-        _gauge("build_info", "Always 1; the label is the version.", ["version"], "livemax").labels(version).set(1)
-        api_restarts = _counter("api_restarts_total", "Restarts of HTTP processes.")
-        hangs = _counter("hung_processes_total", "Processes that hung and were killed.", ["process"])
+        up = gauge("engine_up", "1 while the engine is ready, else 0.", ["engine"], "livemax")
+        restarts = counter("engine_restarts_total", "Restarts of the engine process.", ["engine"])
+        gauge("build_info", "Always 1; the label is the version.", ["version"], "livemax").labels(version).set(1)
+        api_restarts = counter("api_restarts_total", "Restarts of HTTP processes.")
+        hangs = counter("hung_processes_total", "Processes that hung and were killed.", ["process"])
         metrics = cls(
             {i: up.labels(str(i)) for i in engines},
             {i: restarts.labels(str(i)) for i in engines},
@@ -244,6 +204,6 @@ class SupervisorMetrics:
         )
         for kind in ("api", "engine"):
             hangs.labels(kind)
-        for gauge in metrics.engine_up.values():
-            gauge.set(0)
+        for each in metrics.engine_up.values():
+            each.set(0)
         return metrics

@@ -8,7 +8,8 @@ import socket
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from embert.server.config import ServeConfig
-from embert.server.ipc.control import ModelInfo
+from embert.server.ipc.control import EngineState
+from embert.server.supervisor.planned_model import PlannedModel
 
 __all__ = ["announce"]
 
@@ -16,31 +17,47 @@ log = logging.getLogger(__name__)
 
 
 def announce(
-    config: ServeConfig, model: Model, info: ModelInfo, devices: list[str], sock: socket.socket, took_s: float
+    config: ServeConfig, models: list[PlannedModel], engines: list[EngineState], sock: socket.socket, took_s: float
 ) -> None:
-    """Log encoder, limits and address, and a command to try. `sock` is a listening one, `took_s` the whole start."""
-    shown = ", ".join(devices) if len(devices) > 1 else info.device
-    log.info("encoder  %s on %s (%s), %s; %s", info.encoder, shown, info.device_name, info.dtype, info.choice)
-    seconds = f" or {config.max_queue_seconds:g} s" if config.max_queue_seconds else ""
-    log.info(
-        "limits   batch %d tokens, queue %d tokens%s, request %d texts and %d bytes, %g s",
-        info.max_batch_tokens,
-        config.queue_budget(info.max_batch_tokens, len(devices)),
-        seconds,
-        config.max_client_batch_size,
-        config.payload_limit,
-        config.request_timeout,
-    )
+    """Log encoders, limits and address, and a command to try. `sock` is a listening one, `took_s` the whole start."""
+    works: list[PlannedModel] = []
+    for model in models:
+        number, name = model.start.number, model.start.name
+        states = [engine.models[number] for engine in engines if number in engine.models]
+        info = next((state.info for state in states if state.info is not None), None)
+        if info is None:
+            log.error("model    %s is not served: %s", name, states[0].detail)
+            continue
+        works.append(model)
+        of = f"{name}: " if len(models) > 1 else ""
+        shown = ", ".join(model.devices) if len(model.devices) > 1 else info.device
+        log.info("encoder  %s%s on %s (%s), %s; %s", of, info.encoder, shown, info.device_name, info.dtype, info.choice)
+        mine = model.start.config
+        seconds = f" or {mine.max_queue_seconds:g} s" if mine.max_queue_seconds else ""
+        log.info(
+            "limits   %sbatch %d tokens, queue %d tokens%s, request %d texts and %d bytes, %g s",
+            of,
+            info.max_batch_tokens,
+            mine.queue_budget(info.max_batch_tokens, len(model.devices)),
+            seconds,
+            mine.max_client_batch_size,
+            mine.payload_limit,
+            mine.request_timeout,
+        )
     url = _url(sock, tls=config.ssl_certfile is not None)
+    served = f", models: {len(works)} of {len(models)}" if len(models) > 1 else ""
     log.info(
-        "ready    %s after %.1f s, HTTP processes: %d; documentation at %s/docs",
+        "ready    %s after %.1f s%s, HTTP processes: %d; documentation at %s/docs",
         url,
         took_s,
+        served,
         config.http_processes,
         url,
     )
     if config.log_format == "text":
-        path, body = _example(model)
+        path, body = _example(works[0].model)
+        if works[0] is not models[0]:
+            path = f"/models/{works[0].start.name}{path}"
         key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
         log.info("try      curl %s%s -H 'content-type: application/json'%s -d '%s'", url, path, key, body)
 

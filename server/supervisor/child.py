@@ -41,6 +41,7 @@ class Child:
     doing: str = ""  # the step of its start that it last reported
     reported: float = 0.0  # when the log last told of its start
     hang_limit_s: float = API_HANG_S  # longest time without a sign of life, or in one forward
+    limits_unknown: bool = True  # no model of this start has told how long its batches take
     process: subprocess.Popen[bytes] | None = None
     control: ControlConnection | None = None
     killed: bool = False  # by the supervisor, and not yet reaped
@@ -75,6 +76,7 @@ class Child:
         self.control = ControlConnection(ours)
         self.starts += 1
         self.ready, self.killed, self.ready_since, self.start_at = False, False, float("inf"), None
+        self.limits_unknown = True
         self.started = self.reported = time.monotonic()
         self.doing = "importing modules"
 

@@ -26,12 +26,17 @@ class HangDetector:
     def __init__(self, config: ServeConfig, counters: SharedCounters) -> None:
         self._config, self._counters = config, counters
 
-    def set_limit(self, engine: Child, info: ModelInfo) -> None:
-        """Derive an engine's limit from the speed of its first batches; --engine-timeout bounds it."""
+    def add_limit(self, engine: Child, info: ModelInfo) -> None:
+        """Derive an engine's limit from the speed of a model's first batches; --engine-timeout bounds it.
+
+        Of several models, the slowest one's counts.
+        """
         limit_s, bound_s = max(HANG_MIN_S, HANG_BATCHES * info.full_batch_s), self._config.engine_timeout
         if bound_s is None:
             bound_s = max(USUAL_BOUND_S, LONGEST_TEXTS * info.longest_text_s)
-        engine.hang_limit_s = min(limit_s, bound_s)
+        limit_s = min(limit_s, bound_s)
+        engine.hang_limit_s = limit_s if engine.limits_unknown else max(engine.hang_limit_s, limit_s)
+        engine.limits_unknown = False
 
     def reason(self, child: Child, now: float) -> str | None:
         """Why a child counts as hung, for the log; None where it does not."""

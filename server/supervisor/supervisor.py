@@ -1,7 +1,8 @@
 """The supervisor's loop: starts the processes, watches them, starts them again, and ends them in order.
 
 supervisor ── control ── API process 0 … N-1     each has its own listening socket, which stays open while it restarts
-           └─ control ── engine process 0 … G-1  one per device; each start has a Unix socket of its own
+           └─ control ── engine process 0 … G-1  one per device, with all models of that device; each start has a Unix
+                                                 socket of its own
 """
 
 from __future__ import annotations
@@ -18,17 +19,29 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from embert import __version__
-from embert.engine import Model
 from embert.server.config import ServeConfig
-from embert.server.ipc.control import Drain, EngineState, Failed, Message, Progress, Ready, StartApi, StartEngine
+from embert.server.ipc.control import (
+    Drain,
+    EngineState,
+    Failed,
+    Message,
+    ModelFailed,
+    ModelReady,
+    Progress,
+    Ready,
+    StartApi,
+    StartEngine,
+)
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.metrics import forget_process, use_folder
 from embert.server.supervisor.announcement import announce
 from embert.server.supervisor.child import Child, Kind, describe_exit
+from embert.server.supervisor.engine_models import EngineModels
 from embert.server.supervisor.hangs import HangDetector
+from embert.server.supervisor.planned_model import PlannedModel
 from embert.server.supervisor.restarts import FIRST_STARTS, STABLE_S, Outages
 
 if TYPE_CHECKING:
@@ -50,8 +63,8 @@ class Supervisor:
     """Owns the children. `run` returns the exit status."""
 
     config: ServeConfig
-    model: Model
-    devices: list[str]
+    models: list[PlannedModel]
+    broken: dict[str, str]  # models that cannot be read, by name, with the reason
     sockets: list[list[socket.socket]]  # of each API process
     metrics_socket: socket.socket | None
     began: float
@@ -59,6 +72,7 @@ class Supervisor:
     _apis: list[Child] = field(init=False)
     _engines: list[Child] = field(init=False)
     _states: list[EngineState] = field(init=False)
+    _engine_models: list[EngineModels] = field(init=False)  # of each engine
     _metrics: SupervisorMetrics = field(init=False)
     _counters: SharedCounters = field(init=False)
     _hangs: HangDetector = field(init=False)
@@ -81,13 +95,20 @@ class Supervisor:
         use_folder(self._folder / "metrics", "supervisor")
         from embert.server.observability.metrics import SupervisorMetrics
 
-        self._metrics = SupervisorMetrics.create(range(len(self.devices)), __version__)
-        self._counters = SharedCounters.create(self.config.http_processes, len(self.devices))
+        devices = self.devices
+        self._metrics = SupervisorMetrics.create(range(len(devices)), __version__)
+        self._counters = SharedCounters.create(self.config.http_processes, len(devices), len(self.models))
         self._hangs = HangDetector(self.config, self._counters)
         self._outages = Outages(self.config.give_up_after, self.config.start_timeout)
-        self._engines = [Child("engine", i) for i in range(len(self.devices))]
+        self._engines = [Child("engine", i) for i in range(len(devices))]
         self._apis = [Child("api", i) for i in range(self.config.http_processes)]
-        self._states = [EngineState(i, "loading", "starting") for i in range(len(self.devices))]
+        self._engine_models = [
+            EngineModels(each.start.number for each in self.models if device in each.devices) for device in devices
+        ]
+        self._states = [
+            EngineState(i, "loading", "starting", models=dict(models.states))
+            for i, models in enumerate(self._engine_models)
+        ]
         self._selector = selectors.DefaultSelector()
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -114,6 +135,11 @@ class Supervisor:
                 child.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._status
+
+    @property
+    def devices(self) -> list[str]:
+        """One for each engine process."""
+        return list(dict.fromkeys(device for each in self.models for device in each.devices))
 
     @property
     def _children(self) -> list[Child]:
@@ -159,10 +185,12 @@ class Supervisor:
 
     def _instructions(self, child: Child) -> Message:
         if child.kind == "engine":
+            numbers, one_by_one = self._engine_models[child.index].begin()
             return StartEngine(
                 config=self.config,
-                folder=str(self.model.folder),
-                model_id=self.model.model_id,
+                models=[self.models[number].start for number in numbers],
+                one_by_one=one_by_one,
+                names=[each.start.name for each in self.models],
                 runtime_folder=str(self._folder),
                 index=child.index,
                 device=self.devices[child.index],
@@ -172,9 +200,8 @@ class Supervisor:
             )
         return StartApi(
             config=self.config,
-            folder=str(self.model.folder),
-            model_id=self.model.model_id,
-            model_revision=self.model.revision,
+            models=[each.start for each in self.models],
+            broken=self.broken,
             runtime_folder=str(self._folder),
             socket_fds=[sock.fileno() for sock in self.sockets[child.index]],
             metrics_fd=self.metrics_socket.fileno() if self.metrics_socket and child.index == 0 else None,
@@ -198,37 +225,80 @@ class Supervisor:
                 child.disconnect(self._selector)
                 return
             if isinstance(message, Progress):
-                child.doing = message.doing
+                self._on_progress(child, message)
             elif isinstance(message, Ready):
-                self._on_ready(child, message)
+                self._on_ready(child)
+            elif isinstance(message, ModelReady):
+                self._on_model_ready(child, message)
+            elif isinstance(message, ModelFailed):
+                self._on_model_failed(child, message)
             elif isinstance(message, Failed):
                 self._on_failed(message)
 
-    def _on_ready(self, child: Child, message: Ready) -> None:
-        if child.killed:
-            return  # too late
+    def _on_progress(self, child: Child, message: Progress) -> None:
+        child.doing = message.doing
+        if message.model >= 0:
+            self._engine_models[child.index].loads(message.model)
+            if len(self.models) > 1:
+                child.doing += f" of {self.models[message.model].start.name}"
+
+    def _on_ready(self, child: Child) -> None:
+        if child.killed or child.ready:
+            return  # too late, or the engine's second model
         child.became_ready()
         self._hangs.restart_clock(child)
         if child.kind == "engine":
             self._metrics.engine_up[child.index].set(1)
-            if message.info is not None:
-                self._hangs.set_limit(child, message.info)
-            self._tell_state(EngineState(child.index, "ready", "", child.endpoint, message.info))
         if self._announced:
             log.info("%s is ready again, %.1f s after its start", child.name, time.monotonic() - child.started)
-        elif all(each.ready for each in self._children):
-            self._announced = True
-            info = self._states[0].info
-            assert info is not None  # noqa: S101 - engines are ready
-            took_s = time.monotonic() - self.began
-            announce(self.config, self.model, info, self.devices, self.sockets[0][0], took_s)
+        self._announce()
 
-    def _on_failed(self, message: Failed) -> None:
+    def _on_model_ready(self, child: Child, message: ModelReady) -> None:
+        if child.killed:
+            return
+        models = self._engine_models[child.index]
+        models.ready(message.model, message.info)
+        self._on_ready(child)
+        self._hangs.add_limit(child, message.info)
+        self._tell_engine(child)
+        if len(self.models) > 1:
+            name, info = self.models[message.model].start.name, message.info
+            log.info("%s is ready on %s, %.1f s after it began to load", name, child.name, info.load_s)
+        self._announce()
+
+    def _on_model_failed(self, child: Child, message: ModelFailed) -> None:
         if self._stopping:
             return  # one sentence is enough: engines on several devices mostly fail for the same reason
         log.error("%s", message.message)
-        if not self._announced:  # the server was never ready: a wrong model or option, which a retry does not fix
+        self._engine_models[child.index].failed(message.model, message.message)
+        self._tell_engine(child)
+        # The server was never ready: wrong models or options, which a retry does not fix.
+        if not self._announced and all(models.hopeless for models in self._engine_models):
             self._give_up()
+        self._announce()
+
+    def _on_failed(self, message: Failed) -> None:
+        if self._stopping:
+            return
+        log.error("%s", message.message)
+        if not self._announced:
+            self._give_up()
+
+    def _announce(self) -> None:
+        """Log what is served, once everything is ready that will be."""
+        engines = zip(self._engines, self._engine_models, strict=True)
+        if self._announced or not all(api.ready for api in self._apis):
+            return
+        if all((engine.ready and models.settled) or models.hopeless for engine, models in engines):
+            self._announced = True
+            took_s = time.monotonic() - self.began
+            announce(self.config, self.models, self._states, self.sockets[0][0], took_s)
+
+    def _tell_engine(self, child: Child) -> None:
+        """Tell the API processes of an engine that works, or of one of its models."""
+        state: Literal["ready", "loading"] = "ready" if child.ready else "loading"
+        models = dict(self._engine_models[child.index].states)
+        self._tell_state(EngineState(child.index, state, "", child.endpoint if child.ready else "", models))
 
     def _tell_state(self, state: EngineState) -> None:
         self._states[state.index] = state
@@ -291,12 +361,19 @@ class Supervisor:
         if child.kind == "engine":
             self._metrics.engine_up[child.index].set(0)
             self._counters.forward_since[child.index] = 0.0
-            self._tell_state(EngineState(child.index, "down", f"the engine process {how} and is being restarted"))
+            models = self._engine_models[child.index]
+            hopeless = models.hopeless
+            if (left_out := models.lost(how)) is not None:
+                log.error("a model is left out: %s", left_out)
+            detail = f"the engine process {how} and is being restarted"
+            self._tell_state(EngineState(child.index, "down", detail, models=dict(models.states)))
         else:
-            self._counters.admitted_tokens[child.index] = 0.0  # its clients' connections have closed with it
+            hopeless = False
+            self._counters.forget_api(child.index)  # its clients' connections have closed with it
         if self._stopping:
             return
-        if not self._announced and not child.slowest_start_s and child.starts >= FIRST_STARTS:
+        alone = len(self._engines) == 1 or not hopeless
+        if not self._announced and not child.slowest_start_s and child.starts >= FIRST_STARTS and alone:
             log.error("%s %s; that was its start number %d, and it never was ready", child.name, how, child.starts)
             self._give_up()
             return

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from embert.engine import PackedBatch, Task
 from embert.server.ipc.framing import Channel
-from embert.server.worker.scheduler import Batch, Slice
+from embert.server.worker.scheduling import Batch, Slice
 
 __all__ = ["Payload", "batch_of", "pack", "runs_alone"]
 
@@ -68,10 +68,10 @@ def pack(slices: list[Slice]) -> PackedBatch:
     )
 
 
-def batch_of(task: Any, slices: list[Slice]) -> Batch:
+def batch_of(model: Any, slices: list[Slice]) -> Batch:
     """A batch of these slices."""
     tokens, texts = sum(piece.tokens for piece in slices), sum(piece.stop - piece.start for piece in slices)
-    return Batch(task, slices, tokens, texts)
+    return Batch(model, slices, tokens, texts)
 
 
 def runs_alone(batch: Batch) -> bool:

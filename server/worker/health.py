@@ -14,7 +14,7 @@ from embert.engine.errors import EncoderError
 from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.metrics import EngineMetrics
-from embert.server.worker.throughput import ThroughputEstimate
+from embert.server.worker.scheduling.throughput import BusyTime
 
 __all__ = ["Health"]
 
@@ -30,12 +30,14 @@ class Health:
         self,
         index: int,
         counters: SharedCounters,
-        throughput: ThroughputEstimate,
+        busy: BusyTime,
         metrics: EngineMetrics,
         queue_tokens: Callable[[], int],
+        rates: Callable[[], list[float]],
     ) -> None:
+        """`rates` gives the tokens a second of every model of the server, by number."""
         self._index, self._counters = index, counters
-        self._throughput, self._metrics, self._queue_tokens = throughput, metrics, queue_tokens
+        self._busy, self._metrics, self._queue_tokens, self._rates = busy, metrics, queue_tokens, rates
         self.last_success = 0.0  # end of the last forward that worked
         self._busy_due = 0.0  # when to compute engine_busy_ratio again
 
@@ -44,11 +46,12 @@ class Health:
         self.last_success = time.monotonic()
         self._metrics.last_success.set(time.time())
 
-    def watched(self, work: Callable[[], ResultT]) -> ResultT:
-        """Do work for which the supervisor kills this process if it takes too long.
+    def watched(self, model: int, work: Callable[[], ResultT]) -> ResultT:
+        """Do work of a model, by number, for which the supervisor kills this process if it takes too long.
 
         Raises EncoderError in place of MemoryError.
         """
+        self._counters.forward_model[self._index] = model
         self._counters.forward_since[self._index] = time.monotonic()
         try:
             return work()
@@ -63,5 +66,5 @@ class Health:
         self._counters.engine_alive[self._index] = now
         if now >= self._busy_due:
             self._busy_due = now + BUSY_INTERVAL_S
-            self._metrics.busy_ratio.set(self._throughput.busy_ratio(now))
-        return EngineStatus(self._index, self.last_success, self._queue_tokens(), self._throughput.tokens_per_s)
+            self._metrics.busy_ratio.set(self._busy.ratio(now))
+        return EngineStatus(self._index, self.last_success, self._queue_tokens(), self._rates())

@@ -4,9 +4,10 @@ An engine process has two threads that matter, because a forward must never wait
 forward:
 
     receiving thread   socket → queue                                       (socket_server.py, work_queue.py)
-    device loop        queue → pack → encoder → answers → socket            (this file; only it touches the encoder)
+    device loop        queue → pack → encoder → answers → socket            (this file; only it touches loaded encoders)
 
-A third thread follows the supervisor's control connection.
+A third thread follows the supervisor's control connection. Models load in threads of their own (loader.py), and are
+added here when they are ready.
 """
 
 from __future__ import annotations
@@ -18,24 +19,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from embert.engine import Encoder, Model, PackedBatch, Rows, Task
+from embert.engine import Rows, Task
 from embert.engine.errors import EncoderError, EncoderLost
-from embert.engine.packing import cumulative
-from embert.engine.tasks import ALL_TASKS
 from embert.server.ipc.control import ControlConnection, Drain, StartEngine
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import Part
 from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
+from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.logs import exit_now
 from embert.server.observability.metrics import EngineMetrics
 from embert.server.worker.batching import batch_of, pack, runs_alone
 from embert.server.worker.health import Health
+from embert.server.worker.loaded_model import LoadedModel
 from embert.server.worker.responder import Responder
-from embert.server.worker.scheduler import Batch, Scheduler
+from embert.server.worker.scheduling import Batch
+from embert.server.worker.scheduling.throughput import BusyTime
 from embert.server.worker.socket_server import SocketServer
-from embert.server.worker.throughput import ThroughputEstimate
 from embert.server.worker.work_queue import WorkQueue
 
 __all__ = ["EngineLoop"]
@@ -52,89 +51,72 @@ LEAD_TIME_LEFT_MAX_S = 0.1  # beside a longer batch the gap does not matter, and
 
 @dataclass(slots=True)
 class _InFlight:
-    """A batch on the encoder."""
+    """A batch on the encoder of its model."""
 
     batch: Batch
+    model: LoadedModel
     ticket: Any  # an EncoderError when submitting failed
     started: float
-    queued: bool  # it left others waiting
     slot: int  # in the shared counters
     ended: float = 0.0
+    seconds: float = 0.0  # of the device's time
     lead_s: float = 0.0  # from the submission of what waited to the expected end; 0: none was submitted that way
     rows: dict[Task, Rows] | EncoderError | None = None  # set by `_wait`; None: the encoder was lost
 
+    @property
+    def began(self) -> float:
+        """When the device was free for it."""
+        return self.ended - self.seconds
+
 
 class EngineLoop:
-    """Owns the encoder and everything around it. `run` is the main thread's."""
+    """Owns the encoders and everything around them. `run` is the main thread's."""
 
-    def __init__(
-        self, start: StartEngine, model: Model, encoder: Encoder, exit_process: Callable[[int], Any] = exit_now
-    ) -> None:
+    def __init__(self, start: StartEngine, exit_process: Callable[[int], Any] = exit_now) -> None:
         config = start.config
         self._index = start.index
         self._endpoint = start.endpoint
-        self._encoder = encoder
-        # A CPU encoder runs only while it is waited for: a batch submitted ahead would be formed, but not run, earlier.
-        self._submits_ahead = encoder.device != "cpu"
         self._exit = exit_process
-        self._has = model.tasks
-        self._longest = model.max_input_length
-        self._probe = _batch_of([1], _main_task(model.tasks))
-        self._counters = SharedCounters(start.counters_fd, config.http_processes, start.engines)
+        self._models: dict[int, LoadedModel] = {}  # by number; `add` puts it there
+        self._known = len(start.names)
+        self._counters = SharedCounters(start.counters_fd, config.http_processes, start.engines, len(start.names))
         self._free_slots = list(range(MAX_BATCHES_IN_FLIGHT))  # of the shared counters
         for slot in self._free_slots:
             self._counters.set_running(self._index, slot, ())
-        facts = {"model": model.model_id, "dtype": encoder.dtype, "backend": encoder.name, "device": encoder.device}
-        self._metrics = EngineMetrics(start.index, config.latency_buckets, facts)
-        self._throughput = ThroughputEstimate()
-        scheduler = Scheduler(encoder.batch_tokens, config.max_batch_requests, encoder.max_batch_tokens)
-        self._queue = WorkQueue(scheduler, self._throughput, self._metrics, self._refuse)
-        self._health = Health(start.index, self._counters, self._throughput, self._metrics, self._queue.tokens)
+        self._metrics = EngineMetrics(start.index, LatencyBuckets.of(config.latency_buckets))
+        self._busy = BusyTime()
+        self._queue = WorkQueue(self._metrics, self._refuse)
+        self._health = Health(start.index, self._counters, self._busy, self._metrics, self._queue.tokens, self._rates)
         self._server = SocketServer(self._health.status, self._queue.submit, self._queue.disconnect)
-        self._responder = Responder(self._server.send, self._queue.drop, config.max_answer_weights)
+        self._responder = Responder(self._server.send, self._queue.drop)
+        self._probed = 0  # idle probes so far
 
     # --- starting ---
-
-    def warm_up(self) -> float:
-        """Run the smallest batch and the largest, so that no client pays for one-time work.
-
-        Returns the duration of the largest in seconds: the only known speed of the engine until there is a queue.
-        """
-        budget = self._encoder.batch_tokens
-        lengths = [min(64, budget)] * max(1, budget // 64)
-        full = _batch_of(lengths, _main_task(self._has))
-        for batch in (full, self._probe, self._probe.wanting(self._has)):
-            self._run(batch)
-        probe_s, full_s = self._shortest_s(self._probe), self._shortest_s(full)
-        self._throughput.calibrate(probe_s, max(0.0, full_s - probe_s) / full.tokens)
-        ended = time.monotonic()
-        self._throughput.add_batch(ended - full_s, ended, full.tokens, queued=True)
-        self._health.succeeded()
-        return full_s
-
-    def longest_text_s(self, full_batch_s: float) -> float:
-        """About how long the longest text takes, from the duration of `warm_up`'s largest batch.
-
-        By count, attention takes length / (6 · hidden size) of the time of all else in a layer.
-        """
-        longest = self._longest
-        return full_batch_s * longest / self._encoder.batch_tokens * (1 + longest / (6 * self._encoder.hidden_size))
-
-    def _shortest_s(self, batch: PackedBatch) -> float:
-        """The duration of a batch; the shortest of three where batches are submitted by their expected end."""
-        lasted_s = []
-        for _ in range(3 if self._submits_ahead else 1):
-            started = time.monotonic()
-            self._run(batch)
-            lasted_s.append(time.monotonic() - started)
-        return min(lasted_s)
-
-    def _run(self, batch: PackedBatch) -> None:
-        self._encoder.wait(self._encoder.submit(batch))
 
     def listen(self) -> None:
         """Accept requests from now on, in the receiving thread."""
         self._server.listen(self._endpoint)
+
+    def add(self, model: LoadedModel) -> None:
+        """Run requests of a model from now on. Any thread may call it."""
+        encoder = model.encoder
+        self._metrics.of(model.name)  # its series are there before the first batch
+        self._metrics.describe(
+            {
+                "model": model.name,
+                "model_id": model.model.model_id,
+                "dtype": encoder.dtype,
+                "backend": encoder.name,
+                "device": encoder.device,
+            }
+        )
+        self._models = {**self._models, model.number: model}
+        self._queue.add_model(model)
+        self._health.succeeded()
+
+    def _rates(self) -> list[float]:
+        models = self._models
+        return [models[number].throughput.tokens_per_s if number in models else 0.0 for number in range(self._known)]
 
     # --- running ---
 
@@ -162,7 +144,7 @@ class EngineLoop:
 
     def _submit_ahead(self, running: _InFlight, *, full: bool) -> _InFlight | None:
         """Submit the next batch before the running one is answered; with `full` only if it cannot gain from waiting."""
-        if not self._submits_ahead or runs_alone(running.batch):
+        if not running.model.submits_ahead or runs_alone(running.batch):
             return None
         batch = self._queue.take_ahead(full=full)
         return self._submit(batch) if batch is not None else None
@@ -173,10 +155,10 @@ class EngineLoop:
         Requests that arrive afterwards miss that batch, so it is not done earlier than needed. It is not done at all
         for batches so short that most of the time to gather requests would be lost.
         """
-        if not self._submits_ahead or runs_alone(running.batch):
+        if not running.model.submits_ahead or runs_alone(running.batch):
             return None
-        end = self._throughput.expected_end(running.started, running.batch.tokens)
-        left_s = end - time.monotonic()
+        began = max(running.started, self._busy.last_ended)
+        left_s = began + running.model.throughput.expected_s(running.batch.tokens) - time.monotonic()
         if not 2 * LEAD_MIN_S < left_s < LEAD_TIME_LEFT_MAX_S:
             return None
         running.lead_s = max(LEAD_MIN_S, LEAD_SHARE * left_s)
@@ -185,48 +167,51 @@ class EngineLoop:
 
     def _submit(self, batch: Batch) -> _InFlight:
         started = time.monotonic()
-        queued = self._queue.texts() > 0
+        model = self._models[batch.model]  # type: ignore[index]  # its number
         slot = self._free_slots.pop()
         self._counters.set_running(self._index, slot, [piece.request.payload.id for piece in batch.slices])
         try:
-            ticket: Any = self._health.watched(lambda: self._encoder.submit(pack(batch.slices)))
+            ticket: Any = self._health.watched(model.number, lambda: model.encoder.submit(pack(batch.slices)))
         except EncoderError as error:
             ticket = error
-        return _InFlight(batch, ticket, started, queued, slot)
+        return _InFlight(batch, model, ticket, started, slot)
 
     def _wait(self, flight: _InFlight) -> None:
         ticket, asked = flight.ticket, time.monotonic()
         try:
             if isinstance(ticket, EncoderError):
                 raise ticket
-            flight.rows = self._health.watched(lambda: self._encoder.wait(ticket))
+            flight.rows = self._health.watched(flight.model.number, lambda: flight.model.encoder.wait(ticket))
         except EncoderLost as error:
             # A batch of several requests is not answered: the API processes send each again, to run alone. So only the
             # request at fault ever fails.
             if len(flight.batch.slices) == 1:
                 self._responder.fail(flight.batch.slices, error)
-            self._give_up(error)
+            self.give_up(error)
             return
         except EncoderError as error:
             flight.rows = error
         self._counters.set_running(self._index, flight.slot, ())
         self._free_slots.append(flight.slot)
         flight.ended = time.monotonic()
+        flight.seconds = self._busy.add(flight.started, flight.ended)
+        self._metrics.of(flight.model.name).busy_seconds.inc(flight.seconds)
         if flight.lead_s:
-            self._throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
+            flight.model.throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
 
     def _settle(self, flight: _InFlight) -> None:
         """Answer a batch that has been waited for."""
-        batch, rows, started, ended = flight.batch, flight.rows, flight.started, flight.ended
+        batch, rows, model = flight.batch, flight.rows, flight.model
         if rows is None:
             return
+        queued = self._queue.settle(batch, flight.seconds)
         if isinstance(rows, EncoderError):
             self._bisect(batch, rows)
         else:
             self._health.succeeded()
-            self._throughput.add_batch(started, ended, batch.tokens, queued=flight.queued)
-            self._responder.answer(batch.slices, rows, started, ended)
-            self._observe(batch, started, ended)
+            model.throughput.add_batch(flight.seconds, batch.tokens, queued=queued)
+            self._responder.answer(batch.slices, rows, flight.began, flight.ended, model.config.max_answer_weights)
+            self._observe(flight)
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
         """Halve a batch that failed until only the requests that fail by themselves get the error."""
@@ -236,31 +221,32 @@ class EngineLoop:
         log.warning("a batch of %d texts failed, running it again in halves: %s", batch.texts, error)
         middle = len(batch.slices) // 2
         for half in (batch.slices[:middle], batch.slices[middle:]):
-            flight = self._submit(batch_of(batch.task, half))
+            flight = self._submit(batch_of(batch.model, half))
             self._wait(flight)
             self._settle(flight)
 
-    def _observe(self, batch: Batch, started: float, ended: float) -> None:
-        metrics = self._metrics
+    def _observe(self, flight: _InFlight) -> None:
+        metrics, batch = self._metrics.of(flight.model.name), flight.batch
         metrics.batches.inc()
         metrics.batch_texts.observe(batch.texts)
         metrics.batch_tokens.observe(batch.tokens)
-        metrics.fill_ratio.observe(min(1.0, batch.tokens / self._encoder.batch_tokens))
-        metrics.inference_duration.observe(ended - started)
-        for piece in batch.slices:
-            metrics.queue_duration.observe(max(0.0, started - piece.request.payload.admitted))
+        metrics.fill_ratio.observe(min(1.0, batch.tokens / flight.model.encoder.batch_tokens))
+        metrics.batch_duration.observe(flight.seconds)
         cancelled = self._queue.disconnected_texts(batch)
         if cancelled:
-            metrics.cancelled_texts["batched"].inc(cancelled)
+            self._metrics.cancelled_texts["batched"].inc(cancelled)
 
     def _probe_if_idle(self) -> None:
-        if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S:
+        models = list(self._models.values())
+        if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S or not models:
             return
+        self._probed += 1
+        model = models[self._probed % len(models)]
         try:
-            self._health.watched(lambda: self._run(self._probe))
+            self._health.watched(model.number, lambda: model.run(model.probe))
             self._health.succeeded()
         except EncoderLost as error:
-            self._give_up(error)
+            self.give_up(error)
         except EncoderError:
             log.exception("the idle probe failed")
 
@@ -269,7 +255,7 @@ class EngineLoop:
 
     # --- ending ---
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
         """End the process, because the encoder is lost; the supervisor starts another one."""
         log.critical("the encoder is lost, this process ends: %s", error)
         self._server.close()
@@ -287,16 +273,7 @@ class EngineLoop:
                 self._queue.drain()
 
     def close(self) -> None:
-        """Send the remaining answers, then free the encoder."""
+        """Send the remaining answers, then free the encoders."""
         self._server.close()
-        self._encoder.close()
-
-
-def _batch_of(lengths: list[int], tasks: Task) -> PackedBatch:
-    """A batch of texts of so many tokens each, all of id 0."""
-    return PackedBatch(np.zeros(sum(lengths), np.int32), cumulative(np.array(lengths, np.int32))).wanting(tasks)
-
-
-def _main_task(tasks: Task) -> Task:
-    """The task by which an engine is timed and probed: the first that it has."""
-    return next(task for task in ALL_TASKS if task in tasks)
+        for model in self._models.values():
+            model.encoder.close()

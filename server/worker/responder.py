@@ -12,7 +12,7 @@ from embert.engine.errors import EncoderError
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import Part, TaskRows
 from embert.server.worker.batching import Payload
-from embert.server.worker.scheduler import Slice
+from embert.server.worker.scheduling import Slice
 
 __all__ = ["Responder"]
 
@@ -24,19 +24,17 @@ _SENT_AT_ONCE = 1 << 26  # bytes of rows; sparse vectors of one batch can be mor
 class Responder:
     """Used by the device loop alone."""
 
-    def __init__(
-        self, send: Callable[[Channel, list[Part]], None], drop: Callable[[Hashable], None], most_weights: int
+    def __init__(self, send: Callable[[Channel, list[Part]], None], drop: Callable[[Hashable], None]) -> None:
+        """`drop` removes the waiting texts of a request that has failed."""
+        self._send, self._drop = send, drop
+
+    def answer(
+        self, slices: list[Slice], rows: Mapping[Task, Rows], started: float, ended: float, most_weights: int
     ) -> None:
-        """`drop` removes the waiting texts of a request that has failed.
-
-        A request gets no more weights of sparse vectors than `most_weights`: their number is known only now.
-        """
-        self._send, self._drop, self._most_weights = send, drop, most_weights
-
-    def answer(self, slices: list[Slice], rows: Mapping[Task, Rows], started: float, ended: float) -> None:
         """Send the rows of each task, in the order of the slices, to the requests that they belong to.
 
-        A row that is not finite fails its request, and no other.
+        A row that is not finite fails its request, and no other. A request gets no more weights of sparse vectors than
+        `most_weights`: their number is known only now.
         """
         all_finite = {task: bool(np.isfinite(each.values.sum(dtype=np.float64))) for task, each in rows.items()}
         outgoing: dict[Channel, list[Part]] = {}
@@ -53,7 +51,7 @@ class Responder:
             if not all(all_finite[task] or np.isfinite(each.values).all() for task, each in mine.items()):
                 self.fail([piece], EncoderError("the encoder returned a vector that is not finite"))
                 continue
-            if Task.SPARSE in mine and self._has_too_many_weights(payload, mine[Task.SPARSE]):
+            if Task.SPARSE in mine and _count_weights(payload, mine[Task.SPARSE]) > most_weights:
                 self._drop(piece.request.key)
                 outgoing.setdefault(payload.reply_to, []).append(
                     Part(payload.id, piece.start, texts, [], 0.0, 0.0, "weights", str(payload.weights))
@@ -74,10 +72,6 @@ class Responder:
                 held = 0
         self._send_all(outgoing)
 
-    def _has_too_many_weights(self, payload: Payload, rows: Rows) -> bool:
-        payload.weights += len(rows.values)
-        return payload.weights > self._most_weights
-
     def _send_all(self, outgoing: dict[Channel, list[Part]]) -> None:
         for channel, parts in outgoing.items():
             self._send(channel, parts)
@@ -91,6 +85,11 @@ class Responder:
             self._drop(piece.request.key)
             part = Part(payload.id, piece.start, piece.stop - piece.start, [], 0.0, 0.0, "backend", str(error))
             self._send(payload.reply_to, [part])
+
+
+def _count_weights(payload: Payload, rows: Rows) -> int:
+    payload.weights += len(rows.values)
+    return payload.weights
 
 
 _ONE_EACH = Task.EMBED | Task.CLASSIFY

@@ -20,8 +20,8 @@ from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest, Part, Submit
 from embert.server.observability.metrics import EngineMetrics
 from embert.server.worker.batching import Payload, batch_of
-from embert.server.worker.scheduler import Batch, Request, Scheduler
-from embert.server.worker.throughput import ThroughputEstimate
+from embert.server.worker.loaded_model import LoadedModel
+from embert.server.worker.scheduling import Batch, Request, Scheduler
 
 __all__ = ["WorkQueue"]
 
@@ -31,15 +31,10 @@ Key = tuple[Channel, int]  # the API process that asked, request id
 class WorkQueue:
     """A scheduler with a lock, deadlines and disconnects. Times are seconds of CLOCK_MONOTONIC."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        throughput: ThroughputEstimate,
-        metrics: EngineMetrics,
-        send: Callable[[Channel, list[Part]], None],
-    ) -> None:
+    def __init__(self, metrics: EngineMetrics, send: Callable[[Channel, list[Part]], None]) -> None:
         """`send` answers requests that cannot run."""
-        self._scheduler, self._throughput = scheduler, throughput
+        self._scheduler = Scheduler()
+        self._models: dict[int, LoadedModel] = {}
         self._metrics, self._send = metrics, send
         self._changed = threading.Condition()  # guards the scheduler and the fields below
         self._running: Counter[Any] = Counter()  # by key: batches that hold texts of the request
@@ -55,6 +50,14 @@ class WorkQueue:
     def texts(self) -> int:
         """Texts waiting for a batch. Reads one number, without the lock."""
         return self._scheduler.queue_texts
+
+    # --- loading threads ---
+
+    def add_model(self, model: LoadedModel) -> None:
+        """Take requests for a model from now on."""
+        with self._changed:
+            self._models[model.number] = model
+            self._scheduler.add_model(model.number, model.limits)
 
     # --- receiving thread ---
 
@@ -90,6 +93,10 @@ class WorkQueue:
             request.adapter,
         )
         lengths = np.frombuffer(request.lengths, np.int32).tolist()
+        if request.model not in self._models:
+            said = f"model {request.model} is not loaded on this engine"
+            self._send(channel, [Part(request.id, 0, 0, [], 0.0, 0.0, "backend", said)])
+            return
         wait_s = self._least_wait_s(len(payload.ids), request)
         if wait_s and time.monotonic() + wait_s > request.deadline:
             said = f"the work queued before it takes {wait_s:.2g} s"
@@ -97,16 +104,28 @@ class WorkQueue:
             return
         key = channel, request.id
         try:
-            self._scheduler.add(Request(key, lengths, deadline=request.deadline, bulk=request.bulk, payload=payload))
+            self._scheduler.add(Request(key, lengths, request.model, request.deadline, request.bulk, payload))
         except ValueError as error:
             self._send(channel, [Part(request.id, 0, 0, [], 0.0, 0.0, "backend", str(error))])
 
     def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
-        """At least this long until a new request of so many tokens is done; 0 where it can surely meet its deadline."""
-        rate, queued = self._throughput.tokens_per_s, self._scheduler.queue_tokens
-        if not queued or not rate or (queued + tokens) / rate <= request.deadline - request.admitted:
+        """At least this long until a new request of so many tokens is done; 0 where it can surely meet its deadline.
+
+        Models share the device's time equally, so each of the others runs as long as this request's, or until it has
+        nothing left.
+        """
+        scheduler = self._scheduler
+        rates = {number: model.throughput.tokens_per_s for number, model in self._models.items()}
+        rate = rates.pop(request.model)
+        if not scheduler.queue_tokens or not rate:
             return 0.0
-        return (self._scheduler.ahead(tokens, bulk=request.bulk) + tokens) / rate
+        left_s = request.deadline - request.admitted - (scheduler.tokens_of(request.model, bulk=True) + tokens) / rate
+        known = {number: other for number, other in rates.items() if other}
+        if sum(scheduler.tokens_of(number, bulk=True) / other for number, other in known.items()) <= left_s:
+            return 0.0
+        own_s = (scheduler.ahead(request.model, tokens, bulk=request.bulk) + tokens) / rate
+        others_s = [scheduler.tokens_of(number, bulk=request.bulk) / other for number, other in known.items()]
+        return own_s + sum(min(own_s, other_s) for other_s in others_s)
 
     def _cancel(self, key: Key) -> None:
         dropped = self._scheduler.cancel(key)
@@ -159,6 +178,12 @@ class WorkQueue:
         with self._changed:
             self._forget(batch)
 
+    def settle(self, batch: Batch, seconds: float) -> bool:
+        """Count what a batch took of the device's time; whether others of its model wait."""
+        with self._changed:
+            self._scheduler.settle(batch, seconds)
+            return self._scheduler.tokens_of(batch.model, bulk=True) > 0
+
     def drop(self, key: Hashable) -> None:
         """Drop the waiting texts of a request that has failed."""
         with self._changed:
@@ -185,9 +210,9 @@ class WorkQueue:
         self._publish()
         if batch is None or not any(piece.request.payload.alone for piece in batch.slices):
             return batch
-        self._solo += [batch_of(batch.task, [piece]) for piece in batch.slices if piece.request.payload.alone]
+        self._solo += [batch_of(batch.model, [piece]) for piece in batch.slices if piece.request.payload.alone]
         others = [piece for piece in batch.slices if not piece.request.payload.alone]
-        return batch_of(batch.task, others) if others else None
+        return batch_of(batch.model, others) if others else None
 
     def _next_solo(self) -> Batch | None:
         """The next solo batch whose client is still connected and whose deadline has not passed."""
@@ -218,5 +243,7 @@ class WorkQueue:
             self._send(payload.reply_to, [Part(payload.id, 0, 0, [], 0.0, 0.0, "deadline")])
 
     def _publish(self) -> None:
-        self._metrics.queue_texts.set(self._scheduler.queue_texts)
-        self._metrics.queue_tokens.set(self._scheduler.queue_tokens)
+        for number, model in self._models.items():
+            metrics = self._metrics.of(model.name)
+            metrics.queue_texts.set(self._scheduler.texts_of(number))
+            metrics.queue_tokens.set(self._scheduler.tokens_of(number, bulk=True))

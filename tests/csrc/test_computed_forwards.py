@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cuda.layers import layer_shapes, layer_tensors
+from embert.engine.encoders.cuda.layers import layer_tensors
+from embert.engine.encoders.cuda_shapes import layer_shapes
 from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative

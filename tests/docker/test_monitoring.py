@@ -35,7 +35,8 @@ QUERIES |= {rule["record"]: rule["record"] for rule in RULES if "record" in rule
 # KEDA's, without the label that Kubernetes' service discovery adds.
 SCALED = yaml.safe_load((ROOT / "docker" / "kubernetes" / "keda" / "scaledobject.yaml").read_text())["spec"]["triggers"]
 QUERIES |= {f"scaling: {each['name']}": each["metadata"]["query"].replace('{service="embert"}', "") for each in SCALED}
-CHOSEN = {"$job": "embert", "$namespace": ".*", "$service": ".*", "$instance": ".*", "$__rate_interval": "10s"}
+CHOSEN = {"$job": "embert", "$__rate_interval": "10s"}
+CHOSEN |= {f"${name}": ".*" for name in ("namespace", "service", "instance", "model", "engine")} | {"$priority": ".+"}
 
 
 class Load(threading.Thread):

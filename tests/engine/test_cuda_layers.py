@@ -14,7 +14,7 @@ from embert.engine.architecture.architecture import Adapters, Attention, Dynamic
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.encoders.cuda.layers import layer_shapes
+from embert.engine.encoders.cuda_shapes import layer_shapes
 from embert.engine.encoders.devices import devices
 from embert.engine.encoders.known_text import known_text
 from embert.engine.encoders.relative_positions import alibi_by_distance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import ssl
@@ -20,13 +21,14 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-__all__ = ["EMBERT", "ROOT", "STAND_IN", "TRUST", "Live", "environment", "live", "run_cli", "until"]
+__all__ = ["EMBERT", "ROOT", "STAND_IN", "TRUST", "Live", "Samples", "environment", "live", "run_cli", "until"]
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")
 # -P, as in the installed command: the working folder is not importable.
 EMBERT = (sys.executable, "-P", "-m", "embert.server.commands.cli")
 START_TIMEOUT_S = 120.0
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 HELD_FILE, LOAD_FILE = "held", "loading"
 # httpx reads every certificate of the machine for each client, 20 ms, unless it is handed a context.
 TRUST = ssl.create_default_context()
@@ -59,6 +61,28 @@ def until(condition: Callable[[], T], timeout_s: float = 60.0, *, what: str = "t
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
         time.sleep(pause_s)
         pause_s = min(1.3 * pause_s, 0.1)  # asking takes time from those who are to answer
+
+
+class Samples(dict[str, float]):
+    """Samples by `name{label="value",…}`. With some labels only, or none: the sum of all that have at least these."""
+
+    def __missing__(self, sample: str) -> float:
+        name, _, labels = sample.partition("{")
+        wanted = set(_LABEL.findall(labels))
+        found = [
+            value for each, value in self.items()
+            if each.partition("{")[0] == name and wanted <= set(_LABEL.findall(each))
+        ]  # fmt: skip
+        if not found:
+            raise KeyError(sample)
+        return sum(found)
+
+    def get(self, sample: str, default: float = 0.0) -> float:  # type: ignore[override]
+        """As `self[sample]`, or the default."""
+        try:
+            return self[sample]
+        except KeyError:
+            return default
 
 
 @dataclass
@@ -140,10 +164,10 @@ class Live:
         with self.client() as client:
             return client.get(path, **options)
 
-    def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics: `name{label="value",…}` → value."""
+    def metrics(self) -> Samples:
+        """Every sample of /metrics."""
         lines = (line for line in self.get("/metrics").text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+        return Samples((name, float(value)) for name, _, value in (line.rpartition(" ") for line in lines))
 
     def is_ready(self) -> bool:
         """Whether /readyz says so. False while nothing answers."""

@@ -132,7 +132,7 @@ def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenisin
                 httpx.post, f"{server.url}/embed", json={"inputs": [[101, HELD, 102], *[[7] * 200] * 2]}, timeout=60
             )
             until(lambda: server.metrics()["embert_admitted_tokens"] == 403, what="the request that fills the queue")
-            seen = server.metrics()["embert_tokenize_duration_seconds_count"]
+            seen = server.metrics()["embert_request_texts_count"]
             for inputs, has in (
                 ("word " * 198, "at least 198"),
                 (["two words"] * 150, "at least 300"),
@@ -143,10 +143,10 @@ def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenisin
                 said = f"holds 403 tokens and this request has {has}; the limit is 600 (--max-queue-tokens)"
                 assert said in answer.json()["error"]
                 assert int(answer.headers["retry-after"]) >= 1
-            assert server.metrics()["embert_tokenize_duration_seconds_count"] == seen
+            assert server.metrics()["embert_request_texts_count"] == seen
         # Spaces are no words: it is tokenised, and there is room.
         assert client.post("/embed", json={"inputs": "a" + " " * 1000 + "b"}, timeout=30).status_code == 200
-        assert server.metrics()["embert_tokenize_duration_seconds_count"] == seen + 1
+        assert server.metrics()["embert_request_texts_count"] == seen + 1
         assert filling.result().status_code == 200
 
 

@@ -15,8 +15,9 @@ from embert.engine.architecture.tensor_names import RELATIVE_ATTENTION_BIAS
 from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
-from embert.engine.encoders.cuda.heads import Layout, captured_tasks, head_shapes, head_tensors
-from embert.engine.encoders.cuda.layers import layer_shapes, layer_tensors
+from embert.engine.encoders.cuda.heads import Layout, captured_tasks, head_tensors
+from embert.engine.encoders.cuda.layers import layer_tensors
+from embert.engine.encoders.cuda_shapes import head_shapes, layer_shapes
 from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
@@ -27,7 +28,7 @@ from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 
-__all__ = ["CudaEncoder", "refusal", "unavailable_reason"]
+__all__ = ["CudaEncoder", "unavailable_reason"]
 
 DEFAULT_MAX_BATCH_TOKENS = 16384
 
@@ -58,15 +59,6 @@ def _incapable(name: str, capability: int) -> str | None:
         return None
     has, needs = (f"{each // 10}.{each % 10}" for each in (capability, LEAST_CAPABILITY))
     return f"{name} has compute capability {has}; the CUDA encoder needs {needs} or newer"
-
-
-def refusal(model: Model) -> str | None:
-    """Why the CUDA encoder does not run this model on any GPU, in a sentence; None if it does."""
-    try:
-        layer_shapes(model), head_shapes(model)
-    except UnsupportedModel as error:
-        return str(error)
-    return None
 
 
 @dataclass(frozen=True, slots=True)

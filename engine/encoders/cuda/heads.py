@@ -1,10 +1,9 @@
-"""A model's heads for the CUDA extension: their shapes for `make_encoder`, their tensors for `load`, their answers."""
+"""A model's heads for the CUDA extension: their tensors for `load`, their answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import NO_TASK, Task
 
-__all__ = ["Layout", "captured_tasks", "head_shapes", "head_tensors"]
+__all__ = ["Layout", "captured_tasks", "head_tensors"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -31,43 +30,6 @@ LARGEST_FLOAT16 = 65504.0
 def captured_tasks(model: Model) -> Task:
     """The tasks whose small batches are worth a graph each: those of which a model's requests usually want one."""
     return model.tasks & (Task.EMBED | Task.CLASSIFY)
-
-
-def head_shapes(model: Model) -> dict[str, Any]:
-    """What `make_encoder` is told of the heads. Raises UnsupportedModel for what the extension cannot compute."""
-    heads = model.heads
-    if heads.multi_vector is not None and heads.multi_vector.unattended is not None:
-        raise UnsupportedModel(
-            f"{model.model_id} expands queries by tokens that are not attended to, which the CUDA encoder does not run"
-        )
-    if heads.classifier is not None and heads.classifier.pooling != "cls":
-        raise UnsupportedModel(
-            f"{model.model_id} classifies the {heads.classifier.pooling} of a text's rows, which the CUDA encoder does "
-            "not run"
-        )
-    classifier = heads.classifier.layers if heads.classifier else ()
-    if any(layer.norm is not None for layer in classifier):
-        raise UnsupportedModel(
-            f"{model.model_id} has a norm in its classification head, which the CUDA encoder does not run"
-        )
-    if isinstance(heads.sparse, Splade) and heads.sparse.transform.outputs != model.architecture.hidden_size:
-        raise UnsupportedModel(
-            f"{model.model_id} has a sparse head of {heads.sparse.transform.outputs} columns on hidden states of "
-            f"{model.architecture.hidden_size}, which the CUDA encoder does not run"
-        )
-    multi = heads.multi_vector.layers if heads.multi_vector else ()
-    return {
-        "dense": [(each.inputs, each.outputs, each.activation) for each in model.dense],
-        "classifier": [(each.inputs, each.outputs, each.activation) for each in classifier],
-        "multi": [(each.inputs, each.outputs, each.activation) for each in multi],
-        "token_weights": isinstance(heads.sparse, TokenWeights),
-        "splade": _splade_shape(heads.sparse) if isinstance(heads.sparse, Splade) else None,
-    }
-
-
-def _splade_shape(head: Splade) -> tuple[str, float, int, bool]:
-    """Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table."""
-    return head.transform.activation, head.norm.eps, 2 if head.twice else 1, not head.decoder
 
 
 def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[tuple[str, int, Floats]]:

@@ -1,4 +1,4 @@
-"""A model's embeddings and layers for the CUDA extension: what `make_encoder` is told of them, tensors for `load`."""
+"""A model's embeddings and layers for the CUDA extension: their tensors for `load`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Architecture, DynamicNtk, Rotary
+from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import (
     EMBEDDING_PROJECTION,
     FINAL_NORM,
@@ -19,12 +19,11 @@ from embert.engine.architecture.tensor_names import (
 )
 from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
+from embert.engine.encoders.cuda_shapes import rotary_tables
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.rotary import rotations
-from embert.engine.errors import UnsupportedModel
-from embert.engine.model import Model
 
-__all__ = ["layer_shapes", "layer_tensors"]
+__all__ = ["layer_tensors"]
 
 # The extension's name of a layer's weights → BERT's. In pre-norm models the norms come before what they are named for.
 LAYER_LINEAR = {
@@ -51,45 +50,6 @@ EMBEDDING_WEIGHTS = {
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def layer_shapes(model: Model) -> dict[str, Any]:
-    """What `make_encoder` is told of the layers. Raises UnsupportedModel for what the extension cannot compute."""
-    architecture = model.architecture
-    for unable, what in (
-        (architecture.adapters is not None, "has adapters"),
-        (architecture.rms_norm, "has norms that do not subtract the mean"),
-        (_stretches(architecture), "stretches rotary positions by each text's length"),
-    ):
-        if unable:
-            raise UnsupportedModel(f"{model.model_id} {what}, which the CUDA encoder does not run")
-    tables = _rotary_tables(architecture)
-    attention = []
-    for layer in range(architecture.layers):
-        of = architecture.attention_of(layer)
-        window = of.window if of.window is not None and of.window < architecture.max_positions - 1 else 0
-        turned, table = (of.rotary.columns, tables.index(of.rotary)) if of.rotary else (0, 0)
-        attention.append((window, turned, table))
-    return {
-        "hidden": architecture.hidden_size,
-        "layers": architecture.layers,
-        "heads": architecture.heads,
-        "inner": architecture.intermediate_size,
-        "vocabulary": architecture.vocab_size,
-        "positions": architecture.max_positions,
-        "types": architecture.type_vocab_size,
-        "position_table": architecture.position_table,
-        "padding": architecture.padding_id is not None,
-        "relative": architecture.relative_buckets > 0 or architecture.alibi,
-        "embedding": architecture.embedding_size or 0,
-        "attention": attention if architecture.attention else [],
-        "gated": architecture.gated,
-        "pre_norm": architecture.pre_norm,
-        "first_norm": architecture.first_norm,
-        "shared": list(architecture.shared_layers),
-        "epsilon": architecture.layer_norm_eps,
-        "activation": architecture.activation,
-    }
-
-
 def layer_tensors(architecture: Architecture, checkpoint: Checkpoint) -> Iterator[tuple[str, int, Any, str]]:
     """The tensors: the extension's name, the layer (-1: none) or a table's number, the values and their type.
 
@@ -113,7 +73,7 @@ def layer_tensors(architecture: Architecture, checkpoint: Checkpoint) -> Iterato
             yield ours, layer, tensor.array, STORED_DTYPES[tensor.dtype]
         else:
             yield ours, layer, tensor.float32(), "float32"
-    for table, rotary in enumerate(_rotary_tables(architecture)):
+    for table, rotary in enumerate(rotary_tables(architecture)):
         yield "angles", table, np.stack(rotations(rotary, architecture.max_positions), axis=-1), "float32"
     bias: npt.NDArray[np.float32] | None = None
     if architecture.relative_buckets:
@@ -122,15 +82,3 @@ def layer_tensors(architecture: Architecture, checkpoint: Checkpoint) -> Iterato
         bias = alibi_by_distance(architecture.heads, architecture.max_positions)
     if bias is not None:
         yield "relative", -1, bias, "float32"
-
-
-def _rotary_tables(architecture: Architecture) -> list[Rotary]:
-    """The different rotations of a model's layers: each has a table of angles."""
-    found = (architecture.attention_of(layer).rotary for layer in range(architecture.layers))
-    return list(dict.fromkeys(each for each in found if each is not None))
-
-
-def _stretches(architecture: Architecture) -> bool:
-    """Whether the angles of some layer depend on a text's length."""
-    scalings = (each.scaling for each in _rotary_tables(architecture))
-    return any(isinstance(each, DynamicNtk) and architecture.max_positions > each.trained for each in scalings)

@@ -61,7 +61,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     if request.relevant_spans is not None and request.relevant_spans.get("mode") != "disabled":
         raise Invalid("`relevant_spans` is not supported: its mode must be disabled", "relevant_spans")
     if request.priority is not None and request.priority > 0:
-        context.options.bulk = True
+        context.give_way()
     ranking = await rank(
         context,
         request.query,

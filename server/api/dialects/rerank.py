@@ -205,7 +205,7 @@ async def ranked(
     if request.rank_fields not in (None, ["text"]):
         raise Invalid('`rank_fields` must be ["text"] or left out: no other field is read', "rank_fields")
     if request.priority is not None and request.priority > 0:
-        context.options.bulk = True
+        context.give_way()
     return await rank(
         context,
         request.query,

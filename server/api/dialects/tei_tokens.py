@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
@@ -60,10 +61,12 @@ async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
         most_unbroken=service.config.max_unbroken_characters,
     )
     characters = context.breakdown.characters = sum(map(len, texts))
+    began = time.perf_counter()
     check = service.checking(context.options, partial(service.limits.check_answer, param="inputs", more=True))
     context.breakdown.tokens, body = await service.tokenizer_pool.run(
         _written(turns, len(texts)), characters, context.receive, check
     )
+    context.breakdown.tokenize_s = time.perf_counter() - began
     service.limits.check_answer(context.breakdown.tokens, "inputs")
     return JSON, body
 
@@ -104,6 +107,8 @@ async def decode(context: RequestContext) -> tuple[bytes, bytes]:
     tokens = sum(map(len, sequences))
     service.limits.check_answer(tokens, "ids")
     turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=request.skip_special_tokens)
+    began = time.perf_counter()
     check = service.checking(context.options, lambda _: None)
     texts = await service.tokenizer_pool.run(turns, tokens, context.receive, check)
+    context.breakdown.tokenize_s = time.perf_counter() - began
     return JSON, orjson.dumps(texts)

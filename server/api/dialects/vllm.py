@@ -117,7 +117,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
     refuse(request, "instruction", "chat_template_kwargs")
     params, firsts, seconds = _texts(request)
     if request.priority is not None and request.priority > 0:
-        context.options.bulk = True
+        context.give_way()
     logits, encoded = await score_pairs(
         context,
         firsts,
@@ -163,7 +163,7 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     if not request.add_special_tokens:
         raise Invalid("`add_special_tokens` must be true: the model reads the first of them", "add_special_tokens")
     if request.priority is not None and request.priority > 0:
-        context.options.bulk = True
+        context.give_way()
     encoded = await context.tokenize(
         request.input,
         param="input",

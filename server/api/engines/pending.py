@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +34,7 @@ class Answer:
     rows: dict[Task, Rows]
     queue_s: float
     inference_s: float
+    engine: int = -1  # that ran it, or the last of its texts
     token_ids: npt.NDArray[np.int32] | None = None  # of MULTI's rows
 
     @property
@@ -57,8 +57,9 @@ class PendingRequest:
     engine: int = -1  # the index of the engine that has it; -1: none
     parts: list[Part] = field(default_factory=list)  # of the answer, so far
     texts_left: int = field(init=False)
-    queue_s: float = math.inf
     inference_s: float = 0.0
+    ended_s: float = 0.0  # from its admission to the end of its last batch so far
+    asked: int = -1  # the last engine that it was sent to
     losses: int = 0  # engines lost while they had it
     watcher: asyncio.Task[None] | None = None
 
@@ -67,8 +68,8 @@ class PendingRequest:
 
     def add(self, part: Part) -> Answer | None:
         """Take the rows of some texts; the answer once all are here."""
-        self.queue_s = min(self.queue_s, part.queue_s)
         self.inference_s += part.inference_s
+        self.ended_s = max(self.ended_s, part.queue_s + part.inference_s)
         self.parts.append(part)
         self.texts_left -= part.texts
         if self.texts_left:
@@ -76,7 +77,8 @@ class PendingRequest:
         self.parts.sort(key=lambda each: each.first_text)
         by_task = zip(*(each.rows for each in self.parts), strict=True)
         rows = {Task(of_task[0].task): self._joined(of_task) for of_task in by_task}
-        return Answer(rows, self.queue_s, self.inference_s)
+        # An engine runs one batch at a time, so what is not a batch of this request is its wait for one.
+        return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.asked)
 
     def _joined(self, of_task: tuple[TaskRows, ...]) -> Rows:
         return Rows.joined([_rows(each, part.texts) for each, part in zip(of_task, self.parts, strict=True)])

@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from embert.engine import Encoded, Task
 from embert.server.api.background import keep_running
@@ -99,11 +99,13 @@ class Router:
         tasks: Task = Task.EMBED,
         dimensions: int = 0,
         normalize: bool = True,
+        note_failure: Callable[[int, float], None] | None = None,
     ) -> Answer:
         """Admit texts for the model of this number, run them, return their rows.
 
         Raises Overloaded over the budget, Unavailable when the model is ready on no engine or time runs out,
-        InferenceFailed when the encoder failed on them, TooManyWeights, CancelledError when the client has left.
+        InferenceFailed when the encoder failed on them, TooManyWeights, CancelledError when the client has left. Once
+        they are admitted, `note_failure` gets the engine that had them last (-1: none) and the seconds since.
         """
         admission, cost = self.admissions[model], encoded.tokens
         admission.check(cost, options)
@@ -129,8 +131,11 @@ class Router:
         self._send(pending)
         try:
             return await pending.future
-        except asyncio.CancelledError:
-            self._cancel(pending)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                self._cancel(pending)
+            if note_failure is not None:
+                note_failure(pending.asked, time.monotonic() - now)
             raise
         finally:
             admission.add(-cost)
@@ -229,7 +234,7 @@ class Router:
         )
         if engine is None:
             return  # it stays pending until an engine greets that has the model
-        pending.engine = engine.index
+        pending.engine = pending.asked = engine.index
         engine.send(pending.message, pending.encoded.tokens)
 
     def _send_waiting(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from embert.server.api.input.request_body import describe_name
 from embert.server.http.errors import Invalid
+from embert.server.observability.request_record import BULK, INTERACTIVE
 
 __all__ = ["RequestOptions", "read_request_options"]
 
@@ -26,6 +27,11 @@ class RequestOptions:
     deadline: float  # on CLOCK_MONOTONIC
     bulk: bool = False
     has_priority: bool = False  # whether a header says `bulk` or not
+
+    @property
+    def priority(self) -> str:
+        """The label of metrics."""
+        return BULK if self.bulk else INTERACTIVE
 
 
 def read_request_options(headers: list[tuple[bytes, bytes]], arrived: float, limit_s: float) -> RequestOptions:

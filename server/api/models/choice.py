@@ -14,19 +14,27 @@ __all__ = ["ModelChoice"]
 class ModelChoice:
     """Of the requests of one path."""
 
-    __slots__ = ("_by_wanted", "_wanted", "default", "is_open", "path_model", "services")
+    __slots__ = ("_by_wanted", "_wanted", "by_body", "default", "is_open", "path_model", "services")
 
     def __init__(
-        self, services: Services, wanted: Wanted, default: Service | None = None, path_model: str | None = None
+        self,
+        services: Services,
+        wanted: Wanted,
+        default: Service | None = None,
+        path_model: str | None = None,
+        *,
+        has_field: bool = False,
     ) -> None:
         """`wanted` is what the route needs. `default` answers requests that name no model; None: the first that can.
 
-        `path_model`: the name of `default` in the path, where it has one; no other model answers then.
+        `path_model`: the name of `default` in the path, where it has one; no other model answers then. `has_field`:
+        whether a body may name a model.
         """
         self.services = services
         self.default = default or services.able(wanted)
         self.path_model = path_model
         self.is_open = services.several and path_model is None  # whether another model may answer than the default
+        self.by_body = self.is_open and has_field  # whether that depends on the body
         self._wanted = wanted
         self._by_wanted: dict[Wanted, Service] = {}
 

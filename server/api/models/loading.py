@@ -11,10 +11,11 @@ from embert.server.api.engines.router import Router
 from embert.server.api.input.tokenizer_pool import TokenizerPool
 from embert.server.api.models.service import Service
 from embert.server.api.models.services import Services
-from embert.server.api.routes import METRIC_ROUTES
+from embert.server.api.routes import METRIC_ROUTES, METRIC_TASKS
 from embert.server.ipc.control import StartApi, StartModel
 from embert.server.ipc.shared_counters import SharedCounters
-from embert.server.observability.metrics import ApiMetrics
+from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.latency_buckets import LatencyBuckets
 
 __all__ = ["load_services"]
 
@@ -28,7 +29,13 @@ def load_services(start: StartApi, counters: SharedCounters) -> Services:
     """
     config = start.config
     router = Router(start.models, counters, start.worker)
-    metrics = ApiMetrics(METRIC_ROUTES, config.latency_buckets)
+    metrics = ApiMetrics(
+        METRIC_ROUTES,
+        LatencyBuckets.of(config.latency_buckets),
+        tasks=METRIC_TASKS,
+        models=[each.name for each in start.models],
+        engines=len(start.engines),
+    )
     pool = TokenizerPool(config.tokenization_threads, config.payload_limit)
     services = [_load(each, router, metrics, pool) for each in start.models]
     faults = [each.admission.fault for each in services]

@@ -39,7 +39,7 @@ class ServedModel:
 
     def __init__(self, config: ServeConfig, model: Model) -> None:
         self._config, self._model = config, model
-        self.name = config.served_model_name or model.model_id
+        self.name = config.served_name(model.model_id)
         self.others: Sequence[ServedModel] = ()  # of the same server
         # Of texts whose request chooses none. The name is that of an adapter, too, where there is one of this name.
         self._default_name = (

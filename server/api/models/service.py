@@ -23,7 +23,7 @@ from embert.server.api.models.served_model import ServedModel
 from embert.server.config import ModelConfig
 from embert.server.http.errors import Invalid
 from embert.server.ipc.control import ModelInfo
-from embert.server.observability.metrics import ApiMetrics
+from embert.server.observability.api_metrics import ApiMetrics
 
 __all__ = ["Service"]
 
@@ -150,7 +150,7 @@ class Service:
         breakdown.tokenize_s = time.perf_counter() - began
         breakdown.tokens = encoded.tokens
         self.limits.check_tokens(encoded.tokens, param)
-        self._observe(encoded, breakdown)
+        self._observe(encoded, options)
         return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
     async def tokenize_pairs(
@@ -188,7 +188,7 @@ class Service:
         breakdown.tokenize_s = time.perf_counter() - began
         breakdown.tokens = encoded.tokens
         self.limits.check_pair_tokens(encoded.tokens, params[1])
-        self._observe(encoded, breakdown)
+        self._observe(encoded, options)
         return encoded
 
     def checking(self, options: RequestOptions, check: Callable[[int], None]) -> Callable[[int], None]:
@@ -200,11 +200,10 @@ class Service:
 
         return both
 
-    def _observe(self, encoded: Encoded, breakdown: LatencyBreakdown) -> None:
-        metrics = self.metrics
-        metrics.tokenize_duration.observe(breakdown.tokenize_s)
-        metrics.texts += encoded.sequences
-        metrics.tokens += encoded.tokens
-        metrics.truncated_texts += encoded.truncated
-        metrics.request_texts.observe(encoded.sequences)
-        metrics.text_tokens.observe_many(encoded.lengths.tolist())
+    def _observe(self, encoded: Encoded, options: RequestOptions) -> None:
+        work = self.metrics.work(self.served.name, options.priority)
+        work.texts += encoded.sequences
+        work.tokens += encoded.tokens
+        work.truncated_texts += encoded.truncated
+        work.request_texts.observe(encoded.sequences)
+        work.text_tokens.observe_many(encoded.lengths.tolist())

@@ -13,7 +13,7 @@ from embert.server.api.models.service import Service
 from embert.server.config import ConfigError, ServeConfig
 from embert.server.http.errors import ModelUnknown
 from embert.server.http.timeouts import BodyReader
-from embert.server.observability.metrics import ApiMetrics
+from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.scrapes import Scrapes
 
 __all__ = ["Services"]

@@ -20,8 +20,8 @@ function parseMetrics(text) {
   const found = { time: performance.now() / 1000, requests: 0, tokens: 0, queue: 0, up: 0, count: 0, seconds: 0, buckets: new Map() };
   for (const [, name, labels = "", value] of text.matchAll(/^embert_(\w+)(?:\{(.*)\})? (\S+)$/gm)) {
     const label = (wanted) => labels.match(`${wanted}="([^"]*)"`)?.[1];
-    if (name === "tokens_total") found.tokens = Number(value);
-    else if (name === "queue_tokens") found.queue = Number(value);
+    if (name === "tokens_total") found.tokens += Number(value);
+    else if (name === "queue_tokens") found.queue += Number(value);
     else if (name === "engine_up") found.up += Number(value);
     else if (!WORK.includes(label("route"))) continue;
     else if (name === "requests_total") found.requests += Number(value);

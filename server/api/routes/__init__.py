@@ -5,7 +5,14 @@ That is: the ASGI app, the OpenAPI document, metric labels, the dialect of error
 """
 
 from embert.server.api.routes.below_models import MODELS, ModelPath, model_paths
-from embert.server.api.routes.by_path import BELOW, METRIC_ROUTES, ROUTES, dialects_by_path, labels_by_path
+from embert.server.api.routes.by_path import (
+    BELOW,
+    METRIC_ROUTES,
+    METRIC_TASKS,
+    ROUTES,
+    dialects_by_path,
+    labels_by_path,
+)
 from embert.server.api.routes.operations import OPERATIONS, keyless_paths
 from embert.server.api.routes.row import Operation, Route, TaskRoute
 from embert.server.api.routes.tasks import BY_MODEL, OF_THE_FIRST, TASKS, tasks_by_path
@@ -14,6 +21,7 @@ __all__ = [
     "BELOW",
     "BY_MODEL",
     "METRIC_ROUTES",
+    "METRIC_TASKS",
     "MODELS",
     "OF_THE_FIRST",
     "OPERATIONS",

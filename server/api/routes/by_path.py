@@ -11,7 +11,7 @@ from embert.server.api.routes.row import Operation, TaskRoute
 from embert.server.api.routes.tasks import TASKS
 from embert.server.http.errors import Dialect, Dialects
 
-__all__ = ["BELOW", "METRIC_ROUTES", "ROUTES", "dialects_by_path", "labels_by_path"]
+__all__ = ["BELOW", "METRIC_ROUTES", "METRIC_TASKS", "ROUTES", "dialects_by_path", "labels_by_path"]
 
 COHERE, OPENAI, TEI = Dialect.COHERE, Dialect.OPENAI, Dialect.TEI
 ValueT = TypeVar("ValueT")
@@ -58,6 +58,7 @@ _DIALECT_BY_PATH = {path: route.dialect for route in ROUTES for path in route.pa
 BELOW = sorted((path for row in TASKS for path in row.paths if "{" not in path and path != "/"), key=len, reverse=True)
 # All values of the label `route`: what clients send must not make labels.
 METRIC_ROUTES = (*_DIALECT_BY_PATH, _OTHER)
+METRIC_TASKS = frozenset(path for route in TASKS for path in route.paths)  # those of them that ask a model
 
 
 def labels_by_path(below: Mapping[str, str] | None = None) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from embert import engine
 from embert.engine.architecture.architecture import Architecture, Attention, Rotary
 from embert.engine.encoders import cuda
-from embert.engine.encoders.cuda.heads import head_shapes
+from embert.engine.encoders.cuda_shapes import head_shapes
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
 from embert.engine.families import read_architecture
 from embert.engine.tasks import Task

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from embert import engine
-from embert.engine.encoders.cuda.heads import head_shapes
+from embert.engine.encoders.cuda_shapes import head_shapes
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
 from embert.engine.families import read_architecture
 from tests.engine.architectures.exact import hidden_states, near

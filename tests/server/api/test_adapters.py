@@ -19,7 +19,7 @@ from embert.server.api.models.service import Service
 from embert.server.commands.cli import main
 from embert.server.config import ModelConfig
 from embert.server.worker.batching import Payload, pack
-from embert.server.worker.scheduler import Request
+from embert.server.worker.scheduling import Request
 from tests.engine.families import byte_level
 from tests.engine.jina import INSTRUCTIONS, TASKS, VOCABULARY, Jina, flash
 from tests.server.live import Live, live

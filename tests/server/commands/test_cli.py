@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from embert import __version__
 from embert.server.commands.cli import main, parse_serve
 from embert.server.config import (
-    LATENCY_BUCKETS_S,
     ConfigError,
     ServeConfig,
     environment_name,
@@ -356,16 +355,16 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 def test_defaults() -> None:
     assert parse_serve([], {}) == ServeConfig()
     config = ServeConfig()
-    assert (config.host, config.port, config.model) == ("0.0.0.0", 8080, None)
-    assert config.latency_buckets == LATENCY_BUCKETS_S
+    assert (config.host, config.port, config.model) == ("0.0.0.0", 8080, ())
+    assert config.latency_buckets == ()
     assert config.tokenization_threads == 2
 
 
 def test_typed_wins_over_environment_wins_over_default() -> None:
     environment = {"EMBERT_PORT": "1000", "EMBERT_MODEL": "there", "EMBERT_REQUEST_TIMEOUT": "7.5", "EMBERT_HOST": ""}
     config = parse_serve(["here", "--port", "2000"], environment)
-    assert (config.model, config.port, config.request_timeout, config.host) == ("here", 2000, 7.5, "0.0.0.0")
-    assert parse_serve([], environment).model == "there"
+    assert (config.model, config.port, config.request_timeout, config.host) == (("here",), 2000, 7.5, "0.0.0.0")
+    assert parse_serve([], environment).model == ("there",)
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", "On"])

@@ -24,7 +24,8 @@ from embert.server.config import ServeConfig, read_api_keys
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
 from embert.server.http.request_metrics import RequestMetricsMiddleware
-from embert.server.observability.metrics import ApiMetrics
+from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.latency_buckets import LatencyBuckets
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import StandIn
 
@@ -287,7 +288,8 @@ def test_a_bug_of_ours_is_logged_without_its_words(caplog: pytest.LogCaptureFixt
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
-    middleware = RequestMetricsMiddleware(app, labels_by_path(), dialects_by_path(), ApiMetrics(("other",), (1.0,)))
+    metrics = ApiMetrics(("other",), LatencyBuckets())
+    middleware = RequestMetricsMiddleware(app, labels_by_path(), (), dialects_by_path(), metrics)
     asyncio.run(middleware({"type": "http", "method": "POST", "path": "/x", "headers": []}, receive, send))
     assert sent[0]["status"] == 500
     assert json.loads(sent[1]["body"])["error"] == "internal error; the log has more"

@@ -7,18 +7,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from embert.server.config import ServeConfig
+from embert.server.config import ServeConfig, model_configs
 from embert.server.ipc.control import (
     ControlConnection,
     Drain,
-    ModelInfo,
     EngineState,
     Failed,
     Message,
+    ModelFailed,
+    ModelInfo,
+    ModelReady,
+    ModelState,
     Progress,
     Ready,
     StartApi,
     StartEngine,
+    StartModel,
 )
 from embert.server.ipc.messages import (
     EncodeRequest,
@@ -33,15 +37,20 @@ from embert.server.ipc.messages import (
 )
 
 INFO = ModelInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2, 0.3)
-CONFIG = ServeConfig(model="/models/ünïcode", api_key=("a", "b"), latency_buckets=(0.1, 1.0), request_timeout=0.5)
+CONFIG = ServeConfig(
+    model=("a=/models/ünïcode", "b"), api_key=("a", "b"), latency_buckets=(0.1, 1.0), request_timeout=0.5
+)
+MODELS = [StartModel(number, config, "/m", "id", None) for number, config in enumerate(model_configs(CONFIG))]
 MESSAGES: list[Message] = [
-    EngineState(1, "ready", "", "/tmp/x", INFO),
+    EngineState(1, "ready", "", "/tmp/x", {0: ModelState("ready", "", INFO), 12: ModelState("failed", "why")}),
     EngineState(0, "down", "was killed\nby SIGKILL"),
-    StartApi(CONFIG, "/m", "id", None, "/tmp/r", [3, 4], None, 0, 9, [EngineState(0, "loading")]),
-    StartEngine(CONFIG, "/m", "id", "/tmp/r", 0, "cpu", "/tmp/e", 9, 2),
+    StartApi(CONFIG, MODELS, {"c": "no such folder"}, "/tmp/r", [3, 4], None, 0, 9, [EngineState(0, "loading")]),
+    StartEngine(CONFIG, MODELS[1:], True, ["a", "b"], "/tmp/r", 0, "cpu", "/tmp/e", 9, 2),
     Progress("loading the weights"),
+    Progress("running its first batches", 1),
+    ModelReady(1, INFO),
+    ModelFailed(0, "no weights"),
     Ready(),
-    Ready(INFO),
     Failed("no such model"),
     Drain(),
 ]
@@ -103,5 +112,5 @@ def test_messages_between_processes() -> None:
     submit = Submit([EncodeRequest(1, 1, b"\1\0\0\0", b"\1\0\0\0", b"", 0, True, 1.5, 0.5)], [7])
     assert decode_submit(encode(submit)) == submit
     parts = [Part(1, 0, 2, [TaskRows(1, b"\0" * 8)], 0.1, 0.2), Part(2, 0, 0, [], 0.0, 0.0, "backend", "why")]
-    results = Results(EngineStatus(0, 1.0, 5, 100.0), parts)
+    results = Results(EngineStatus(0, 1.0, 5, [100.0, 0.0]), parts)
     assert decode_results(encode(results)) == results

@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from embert.server.api.routes import METRIC_ROUTES
-from embert.server.config import LATENCY_BUCKETS_S
+from embert.server.api.routes import METRIC_ROUTES, METRIC_TASKS
+from embert.server.observability.latency_buckets import HOST_BUCKETS_S, REQUEST_BUCKETS_S
 from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
 from embert.server.observability.scrapes import Scrapes
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(embert_\w+)` \| (\w+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+ASKED = ("/readyz", "/metrics")  # routes that these tests ask a server at rest
 
 # The contract's list.
 REQUIRED = [
@@ -30,6 +33,7 @@ REQUIRED = [
     "tokenize_duration_seconds",
     "queue_duration_seconds",
     "inference_duration_seconds",
+    "request_other_duration_seconds",
     "response_encode_duration_seconds",
     "texts_total",
     "tokens_total",
@@ -46,6 +50,9 @@ REQUIRED = [
     "queue_limit_tokens",
     "requests_in_flight",
     "engine_busy_ratio",
+    "engine_busy_seconds_total",
+    "open_connections",
+    "connections_limit",
     "rejected_total",
     "cancelled_texts_total",
     "engine_restarts_total",
@@ -117,20 +124,26 @@ def test_zero_from_the_start(at_rest: dict[str, float]) -> None:
         "embert_engine_last_success_timestamp_seconds",
         "embert_engine_busy_ratio",
         "embert_queue_limit_tokens",
+        "embert_open_connections",
+        "embert_connections_limit",
     }
-    operations = ("/readyz", "/metrics")  # asked for by this test
     for sample, value in at_rest.items():
         name = sample.partition("{")[0]
         if name in one:
             assert value == 1, sample
-        elif name not in alive and not any(f'route="{route}"' in sample for route in operations):
+        elif name not in alive and not any(f'route="{route}"' in sample for route in ASKED):
             assert value == 0, sample
 
 
 def test_labels_that_are_known_are_all_there(at_rest: dict[str, float]) -> None:
     for route in METRIC_ROUTES:
-        assert f'embert_requests_total{{route="{route}",status="200"}}' in at_rest
-        assert f'embert_request_duration_seconds_count{{route="{route}"}}' in at_rest
+        model, priority = (MODEL, "interactive") if route in METRIC_TASKS else ("", "")
+        labels = f'model="{model}",priority="{priority}",route="{route}"'
+        assert f'embert_requests_total{{{labels},status="200"}}' in at_rest
+        assert (f"embert_request_duration_seconds_count{{{labels}}}" in at_rest) == (route in ASKED)
+    for part in ("tokenize", "queue", "inference", "response_encode", "request_other"):
+        assert at_rest[f'embert_{part}_duration_seconds_count{{model="{MODEL}",priority="interactive"}}'] == 0
+    assert not [sample for sample in at_rest if 'priority="bulk"' in sample]
     for reason in REJECT_REASONS:
         assert at_rest[f'embert_rejected_total{{reason="{reason}"}}'] == 0
     for stage in CANCEL_STAGES:
@@ -144,7 +157,8 @@ def test_info_metrics(at_rest: dict[str, float]) -> None:
     names = [sample for sample in at_rest if sample.startswith("embert_model_info")]
     assert len(names) == 1
     for fact in (
-        'model="sentence-transformers/all-MiniLM-L6-v2"',
+        f'model="{MODEL}"',
+        f'model_id="{MODEL}"',
         'dtype="float32"',
         'backend="stand-in"',
         'device="cpu"',
@@ -153,11 +167,13 @@ def test_info_metrics(at_rest: dict[str, float]) -> None:
 
 
 def test_latency_buckets(at_rest: dict[str, float], server: Live) -> None:
-    def bounds(samples: dict[str, float]) -> list[str]:
-        return re.findall(r'embert_queue_duration_seconds_bucket\{le="(.+?)"\}', "\n".join(samples))
+    def bounds(samples: dict[str, float], part: str) -> list[str]:
+        return re.findall(rf'embert_{part}_duration_seconds_bucket{{.*le="(.+?)"', "\n".join(samples))
 
-    assert bounds(at_rest) == ["0.001", "0.1", "5.0", "+Inf"]
-    assert [float(bound) for bound in bounds(server.metrics())] == [*LATENCY_BUCKETS_S, float("inf")]
+    usual = {"tokenize": HOST_BUCKETS_S, "queue": REQUEST_BUCKETS_S}
+    for part, expected in usual.items():
+        assert bounds(at_rest, part) == ["0.001", "0.1", "5.0", "+Inf"]
+        assert {float(bound) for bound in bounds(server.metrics(), part)} == {*expected, float("inf")}
 
 
 def test_requests_count(fresh: Live, at_rest: dict[str, float]) -> None:
@@ -199,8 +215,10 @@ def test_requests_count(fresh: Live, at_rest: dict[str, float]) -> None:
     assert grown('embert_batch_texts_sum{engine="0"}') == texts
     assert grown('embert_batch_tokens_sum{engine="0"}') == tokens
     assert grown('embert_batch_token_fill_ratio_sum{engine="0"}') == pytest.approx(tokens / 16384)
-    assert grown("embert_inference_duration_seconds_count") == batches
+    assert grown("embert_batch_duration_seconds_count") == batches
+    assert grown("embert_inference_duration_seconds_count") == 4
     assert grown("embert_queue_duration_seconds_count") == 4
+    assert grown("embert_request_other_duration_seconds_count") == 6  # with those that were refused
     assert after["embert_padding_tokens_total" + '{engine="0"}'] == 0
     assert after["embert_queue_tokens"] == after["embert_queue_texts"] == 0
     assert after["embert_requests_in_flight"] == 1  # the one that asks
@@ -211,12 +229,15 @@ def test_many_lengths_are_observed_as_one_by_one(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from embert.server.observability.metrics import ApiMetrics, use_folder
+from embert.server.observability.metrics import use_folder
 use_folder(Path(sys.argv[1]), "test")
-metrics = ApiMetrics(["/"], [1.0])
+from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.latency_buckets import LatencyBuckets
+metrics = ApiMetrics(["/"], LatencyBuckets())
+work = metrics.work("m", "interactive")
 lengths = [1, 4, 5, 8, 9, 16, 17, 100, 8192, 8193, 20000, 3, 3, 3]
-histogram = metrics.text_tokens._histogram
-metrics.text_tokens.observe_many(lengths)
+histogram = work.text_tokens._histogram
+work.text_tokens.observe_many(lengths)
 metrics.write()
 metrics.write()  # nothing is left to be written twice
 fast = [bucket.get() for bucket in histogram._buckets], histogram._sum.get()

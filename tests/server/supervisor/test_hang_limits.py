@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import ModelInfo
+from embert.server.supervisor.child import Child
 from embert.server.supervisor.hangs import HangDetector
 
 INFO = ModelInfo("torch", "cpu", "a test", "float32", "", 2048, 384, 384, 1.0, 0.001, 0.01)
@@ -28,7 +28,14 @@ INFO = ModelInfo("torch", "cpu", "a test", "float32", "", 2048, 384, 384, 1.0, 0
     ],
 )
 def test_the_limit(bound_s: float | None, full_batch_s: float, longest_text_s: float, limit_s: float) -> None:
-    engine: Any = SimpleNamespace()
+    engine = Child("engine", 0)
     info = msgspec.structs.replace(INFO, full_batch_s=full_batch_s, longest_text_s=longest_text_s)
-    HangDetector(ServeConfig(engine_timeout=bound_s), cast("Any", None)).set_limit(engine, info)
+    HangDetector(ServeConfig(engine_timeout=bound_s), cast("Any", None)).add_limit(engine, info)
     assert engine.hang_limit_s == limit_s
+
+
+def test_of_several_models_the_slowest_sets_the_limit() -> None:
+    engine, hangs = Child("engine", 0), HangDetector(ServeConfig(), cast("Any", None))
+    for full_batch_s in (0.001, 0.2, 0.01):
+        hangs.add_limit(engine, msgspec.structs.replace(INFO, full_batch_s=full_batch_s))
+    assert engine.hang_limit_s == 20

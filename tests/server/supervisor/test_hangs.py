@@ -35,6 +35,22 @@ def replaced(server: Live, pid: int) -> bool:
     return server.engine_pids not in ([], [pid])
 
 
+def pid_of_engine(server: Live, index: int) -> int:
+    """The process that listens on this engine's socket."""
+    for pid in server.engine_pids:
+        sockets = psutil.Process(pid).net_connections("unix")
+        if any(Path(str(each.laddr)).name.startswith(f"engine-{index}.") for each in sockets):
+            return pid
+    raise AssertionError(f"no process listens as engine {index}")
+
+
+def both_have_work(server: Live, pool: ThreadPoolExecutor) -> bool:
+    """Whether each of two engines has run a batch; asks two things at a time. The first that is ready has all work."""
+    assert all(pool.map(lambda _: right(server, [101, SLEEP + 1, 102]), range(2)))
+    metrics = server.metrics()
+    return all(metrics[f'embert_batches_total{{engine="{index}"}}'] > 0 for index in range(2))
+
+
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Live]:
     """Whose engine hangs after a second."""
@@ -69,7 +85,9 @@ def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on
 
 
 def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
-    with live(*STAND_IN, "--device", "x:0,1", "--engine-timeout", "1") as server, ThreadPoolExecutor(8) as pool:
+    with live(*STAND_IN, "--device", "x:0,1", "--engine-timeout", "1") as server, ThreadPoolExecutor(26) as pool:
+        until(lambda: both_have_work(server, pool), what="work for both engines")
+        other = pid_of_engine(server, 1)
         # While the supervisor is stopped, nobody ends the engine that hangs.
         server.signal(signal.SIGSTOP)
         try:
@@ -78,16 +96,22 @@ def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
             for number in range(24):
                 assert right(server, [101, 1000 + number, 102])
             assert not hanging.done()
+            # Half of what comes while neither answers goes to the one that hangs, and waits there.
+            os.kill(other, signal.SIGSTOP)
+            asked = [[101, 1000 + number, 102] for number in range(24)]
+            waiting = [pool.submit(server.post, "/embed", {"inputs": [ids]}) for ids in asked]
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 25 * 3, what="all requests")
+            os.kill(other, signal.SIGCONT)
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 13 * 3, what="the answers of the other engine")
         finally:
             server.signal(signal.SIGCONT)
-        # It is ended, then the other one that is asked in its stead: who was with it on either runs again.
-        asked = [[101, 1000 + number, 102] for number in range(24)]
-        answers = list(pool.map(lambda ids: server.post("/embed", {"inputs": [ids]}), asked))
-        assert {answer.status_code for answer in answers} == {200}
-        for ids, answer in zip(asked, answers, strict=True):
-            assert np.allclose(answer.json(), [expected(ids)], atol=1e-5)
+        # It is ended, then the other one that is asked in its stead: who waited with it on either is answered.
+        for ids, answer in zip(asked, waiting, strict=True):
+            assert answer.result().status_code == 200, answer.result().text
+            assert np.allclose(answer.result().json(), [expected(ids)], atol=1e-5)
         assert hanging.result().status_code == 424
         until(lambda: [server.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
+        server.wait_ready()
         assert all(pool.map(lambda ids: right(server, ids), asked))
 
 

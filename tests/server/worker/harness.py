@@ -15,10 +15,11 @@ import numpy.typing as npt
 from embert.engine import Encoder, Model, PackedBatch, Rows, Task
 from embert.engine.errors import EncoderError, EncoderLost
 from embert.engine.packing import cumulative
-from embert.server.config import ServeConfig
+from embert.server.config import ModelConfig, ServeConfig
 from embert.server.ipc.control import StartEngine
 from embert.server.ipc.messages import EncodeRequest, Part, Submit, decode_results, encode
 from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.worker.loaded_model import LoadedModel
 from embert.server.worker.loop import EngineLoop
 from tests.server.wire import Wire
 
@@ -108,19 +109,28 @@ def vector_of(ids: Sequence[int]) -> list[float]:
 class Harness:
     """An engine process in threads, and an API process's socket."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, models: int = 1) -> None:
         self.encoder = Recorder()
         self.exits: list[int] = []
-        self.counters = SharedCounters.create(1, 1)
+        self.counters = SharedCounters.create(1, 1, models)
         config = ServeConfig(workers=1)  # as many as have a place in the counters
-        start = StartEngine(config, "", "m", str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
-        model = cast("Model", SimpleNamespace(model_id="m", max_input_length=BUDGET, tasks=TASKS))
-        self.loop = EngineLoop(start, model, self.encoder, exit_process=self.exits.append)
+        names = [f"m{number}" for number in range(models)]
+        start = StartEngine(config, [], False, names, str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
+        self.loop = EngineLoop(start, exit_process=self.exits.append)
+        self.model = self.add(0, self.encoder)
         self.loop.listen()
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
         self.thread.start()
         self.wire = Wire.connect(start.endpoint)
         self._ids = 0
+
+    def add(self, number: int, encoder: Encoder) -> LoadedModel:
+        """Another model, of the same tasks."""
+        name = f"m{number}"
+        model = cast("Model", SimpleNamespace(model_id=name, max_input_length=BUDGET, tasks=TASKS))
+        loaded = LoadedModel(number, name, ModelConfig(), model, encoder)
+        self.loop.add(loaded)
+        return loaded
 
     def send(
         self, *requests: list[list[int]], task: Task = Task.EMBED, cancelled: Sequence[int] = (), **how: Any
@@ -139,6 +149,8 @@ class Harness:
         patience_s: float = 60.0,
         alone: bool = False,
         token_types: Sequence[Sequence[int]] = (),
+        model: int = 0,
+        bulk: bool = False,
     ) -> EncodeRequest:
         self._ids += 1
         ids = np.array([token for text in texts for token in text], np.int32)
@@ -154,7 +166,9 @@ class Harness:
             normalize,
             now + patience_s,
             now,
-            alone=alone,
+            bulk,
+            alone,
+            model=model,
         )
 
     def receive(self, texts: int) -> dict[int, list[Part]]:

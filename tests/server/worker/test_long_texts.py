@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.worker.scheduler import EXACT_REQUESTS, Request, Scheduler
+from embert.server.worker.scheduling import Request
+from embert.server.worker.scheduling.builder import EXACT_REQUESTS
+from tests.server.worker.schedulers import scheduler_of
 
 BUDGET, LONGEST = 100, 400
 lengths_of_a_request = st.lists(st.integers(1, LONGEST), min_size=1, max_size=10)
@@ -14,7 +16,7 @@ lengths_of_a_request = st.lists(st.integers(1, LONGEST), min_size=1, max_size=10
 
 @given(st.lists(st.tuples(lengths_of_a_request, st.booleans()), min_size=1, max_size=20))
 def test_every_text_leaves_once_and_long_ones_alone(requests: list[tuple[list[int], bool]]) -> None:
-    scheduler = Scheduler(BUDGET, longest_text=LONGEST)
+    scheduler = scheduler_of(BUDGET, longest_text=LONGEST)
     for key, (lengths, bulk) in enumerate(requests):
         scheduler.add(Request(key, lengths, bulk=bulk))
     seen: dict[object, list[int]] = {key: [] for key in range(len(requests))}
@@ -28,7 +30,7 @@ def test_every_text_leaves_once_and_long_ones_alone(requests: list[tuple[list[in
 @pytest.mark.parametrize("others", [3, 2 * EXACT_REQUESTS])
 @pytest.mark.parametrize("bulk", [False, True])
 def test_a_long_text_is_not_starved_by_short_ones_without_end(others: int, *, bulk: bool) -> None:
-    scheduler = Scheduler(BUDGET, longest_text=LONGEST)
+    scheduler = scheduler_of(BUDGET, longest_text=LONGEST)
     scheduler.add(Request("long", [LONGEST], bulk=bulk))
     for batches in range(others * 20):
         for key in range(others):
@@ -41,4 +43,4 @@ def test_a_long_text_is_not_starved_by_short_ones_without_end(others: int, *, bu
 
 def test_a_text_that_is_too_long_is_refused() -> None:
     with pytest.raises(ValueError, match="401 tokens cannot be in a batch of 1 to 400"):
-        Scheduler(BUDGET, longest_text=LONGEST).add(Request("x", [LONGEST + 1]))
+        scheduler_of(BUDGET, longest_text=LONGEST).add(Request("x", [LONGEST + 1]))

@@ -13,7 +13,7 @@ from embert.server.ipc.messages import Part
 from embert.server.worker import responder
 from embert.server.worker.batching import Payload
 from embert.server.worker.responder import Responder
-from embert.server.worker.scheduler import Slice
+from embert.server.worker.scheduling import Slice
 from tests.server.worker.harness import BUDGET, FAILS, NOT_FINITE, Harness, rows, vector_of
 
 
@@ -161,7 +161,7 @@ def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(responder, "_SENT_AT_ONCE", 100)
     sent: list[list[Part]] = []
     dropped: list[Any] = []
-    answering = Responder(lambda _, parts: sent.append(parts), dropped.append, most_weights=40)
+    answering = Responder(lambda _, parts: sent.append(parts), dropped.append)
     payloads = [Payload("x", id_, None, None, Task.SPARSE, 0, True, 0.0) for id_ in range(4)]  # type: ignore[arg-type]
     slices = [
         cast("Slice", SimpleNamespace(start=0, stop=1, request=SimpleNamespace(payload=payload, key=payload.id)))
@@ -169,7 +169,7 @@ def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch
     ]
     counts = np.array([0, 20, 30, 80, 90], np.int32)  # prefix sums: the third text has 50 weights
     rows = Rows(np.ones((90, 1), np.float32), counts, np.arange(90, dtype=np.int32))
-    answering.answer(slices, {Task.SPARSE: rows}, 1.0, 2.0)
+    answering.answer(slices, {Task.SPARSE: rows}, 1.0, 2.0, most_weights=40)
     assert [[(part.id, part.error, part.message) for part in parts] for parts in sent] == [
         [(0, "", ""), (1, "", "")],
         [(2, "weights", "50"), (3, "", "")],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 from random import Random
 from typing import Any
 
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from embert.server.worker import scheduler as scheduler_module
-from embert.server.worker.scheduler import BULK_TURN, EXACT_REQUESTS, SMALLEST_TURN, Batch, Request, Scheduler
+from embert.server.worker.scheduling import Batch, Request, Scheduler, builder
+from embert.server.worker.scheduling.builder import EXACT_REQUESTS
+from embert.server.worker.scheduling.scheduler import BULK_TURN
+from tests.server.worker.schedulers import scheduler_of
 
 BUDGET, TEXT_BUDGET, LONGEST = 100, 12, 40
 
@@ -26,12 +29,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        scheduler_module.EXACT_REQUESTS = self.exact_requests
-        self.scheduler = Scheduler(BUDGET, TEXT_BUDGET)
+        builder.EXACT_REQUESTS = self.exact_requests
+        self.scheduler = scheduler_of(BUDGET, TEXT_BUDGET)
         self.clock = 0.0
         self.count = 0
         self.waiting: dict[int, list[tuple[int, int]]] = {}  # key → (text, tokens) not yet in a batch
-        self.tasks: dict[int, str] = {}
+        self.models: dict[int, str] = {}
         self.deadlines: dict[int, float] = {}
         self.bulk: set[int] = set()
         self.events = 0
@@ -39,23 +42,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.batches_before_bulk = 0
 
     def teardown(self) -> None:
-        scheduler_module.EXACT_REQUESTS = EXACT_REQUESTS
+        builder.EXACT_REQUESTS = EXACT_REQUESTS
 
     @rule(
         lengths=lengths_of_a_request,
-        task=st.sampled_from(["embed", "embed", "tokens"]),
+        model=st.sampled_from(["small", "small", "large"]),
         patience=st.integers(1, 8),
         bulk=st.sampled_from([False, False, True]),
     )
-    def add(self, lengths: list[int], task: str, patience: int, bulk: bool) -> None:
+    def add(self, lengths: list[int], model: str, patience: int, bulk: bool) -> None:
         key = self.count
         self.count += 1
-        self.waiting[key], self.tasks[key] = list(enumerate(lengths)), task
+        self.waiting[key], self.models[key] = list(enumerate(lengths)), model
         self.deadlines[key] = self.clock + patience
         self.bulk |= {key} if bulk else set()
         self.events += 1
         self.turn[key] = self.events
-        self.scheduler.add(Request(key, lengths, task, self.deadlines[key], bulk))
+        self.scheduler.add(Request(key, lengths, model, self.deadlines[key], bulk))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -83,7 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self._check_contents(batch)
         served = [piece.request.key for piece in batch.slices]
-        candidates = [key for key in waited if self.tasks[key] == batch.task]
+        candidates = [key for key in waited if self.models[key] == batch.model]
         interactive = [key for key in candidates if key not in self.bulk]
         bulk_first = self._check_lanes(set(waited), interactive, served)
         lane = [key for key in candidates if key in self.bulk] if bulk_first else interactive
@@ -106,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         bulk_turn = self.batches_before_bulk == BULK_TURN - 1 and bool(waited & self.bulk)
         bulk_first = bulk_turn or waited <= self.bulk
         if not bulk_first:
-            assert interactive, "bulk of one task went before interactive requests of another"
+            assert interactive, "bulk of one model went before interactive requests of another"
         self.batches_before_bulk = (
             self.batches_before_bulk + 1 if not bulk_first and self.bulk & set(self.waiting) else 0
         )
@@ -131,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for piece in batch.slices:
             key = piece.request.key
             assert isinstance(key, int)
-            assert self.tasks[key] == batch.task
+            assert self.models[key] == batch.model
             mine = self.waiting[key]
             taken, rest = mine[: piece.stop - piece.start], mine[piece.stop - piece.start :]
             assert [text for text, _ in taken] == list(
@@ -165,14 +168,21 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_ahead_is_reckoned_rightly(self) -> None:
-        sizes = {key: sum(tokens for _, tokens in texts) for key, texts in self.waiting.items()}
-        interactive = {key: tokens for key, tokens in sizes.items() if key not in self.bulk}
-        bulk = {key: tokens for key, tokens in sizes.items() if key in self.bulk}
-        for mine in (1, 7, 50, 10_000):
-            exactly = sum(min(tokens, mine) for tokens in interactive.values())
-            assert exactly <= self.scheduler.ahead(mine, bulk=False) <= 2 * exactly
-            exactly = sum(interactive.values()) + sum(min(tokens, mine) for tokens in bulk.values())
-            assert exactly <= self.scheduler.ahead(mine, bulk=True) <= 2 * exactly
+        for model in ("small", "large"):
+            sizes = {
+                key: sum(tokens for _, tokens in texts)
+                for key, texts in self.waiting.items()
+                if self.models[key] == model
+            }
+            interactive = {key: tokens for key, tokens in sizes.items() if key not in self.bulk}
+            bulk = {key: tokens for key, tokens in sizes.items() if key in self.bulk}
+            for mine in (1, 7, 50, 10_000):
+                exactly = sum(min(tokens, mine) for tokens in interactive.values())
+                assert exactly <= self.scheduler.ahead(model, mine, bulk=False) <= 2 * exactly
+                exactly = sum(interactive.values()) + sum(min(tokens, mine) for tokens in bulk.values())
+                assert exactly <= self.scheduler.ahead(model, mine, bulk=True) <= 2 * exactly
+            assert self.scheduler.tokens_of(model, bulk=True) == sum(sizes.values())
+            assert self.scheduler.tokens_of(model, bulk=False) == sum(interactive.values())
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
@@ -191,7 +201,7 @@ TestCrowdedScheduler = CrowdedSchedulerMachine.TestCase
 
 @given(st.lists(lengths_of_a_request, min_size=1, max_size=20))
 def test_every_text_leaves_once_and_in_order(requests: list[list[int]]) -> None:
-    scheduler = Scheduler(BUDGET)
+    scheduler = scheduler_of(BUDGET)
     for key, lengths in enumerate(requests):
         scheduler.add(Request(key, lengths))
     seen: dict[object, list[int]] = {key: [] for key in range(len(requests))}
@@ -203,7 +213,7 @@ def test_every_text_leaves_once_and_in_order(requests: list[list[int]]) -> None:
 
 
 def test_a_small_request_waits_for_one_batch_at_most_behind_large_ones() -> None:
-    scheduler = Scheduler(1000)
+    scheduler = scheduler_of(1000)
     for key in range(5):
         scheduler.add(Request(f"large-{key}", [50] * 400))
     assert scheduler.next_batch() is not None  # this one runs when the small request arrives
@@ -218,7 +228,7 @@ def test_a_small_request_waits_for_one_batch_at_most_behind_large_ones() -> None
 
 
 def test_many_small_requests_do_not_starve_a_large_one() -> None:
-    scheduler = Scheduler(100)
+    scheduler = scheduler_of(100)
     scheduler.add(Request("large", [60] * 10))
     batches = 0
     while "large" in scheduler.waiting():
@@ -233,7 +243,7 @@ def test_many_small_requests_do_not_starve_a_large_one() -> None:
 def test_requests_of_clients_that_come_again_and_again_take_about_equally_long(clients: int) -> None:
     """Equal shares mean a time in proportion to the size, for those that came first as for those that came last."""
     rng = Random(7)
-    scheduler = Scheduler(2048)
+    scheduler = scheduler_of(2048)
     came: dict[Hashable, int] = {}  # request → the batch before it
     took: list[int] = []
 
@@ -261,7 +271,7 @@ def test_requests_of_clients_that_come_again_and_again_take_about_equally_long(c
 def test_one_text_beside_a_hundred_requests_waits_for_its_share() -> None:
     """One that has just come is not behind anybody; but those that are behind their shares go first."""
     rng = Random(7)
-    scheduler = Scheduler(2048)
+    scheduler = scheduler_of(2048)
     for key in range(100):
         scheduler.add(Request(key, [rng.randint(16, 130) for _ in range(400)]))
     for number in range(200):
@@ -272,7 +282,7 @@ def test_one_text_beside_a_hundred_requests_waits_for_its_share() -> None:
 
 
 def test_bulk_runs_in_what_others_leave() -> None:
-    scheduler = Scheduler(100)
+    scheduler = scheduler_of(100)
     scheduler.add(Request("bulk", [30] * 20, bulk=True))
     for number in range(6):
         scheduler.add(Request(number, [20, 20]))
@@ -283,7 +293,7 @@ def test_bulk_runs_in_what_others_leave() -> None:
 
 
 def test_bulk_is_not_starved_by_others_without_end() -> None:
-    scheduler = Scheduler(100)
+    scheduler = scheduler_of(100)
     scheduler.add(Request("bulk", [60] * 5, bulk=True))
     batches = 0
     while "bulk" in scheduler.waiting():
@@ -295,13 +305,13 @@ def test_bulk_is_not_starved_by_others_without_end() -> None:
     assert batches >= 4 * BULK_TURN
 
 
-@pytest.mark.parametrize("bulk_task", ["embed", "tokens"])
-def test_interactive_requests_of_any_task_go_before_bulk_ones(bulk_task: str) -> None:
+@pytest.mark.parametrize("bulk_model", ["small", "large"])
+def test_interactive_requests_of_any_model_go_before_bulk_ones(bulk_model: str) -> None:
     """Even bulk that came first; and in one batch of eight it goes first, so that it moves on."""
-    scheduler = Scheduler(2048)
-    scheduler.add(Request("bulk", [200] * 500, bulk_task, bulk=True))
+    scheduler = scheduler_of(2048)
+    scheduler.add(Request("bulk", [200] * 500, bulk_model, bulk=True))
     for number in range(400):
-        scheduler.add(Request(number, [12] * 20, "embed"))
+        scheduler.add(Request(number, [12] * 20, "small"))
     led_by_bulk = []
     for _ in range(4 * BULK_TURN):
         batch = scheduler.next_batch()
@@ -310,47 +320,115 @@ def test_interactive_requests_of_any_task_go_before_bulk_ones(bulk_task: str) ->
     assert led_by_bulk == ([False] * (BULK_TURN - 1) + [True]) * 4
 
 
-def test_tasks_get_equal_shares_however_many_requests_have_them() -> None:
-    scheduler = Scheduler(1000)
-    scheduler.add(Request("one", [100] * 1000, "tokens"))
+def test_models_get_equal_shares_however_many_requests_have_them() -> None:
+    scheduler = scheduler_of(1000)
+    scheduler.add(Request("one", [100] * 1000, "large"))
     for number in range(200):
-        scheduler.add(Request(number, [100] * 5, "embed"))
-    served = {"tokens": 0, "embed": 0}
+        scheduler.add(Request(number, [100] * 5, "small"))
+    served = {"large": 0, "small": 0}
     for _ in range(50):
         batch = scheduler.next_batch()
         assert batch is not None
-        served[str(batch.task)] += batch.tokens
-        assert abs(served["tokens"] - served["embed"]) <= 1000
+        served[str(batch.model)] += batch.tokens
+        assert abs(served["large"] - served["small"]) <= 1000
 
 
-def test_small_batches_of_a_task_do_not_hold_up_another() -> None:
+def test_small_batches_of_a_model_do_not_hold_up_another() -> None:
     """A batch takes time however small it is, so turns are not counted by tokens alone."""
-    scheduler = Scheduler(1000)
-    scheduler.add(Request("large", [100] * 1000, "tokens"))
+    scheduler = scheduler_of(1000, cost_s=lambda tokens: 125 + 0.875 * tokens)
+    scheduler.add(Request("large", [100] * 1000, "large"))
     in_a_row = longest = 0
     for number in range(100):
-        scheduler.add(Request(number, [5], "embed"))
+        scheduler.add(Request(number, [5], "small"))
         batch = scheduler.next_batch()
         assert batch is not None
-        in_a_row = in_a_row + 1 if batch.task == "embed" else 0
+        in_a_row = in_a_row + 1 if batch.model == "small" else 0
         longest = max(longest, in_a_row)
-    assert 1 <= longest <= SMALLEST_TURN
+    assert 1 <= longest <= 8
 
 
-def test_a_task_that_was_away_has_nothing_to_make_up_for() -> None:
-    scheduler = Scheduler(100)
+def test_a_model_that_was_away_has_nothing_to_make_up_for() -> None:
+    scheduler = scheduler_of(100)
     for number in range(50):
-        scheduler.add(Request(("embed", number), [100], "embed"))
+        scheduler.add(Request(("small", number), [100], "small"))
         assert scheduler.next_batch() is not None
     for number in range(10):
-        for task in ("tokens", "embed"):
-            scheduler.add(Request((task, "again", number), [100], task))
-    tasks = [batch.task for batch in (scheduler.next_batch() for _ in range(20)) if batch is not None]
-    assert all(set(pair) == {"embed", "tokens"} for pair in zip(tasks[::2], tasks[1::2], strict=True))
+        for model in ("large", "small"):
+            scheduler.add(Request((model, "again", number), [100], model))
+    models = [batch.model for batch in (scheduler.next_batch() for _ in range(20)) if batch is not None]
+    assert all(set(pair) == {"small", "large"} for pair in zip(models[::2], models[1::2], strict=True))
+
+
+def run(scheduler: Scheduler, took_s: Callable[[Batch], float], until_s: float) -> dict[Hashable, float]:
+    """Device time of each model, when batches take this long."""
+    spent: defaultdict[Hashable, float] = defaultdict(float)
+    while sum(spent.values()) < until_s:
+        batch = scheduler.next_batch()
+        assert batch is not None
+        spent[batch.model] += took_s(batch)
+        scheduler.settle(batch, took_s(batch))
+    return dict(spent)
+
+
+@given(st.floats(0.3, 7), st.floats(0.3, 7), st.booleans())
+def test_models_share_the_devices_time_whatever_their_batches_take(small: float, large: float, bulk: bool) -> None:
+    """Up to what one batch takes; expectations that are wrong by a factor are corrected by what batches took."""
+    scheduler = scheduler_of(100)
+    for model in ("small", "large"):
+        for number in range(3):
+            scheduler.add(Request((model, number), [20] * 2000, model, bulk=bulk))
+    wrong_by = {"small": small, "large": large}
+    spent = run(scheduler, lambda batch: batch.tokens * wrong_by[str(batch.model)], until_s=20_000)
+    assert abs(spent["small"] - spent["large"]) <= 100 * (small + large)
+
+
+def test_a_machine_that_slept_does_not_make_a_model_wait_for_as_long() -> None:
+    scheduler = scheduler_of(100)
+    for model in ("small", "large"):
+        scheduler.add(Request(model, [100] * 1000, model))
+    asleep = scheduler.next_batch()
+    assert asleep is not None
+    scheduler.settle(asleep, 1e6)
+    following = [batch.model for batch in (scheduler.next_batch() for _ in range(12)) if batch is not None]
+    assert asleep.model in following
+
+
+def test_a_batch_is_settled_once() -> None:
+    scheduler = scheduler_of(100)
+    for model in ("small", "large"):
+        scheduler.add(Request(model, [100] * 1000, model))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    for _ in range(9):
+        scheduler.settle(batch, 800.0)
+    assert {batch.model for batch in (scheduler.next_batch() for _ in range(10)) if batch is not None} == {
+        "small",
+        "large",
+    }
+
+
+def test_bulk_of_one_model_waits_for_interactive_requests_of_another() -> None:
+    """An interactive reranker beside a bulk embedder: its request is in the next batch but one batch of eight."""
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("bulk", [100] * 1000, "large", bulk=True))
+    waited = []
+    for number in range(64):
+        scheduler.add(Request(number, [10], "small"))
+        batches = 1
+        while (batch := scheduler.next_batch()) is not None and batch.model != "small":
+            batches += 1
+        waited.append(batches)
+    assert max(waited) == 2
+    assert waited.count(2) <= len(waited) / (BULK_TURN - 1) + 1
+
+
+def test_a_request_for_a_model_that_is_not_here_is_refused() -> None:
+    with pytest.raises(ValueError, match="'other' is not loaded here"):
+        scheduler_of(100).add(Request("x", [5], "other"))
 
 
 def test_small_texts_of_a_crowd_fill_a_batch() -> None:
-    scheduler = Scheduler(10_000)
+    scheduler = scheduler_of(10_000)
     for number in range(2 * EXACT_REQUESTS):
         scheduler.add(Request(number, [10] * 40))
     batch = scheduler.next_batch()
@@ -362,7 +440,7 @@ def test_small_texts_of_a_crowd_fill_a_batch() -> None:
 
 
 def test_everyone_in_a_crowd_has_a_turn_before_anyone_has_two() -> None:
-    scheduler = Scheduler(100)
+    scheduler = scheduler_of(100)
     for number in range(5 * EXACT_REQUESTS):
         scheduler.add(Request(number, [30] * 3))
     turns: dict[Any, int] = dict.fromkeys(range(5 * EXACT_REQUESTS), 0)
@@ -374,7 +452,7 @@ def test_everyone_in_a_crowd_has_a_turn_before_anyone_has_two() -> None:
 
 
 def test_neither_budget_lets_bulk_go_first() -> None:
-    scheduler = Scheduler(2048, 8)
+    scheduler = scheduler_of(2048, 8)
     scheduler.add(Request("bulk", [3] * 400, bulk=True))
     scheduler.add(Request("interactive", [12]))
     batch = scheduler.next_batch()
@@ -383,7 +461,7 @@ def test_neither_budget_lets_bulk_go_first() -> None:
 
 
 def test_a_batch_closes_when_it_is_taken_and_not_before() -> None:
-    scheduler = Scheduler(100)
+    scheduler = scheduler_of(100)
     scheduler.add(Request("first", [10]))
     assert not scheduler.full()  # so nobody may take it ahead
     scheduler.add(Request("second", [10]))
@@ -394,32 +472,32 @@ def test_a_batch_closes_when_it_is_taken_and_not_before() -> None:
     assert scheduler.full()
 
 
-def test_a_full_batch_is_one_of_the_task_that_comes_next() -> None:
-    scheduler = Scheduler(100)
-    scheduler.add(Request("few", [10], task="tokens"))
-    scheduler.add(Request("many", [50] * 10, task="embed"))
+def test_a_full_batch_is_one_of_the_model_that_comes_next() -> None:
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("few", [10], model="small"))
+    scheduler.add(Request("many", [50] * 10, model="large"))
     assert not scheduler.full()
     batch = scheduler.next_batch()
     assert batch is not None
-    assert batch.task == "tokens"
+    assert batch.model == "small"
     assert scheduler.full()
 
 
 @pytest.mark.parametrize(("lengths", "why"), [([0], "0 tokens"), ([5, 101], "101 tokens"), ([-3], "-3 tokens")])
 def test_impossible_texts_are_refused(lengths: list[int], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Scheduler(100).add(Request("x", lengths))
+        scheduler_of(100).add(Request("x", lengths))
 
 
 def test_a_key_is_queued_once() -> None:
-    scheduler = Scheduler(100)
+    scheduler = scheduler_of(100)
     scheduler.add(Request("x", [1]))
     with pytest.raises(ValueError, match="'x' is queued already"):
         scheduler.add(Request("x", [1]))
 
 
 def test_a_request_without_texts_is_nothing() -> None:
-    scheduler = Scheduler(100)
+    scheduler = scheduler_of(100)
     scheduler.add(Request("x", []))
     assert scheduler.next_batch() is None
     assert scheduler.cancel("x") == 0

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from embert.server.worker import scheduler as scheduler_module
-from embert.server.worker.scheduler import Batch, Request, Scheduler
+from embert.server.worker import scheduling
+from embert.server.worker.scheduling import Batch, Request
+from tests.server.worker.schedulers import scheduler_of
+
+CODE = Path(scheduling.__file__).parent
 
 
 def lines_run(work: Callable[[], Any]) -> int:
@@ -18,7 +22,7 @@ def lines_run(work: Callable[[], Any]) -> int:
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal lines
-        if frame.f_code.co_filename != scheduler_module.__file__:
+        if Path(frame.f_code.co_filename).parent != CODE:
             return None
         lines += event == "line"
         return trace
@@ -35,10 +39,10 @@ def lines_run(work: Callable[[], Any]) -> int:
 @pytest.mark.parametrize("lengths", [[12], [104] * 32])
 def test_what_a_batch_costs_does_not_grow_with_the_queue(lengths: list[int]) -> None:
     def cost(requests: int) -> int:
-        scheduler = Scheduler(2048)
+        scheduler = scheduler_of(2048)
         for number in range(requests):
-            task, bulk = "embed" if number % 2 else "tokens", number % 3 == 0
-            scheduler.add(Request(number, lengths, task, 100.0 + number, bulk))
+            model, bulk = "small" if number % 2 else "large", number % 3 == 0
+            scheduler.add(Request(number, lengths, model, 100.0 + number, bulk))
 
         def three_batches() -> None:
             for _ in range(3):
@@ -53,7 +57,7 @@ def test_what_a_batch_costs_does_not_grow_with_the_queue(lengths: list[int]) -> 
 
 def test_a_request_of_one_text_costs_a_batch_little() -> None:
     """Its slice is made when it is added: the encoder may be waiting for the batch."""
-    scheduler = Scheduler(12_000)
+    scheduler = scheduler_of(12_000)
     for number in range(2000):
         scheduler.add(Request(number, [12]))
     made: list[Batch | None] = []
@@ -63,7 +67,7 @@ def test_a_request_of_one_text_costs_a_batch_little() -> None:
 
 
 def test_requests_that_are_done_do_not_stay_with_those_that_wait_for_their_deadline() -> None:
-    scheduler = Scheduler(100)
+    scheduler = scheduler_of(100)
     for number in range(20_000):
         scheduler.add(Request(number, [10], deadline=1e6 + number))
         assert scheduler.next_batch() is not None

@@ -53,7 +53,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 
 def status() -> EngineStatus:
-    return EngineStatus(7, 1.0, 2, 3.0)
+    return EngineStatus(7, 1.0, 2, [3.0])
 
 
 def part(number: int, size: int = 100) -> Part:

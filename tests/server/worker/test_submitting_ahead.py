@@ -10,7 +10,7 @@ from tests.server.worker.harness import BUDGET, Clock, Harness
 
 
 def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engine: Harness, clock: Clock) -> None:
-    engine.loop._throughput.calibrate(0.09, 0.0)
+    engine.model.throughput.calibrate(0.09, 0.0)
     engine.hold()
     clock.wake.clear()
     engine.send([[1, 2]])
@@ -29,17 +29,17 @@ def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engin
 
 def test_an_expectation_that_is_too_long_is_given_up(engine: Harness, clock: Clock) -> None:
     # Of a machine that was busy while the encoder warmed up, say: here a batch takes no time at all.
-    engine.loop._throughput.calibrate(0.09, 0.0)
+    engine.model.throughput.calibrate(0.09, 0.0)
     for number in range(20):
         engine.send([[number, 2]])
         engine.receive(1)
     assert len(clock.slept_s) == 13  # then it is too short to wait for
-    assert engine.loop._throughput.expected_end(clock.now, 2) - clock.now < 0.002
+    assert engine.model.throughput.expected_s(2) < 0.002
 
 
 @pytest.mark.parametrize("batch_s", [0.0008, 0.11])
 def test_batches_too_short_or_too_long_for_it_are_waited_for(engine: Harness, clock: Clock, batch_s: float) -> None:
-    engine.loop._throughput.calibrate(batch_s, 0.0)
+    engine.model.throughput.calibrate(batch_s, 0.0)
     engine.hold()
     engine.send([[1] * (BUDGET - 1)], [[3, 3]])  # not both in one batch, and neither fills one
     engine.wait_until_running()

@@ -1,0 +1,112 @@
+"""What the CUDA extension is told of a model, and which models the CUDA encoder refuses.
+
+Neither needs the weights or numpy: the supervisor asks, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embert.engine.architecture.architecture import Architecture, DynamicNtk, Rotary
+from embert.engine.errors import UnsupportedModel
+from embert.engine.heads.description import Splade, TokenWeights
+from embert.engine.model import Model
+
+__all__ = ["head_shapes", "layer_shapes", "refusal", "rotary_tables"]
+
+
+def refusal(model: Model) -> str | None:
+    """Why the CUDA encoder does not run this model on any GPU, in a sentence; None if it does."""
+    try:
+        layer_shapes(model), head_shapes(model)
+    except UnsupportedModel as error:
+        return str(error)
+    return None
+
+
+def layer_shapes(model: Model) -> dict[str, Any]:
+    """What `make_encoder` is told of the layers. Raises UnsupportedModel for what the extension cannot compute."""
+    architecture = model.architecture
+    for unable, what in (
+        (architecture.adapters is not None, "has adapters"),
+        (architecture.rms_norm, "has norms that do not subtract the mean"),
+        (_stretches(architecture), "stretches rotary positions by each text's length"),
+    ):
+        if unable:
+            raise UnsupportedModel(f"{model.model_id} {what}, which the CUDA encoder does not run")
+    tables = rotary_tables(architecture)
+    attention = []
+    for layer in range(architecture.layers):
+        of = architecture.attention_of(layer)
+        window = of.window if of.window is not None and of.window < architecture.max_positions - 1 else 0
+        turned, table = (of.rotary.columns, tables.index(of.rotary)) if of.rotary else (0, 0)
+        attention.append((window, turned, table))
+    return {
+        "hidden": architecture.hidden_size,
+        "layers": architecture.layers,
+        "heads": architecture.heads,
+        "inner": architecture.intermediate_size,
+        "vocabulary": architecture.vocab_size,
+        "positions": architecture.max_positions,
+        "types": architecture.type_vocab_size,
+        "position_table": architecture.position_table,
+        "padding": architecture.padding_id is not None,
+        "relative": architecture.relative_buckets > 0 or architecture.alibi,
+        "embedding": architecture.embedding_size or 0,
+        "attention": attention if architecture.attention else [],
+        "gated": architecture.gated,
+        "pre_norm": architecture.pre_norm,
+        "first_norm": architecture.first_norm,
+        "shared": list(architecture.shared_layers),
+        "epsilon": architecture.layer_norm_eps,
+        "activation": architecture.activation,
+    }
+
+
+def head_shapes(model: Model) -> dict[str, Any]:
+    """What `make_encoder` is told of the heads. Raises UnsupportedModel for what the extension cannot compute."""
+    heads = model.heads
+    if heads.multi_vector is not None and heads.multi_vector.unattended is not None:
+        raise UnsupportedModel(
+            f"{model.model_id} expands queries by tokens that are not attended to, which the CUDA encoder does not run"
+        )
+    if heads.classifier is not None and heads.classifier.pooling != "cls":
+        raise UnsupportedModel(
+            f"{model.model_id} classifies the {heads.classifier.pooling} of a text's rows, which the CUDA encoder does "
+            "not run"
+        )
+    classifier = heads.classifier.layers if heads.classifier else ()
+    if any(layer.norm is not None for layer in classifier):
+        raise UnsupportedModel(
+            f"{model.model_id} has a norm in its classification head, which the CUDA encoder does not run"
+        )
+    if isinstance(heads.sparse, Splade) and heads.sparse.transform.outputs != model.architecture.hidden_size:
+        raise UnsupportedModel(
+            f"{model.model_id} has a sparse head of {heads.sparse.transform.outputs} columns on hidden states of "
+            f"{model.architecture.hidden_size}, which the CUDA encoder does not run"
+        )
+    multi = heads.multi_vector.layers if heads.multi_vector else ()
+    return {
+        "dense": [(each.inputs, each.outputs, each.activation) for each in model.dense],
+        "classifier": [(each.inputs, each.outputs, each.activation) for each in classifier],
+        "multi": [(each.inputs, each.outputs, each.activation) for each in multi],
+        "token_weights": isinstance(heads.sparse, TokenWeights),
+        "splade": _splade_shape(heads.sparse) if isinstance(heads.sparse, Splade) else None,
+    }
+
+
+def _splade_shape(head: Splade) -> tuple[str, float, int, bool]:
+    """Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table."""
+    return head.transform.activation, head.norm.eps, 2 if head.twice else 1, not head.decoder
+
+
+def rotary_tables(architecture: Architecture) -> list[Rotary]:
+    """The different rotations of a model's layers: each has a table of angles."""
+    found = (architecture.attention_of(layer).rotary for layer in range(architecture.layers))
+    return list(dict.fromkeys(each for each in found if each is not None))
+
+
+def _stretches(architecture: Architecture) -> bool:
+    """Whether the angles of some layer depend on a text's length."""
+    scalings = (each.scaling for each in rotary_tables(architecture))
+    return any(isinstance(each, DynamicNtk) and architecture.max_positions > each.trained for each in scalings)

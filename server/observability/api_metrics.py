@@ -1,0 +1,236 @@
+"""The metrics of API processes, all written on the event loop.
+
+A request only appends to lists and adds to numbers. `write` publishes them ten times a second, and before every scrape
+that this process answers.
+
+Series are made when they are first needed, except those that a served model surely has: a label's values multiply, and
+few servers see bulk requests, or more than a handful of routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from embert.server.observability.buffered_histogram import BufferedHistogram
+from embert.server.observability.latency_buckets import LatencyBuckets
+from embert.server.observability.metrics import REJECT_REASONS, counter, gauge, histogram
+from embert.server.observability.request_record import INTERACTIVE, RequestRecord
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+__all__ = ["ApiMetrics", "Work"]
+
+_TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_TOKEN_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_LABELS = ["model", "priority"]
+
+
+class ApiMetrics:
+    """Of one API process."""
+
+    WRITE_INTERVAL_S = 0.1
+
+    def __init__(
+        self,
+        routes: Sequence[str],
+        buckets: LatencyBuckets,
+        *,
+        tasks: Collection[str] = (),
+        models: Sequence[str] = (),
+        engines: int = 0,
+    ) -> None:
+        """`routes` are all values of that label, `tasks` those of them that ask something of a model.
+
+        The series of `models`, served names, on this number of engines are there from the start.
+        """
+        self._families = _Families(buckets)
+        self._work: dict[tuple[str, str], Work] = {}
+        self._durations: dict[tuple[str, str, str], BufferedHistogram] = {}
+        answered_help = "HTTP requests answered; status 499: the client disconnected first."
+        self._requests = counter("requests_total", answered_help, ["route", *_LABELS, "status"])
+        self._answers: dict[tuple[str, str, str, int], int] = {}
+        self.requests_in_flight = 0
+        self.admitted_tokens = self.queue_limit = 0
+        self.open_connections: Callable[[], int] = int  # none, until somebody counts them
+        self.connections_limit = 0
+        self._in_flight = gauge("requests_in_flight", "HTTP requests in progress, including this scrape.")
+        self._admitted = gauge("admitted_tokens", "Tokens admitted and not yet answered.")
+        limit_help = "Limit of admitted tokens, which a low measured rate reduces; above it, 429."
+        self._queue_limit = gauge("queue_limit_tokens", limit_help, mode="livemax")  # the same in all processes
+        self._connections = gauge("open_connections", "Connections that clients have open, idle ones included.")
+        self._connections_limit = gauge(
+            "connections_limit", "Most open connections of all HTTP processes; above it, 503 or closed at once."
+        )
+        rejected = counter("rejected_total", "Requests refused, by reason.", ["reason"])
+        self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
+        self.unread_answers = counter("unread_answers_total", "Answers aborted because the client did not read them.")
+        for route in routes:
+            for model in models if route in tasks else ("",):
+                key = route, model, INTERACTIVE if route in tasks else "", 200
+                self._requests.labels(*map(str, key))
+        for model in models:
+            work = self.work(model, INTERACTIVE)
+            for engine in range(engines):
+                work.on(engine)
+        self.write()
+
+    def work(self, model: str, priority: str) -> Work:
+        """The series of a served model's requests of one priority."""
+        found = self._work.get((model, priority))
+        if found is None:
+            found = self._work[model, priority] = Work(self._families, model, priority)
+        return found
+
+    def count(self, route: str, status: int) -> None:
+        """Count an answer that no app gave."""
+        self._count((route, "", "", status))
+
+    def observe(self, record: RequestRecord, seconds: float) -> None:
+        """Count a request that has ended, and where its time went."""
+        key = record.route, record.model, record.priority
+        self._count((*key, record.status))
+        duration = self._durations.get(key)
+        if duration is None:
+            duration = self._durations[key] = self._families.duration(*key)
+        duration.observe(seconds)
+        if record.priority:
+            self.work(record.model, record.priority).observe(record, seconds)
+
+    def _count(self, key: tuple[str, str, str, int]) -> None:
+        self._answers[key] = self._answers.get(key, 0) + 1
+
+    def write(self) -> None:
+        """Publish everything that has been observed since the last call."""
+        for work in self._work.values():
+            work.write()
+        for each in self._families.made:
+            each.write()
+        for key, answers in self._answers.items():
+            self._requests.labels(*map(str, key)).inc(answers)
+        self._answers.clear()
+        self._in_flight.set(self.requests_in_flight)
+        self._admitted.set(self.admitted_tokens)
+        self._queue_limit.set(self.queue_limit)
+        self._connections.set(self.open_connections())
+        self._connections_limit.set(self.connections_limit)
+
+
+class Work:
+    """The requests of one served model and priority. The parts of a request add up to its duration."""
+
+    def __init__(self, families: _Families, model: str, priority: str) -> None:
+        self._families, self._labels = families, (model, priority)
+        self._tokenize = families.tokenize(model, priority)
+        self._encode = families.encode(model, priority)
+        self._other = families.other(model, priority)
+        self._engines: dict[int, tuple[BufferedHistogram, BufferedHistogram]] = {}
+        self.texts = self.tokens = self.truncated_texts = 0  # since the last write
+        self._counters = families.counters(model, priority)
+        # Without the priority: how long texts are says little about who waits for them.
+        self.request_texts, self.text_tokens = families.sizes(model)
+
+    def on(self, engine: int) -> tuple[BufferedHistogram, BufferedHistogram]:
+        """Time in the queue of an engine, and on it."""
+        found = self._engines.get(engine)
+        if found is None:
+            found = self._engines[engine] = self._families.engine(*self._labels, str(engine))
+        return found
+
+    def observe(self, record: RequestRecord, seconds: float) -> None:
+        """Note where the time of a request went.
+
+        `other` is what is left. Parts of several texts' work at the same time, as that of `/vertex`, can be more than
+        the whole; they are then scaled to it.
+        """
+        parts = record.parts
+        if parts is None:
+            self._other.observe(seconds)
+            return
+        tokenize_s, queue_s, inference_s, encode_s = parts.tokenize_s, parts.queue_s, parts.inference_s, parts.encode_s
+        known_s = tokenize_s + queue_s + inference_s + encode_s
+        if known_s > seconds:
+            scale = seconds / known_s
+            tokenize_s, queue_s, inference_s, encode_s = (
+                scale * part_s for part_s in (tokenize_s, queue_s, inference_s, encode_s)
+            )
+            known_s = seconds
+        self._other.observe(seconds - known_s)
+        if tokenize_s:
+            self._tokenize.observe(tokenize_s)
+        if parts.engine >= 0:
+            queue, inference = self._engines.get(parts.engine) or self.on(parts.engine)
+            queue.observe(queue_s)
+            if inference_s:
+                inference.observe(inference_s)
+        if encode_s:
+            self._encode.observe(encode_s)
+
+    def write(self) -> None:
+        """Publish the counters."""
+        for name, each in self._counters:
+            if value := getattr(self, name):
+                each.inc(value)
+                setattr(self, name, 0)
+
+
+class _Families:
+    """The metrics that have several series. What they make is kept in `made`, to be written."""
+
+    def __init__(self, buckets: LatencyBuckets) -> None:
+        self.made: list[BufferedHistogram] = []
+        self._sizes: dict[str, tuple[BufferedHistogram, BufferedHistogram]] = {}
+        duration_help = "From the request's headers to the end of its answer."
+        self.duration = self._maker("request_duration_seconds", duration_help, buckets.request, ["route", *_LABELS])
+        tokenize_help = "Tokenising one request, including the wait for a thread."
+        self.tokenize = self._maker("tokenize_duration_seconds", tokenize_help, buckets.host, _LABELS)
+        queue_help = "One request's wait for the encoder: before its first batch, and between its batches."
+        self._queue = self._maker("queue_duration_seconds", queue_help, buckets.request, [*_LABELS, "engine"])
+        inference_help = "One request's time on the encoder: that of the batches with its texts."
+        self._inference = self._maker(
+            "inference_duration_seconds", inference_help, buckets.request, [*_LABELS, "engine"]
+        )
+        encode_help = "From the vectors of one request to the body of its answer."
+        self.encode = self._maker("response_encode_duration_seconds", encode_help, buckets.host, _LABELS)
+        other_help = (
+            "All else of one request: reading and parsing its body, sockets, sending the answer. "
+            "With tokenise, queue, inference and encode, it adds up to the request's duration."
+        )
+        self.other = self._maker("request_other_duration_seconds", other_help, buckets.request, _LABELS)
+        self._texts = self._maker("request_texts", "Texts of one request.", _TEXT_BUCKETS, ["model"])
+        self._tokens = self._maker("text_tokens", "Tokens of one text.", _TOKEN_BUCKETS, ["model"])
+        self._counters = (
+            ("texts", counter("texts_total", "Texts accepted.", _LABELS)),
+            ("tokens", counter("tokens_total", "Tokens accepted, including special tokens.", _LABELS)),
+            (
+                "truncated_texts",
+                counter("truncated_texts_total", "Texts truncated to the longest input of the model.", _LABELS),
+            ),
+        )
+
+    def counters(self, *labels: str) -> list[tuple[str, Counter]]:
+        """The counters of one model and priority, with the names of their numbers in Work."""
+        return [(name, each.labels(*labels)) for name, each in self._counters]
+
+    def sizes(self, model: str) -> tuple[BufferedHistogram, BufferedHistogram]:
+        """Texts of a request, and tokens of a text."""
+        if model not in self._sizes:
+            self._sizes[model] = self._texts(model), self._tokens(model)
+        return self._sizes[model]
+
+    def engine(self, *labels: str) -> tuple[BufferedHistogram, BufferedHistogram]:
+        """Time in the queue of an engine, and on it."""
+        return self._queue(*labels), self._inference(*labels)
+
+    def _maker(
+        self, name: str, help_: str, bounds: Sequence[float], labels: Sequence[str]
+    ) -> Callable[..., BufferedHistogram]:
+        family = histogram(name, help_, bounds, labels)
+
+        def make(*values: str) -> BufferedHistogram:
+            made = BufferedHistogram(family.labels(*values), bounds)
+            self.made.append(made)
+            return made
+
+        return make

@@ -1,0 +1,37 @@
+"""What is known of one request when it has ended: for metrics and the access log.
+
+The layers that a request passes fill it in. It lies in the ASGI scope under SCOPE_KEY.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["BULK", "INTERACTIVE", "PRIORITIES", "SCOPE_KEY", "Parts", "RequestRecord"]
+
+INTERACTIVE, BULK = "interactive", "bulk"
+PRIORITIES = (INTERACTIVE, BULK)
+SCOPE_KEY = "embert"
+
+
+class Parts(Protocol):
+    """Where the time of a request went, in seconds; 0.0 for a part that it did not reach."""
+
+    tokenize_s: float
+    queue_s: float
+    inference_s: float
+    encode_s: float
+    engine: int  # that had it, or had it last; -1: none
+    tokens: int
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request."""
+
+    route: str
+    priority: str = ""  # one of PRIORITIES; empty on routes that ask nothing of a model
+    model: str = ""  # its served name; empty where the request was refused before it was known
+    status: int = 0
+    parts: Parts | None = None

@@ -1,0 +1,112 @@
+"""A model in an engine process: its encoder, warmed up, and what is known of its speed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from embert.engine import Encoder, Model, PackedBatch, Task
+from embert.engine.packing import cumulative
+from embert.engine.tasks import ALL_TASKS
+from embert.server.config import ModelConfig
+from embert.server.ipc.control import ModelInfo
+from embert.server.worker.scheduling import BatchLimits, ThroughputEstimate
+
+__all__ = ["LoadedModel"]
+
+
+@dataclass(slots=True, eq=False)
+class LoadedModel:
+    """One thread at a time runs batches on it: the one that loads it, then the device loop."""
+
+    number: int
+    name: str  # what clients call it
+    config: ModelConfig
+    model: Model
+    encoder: Encoder
+    throughput: ThroughputEstimate = field(default_factory=ThroughputEstimate)
+    probe: PackedBatch = field(init=False)  # the smallest batch
+    full_batch_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.probe = _batch_of([1], self._main_task)
+
+    @property
+    def _main_task(self) -> Task:
+        """The task by which it is timed and probed: the first that it has."""
+        return next(task for task in ALL_TASKS if task in self.model.tasks)
+
+    @property
+    def submits_ahead(self) -> bool:
+        """Whether a batch can wait on the device. A CPU runs one only while it is waited for."""
+        return self.encoder.device != "cpu"
+
+    @property
+    def limits(self) -> BatchLimits:
+        """Of its batches."""
+        return BatchLimits.of(
+            self.encoder.batch_tokens,
+            self.config.max_batch_requests,
+            self.encoder.max_batch_tokens,
+            self.throughput.shortest_s,
+        )
+
+    def warm_up(self) -> None:
+        """Run the smallest batch and the largest, so that no client pays for one-time work.
+
+        What they take is the only known speed until there is a queue.
+        """
+        budget = self.encoder.batch_tokens
+        full = _batch_of([min(64, budget)] * max(1, budget // 64), self._main_task)
+        for batch in (full, self.probe, self.probe.wanting(self.model.tasks)):
+            self.run(batch)
+        probe_s, self.full_batch_s = self._shortest_s(self.probe), self._shortest_s(full)
+        self.throughput.calibrate(probe_s, max(0.0, self.full_batch_s - probe_s) / full.tokens)
+        self.throughput.add_batch(self.full_batch_s, full.tokens, queued=True)
+
+    def run(self, batch: PackedBatch) -> None:
+        """Run a batch that nobody asked for."""
+        self.encoder.wait(self.encoder.submit(batch))
+
+    def info(self, load_s: float) -> ModelInfo:
+        """What the other processes learn of it, once it is warm."""
+        encoder = self.encoder
+        return ModelInfo(
+            encoder=encoder.name,
+            device=encoder.device,
+            device_name=encoder.device_name,
+            dtype=encoder.dtype,
+            choice=getattr(encoder, "choice", ""),
+            max_batch_tokens=encoder.max_batch_tokens,
+            width=encoder.width,
+            hidden_size=encoder.hidden_size,
+            load_s=load_s,
+            full_batch_s=self.full_batch_s,
+            longest_text_s=self._longest_text_s,
+        )
+
+    @property
+    def _longest_text_s(self) -> float:
+        """About how long the longest text takes, from the duration of the largest batch.
+
+        By count, attention takes length / (6 · hidden size) of the time of all else in a layer.
+        """
+        longest = self.model.max_input_length
+        share = longest / self.encoder.batch_tokens
+        return self.full_batch_s * share * (1 + longest / (6 * self.encoder.hidden_size))
+
+    def _shortest_s(self, batch: PackedBatch) -> float:
+        """The duration of a batch; the shortest of three where batches are submitted by their expected end."""
+        lasted_s = []
+        for _ in range(3 if self.submits_ahead else 1):
+            started = time.monotonic()
+            self.run(batch)
+            lasted_s.append(time.monotonic() - started)
+        return min(lasted_s)
+
+
+def _batch_of(lengths: list[int], tasks: Task) -> PackedBatch:
+    """A batch of texts of so many tokens each, all of id 0."""
+    return PackedBatch(np.zeros(sum(lengths), np.int32), cumulative(np.array(lengths, np.int32))).wanting(tasks)

@@ -1,0 +1,81 @@
+"""What the scheduler takes and gives: requests, slices of them, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+__all__ = ["Batch", "Charge", "Request", "Slice"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """All texts of one HTTP request. `payload` belongs to the caller; the scheduler does not read it."""
+
+    key: Hashable
+    lengths: Iterable[int]  # tokens of each text, all ≥ 1
+    model: Hashable = None  # a batch is of one model
+    deadline: float = float("inf")  # on the caller's clock; it must not start later
+    bulk: bool = False  # low priority
+    payload: Any = None
+    offsets: list[int] = field(init=False)  # prefix sums of lengths, [n + 1]
+    taken: int = field(default=0, init=False)  # texts already in a batch
+    joined: float = field(default=0.0, init=False)  # its lane's `level` when it was added
+
+    def __post_init__(self) -> None:
+        self.offsets = list(accumulate(self.lengths, initial=0))
+
+    @property
+    def texts(self) -> int:
+        """Number of texts."""
+        return len(self.offsets) - 1
+
+    @property
+    def level(self) -> float:
+        """Virtual time of the request: the lower, the further behind its equal share. See `_Lane.level`."""
+        return self.joined + self.offsets[self.taken]
+
+    @property
+    def waiting_texts(self) -> int:
+        """Texts not yet in a batch."""
+        return len(self.offsets) - 1 - self.taken
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens not yet in a batch."""
+        return self.offsets[-1] - self.offsets[self.taken]
+
+    def piece(self, start: int, stop: int) -> Slice:
+        """The texts `start` … `stop - 1`."""
+        return Slice(self, start, stop, self.offsets[stop] - self.offsets[start])
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """Consecutive texts `start` … `stop - 1` of one request."""
+
+    request: Request
+    start: int
+    stop: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Charge:
+    """What a batch is expected to take, charged to its model when it was formed."""
+
+    seconds: float
+    interactive: float  # the share of it that the interactive lane bears; the bulk lane bears the rest
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """The texts of one forward, at least one."""
+
+    model: Hashable
+    slices: list[Slice]
+    tokens: int
+    texts: int
+    charged: Charge | None = None  # None: it was made of parts of another batch

@@ -1,0 +1,149 @@
+"""Where the time goes adds up: the parts of requests last as long as the requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.server.live import STAND_IN, Live, Samples, live, until
+from tests.server.stand_in import FAIL, SLEEP
+
+PARTS = ("tokenize", "queue", "inference", "response_encode", "request_other")
+INTERACTIVE, BULK = 'priority="interactive"', 'priority="bulk"'
+
+
+def total(samples: Samples, part: str, of: str, labels: str = "") -> float:
+    return samples.get(f"embert_{part}_duration_seconds_{of}{{{labels}}}", 0.0)
+
+
+def growth(server: Live, before: Samples) -> Samples:
+    """Once every request of before is counted, which a server does when it has answered."""
+    until(lambda: server.metrics()["embert_requests_in_flight"] == 1, what="the end of all requests")
+    after = server.metrics()
+    return Samples((sample, value - dict.get(before, sample, 0.0)) for sample, value in after.items())
+
+
+@pytest.fixture(scope="module")
+def paced() -> Iterator[Live]:
+    """Two engines whose forwards take 20 ms and run up to 256 tokens."""
+    options = ("--device", "cuda:0,1", "--max-batch-tokens", "256", "--request-timeout", "20")
+    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02", "STAND_IN_DEVICE": "cuda"}, clean_log=False) as running:
+        yield running
+
+
+@pytest.mark.parametrize("priority", ["interactive", "bulk"])
+def test_means_of_parts_add_up_to_the_mean_request_under_load(server: Live, priority: str) -> None:
+    """The real model, requests of 1 to 64 texts side by side, all answered: each is observed once in every part."""
+    bodies = [{"inputs": [f"text {i} of a request of {n} texts"] * n} for i in range(4) for n in (1, 2, 8, 64)]
+    before = server.metrics()
+    with ThreadPoolExecutor(8) as pool, server.client(headers={"x-priority": priority}, timeout=120) as client:
+        answers = list(pool.map(lambda body: client.post("/embed", json=body), 4 * bodies))
+    assert {answer.status_code for answer in answers} == {200}
+    grown = growth(server, before)
+    labels = f'priority="{priority}"'
+    assert total(grown, "request", "count", labels) == len(answers)
+    means = {}
+    for part in PARTS:
+        assert total(grown, part, "count", labels) == len(answers), part
+        means[part] = total(grown, part, "sum", labels) / len(answers)
+        assert means[part] > 0, part
+    mean = total(grown, "request", "sum", labels) / len(answers)
+    assert sum(means.values()) == pytest.approx(mean, rel=1e-6)  # the rounding of sums of doubles
+
+
+def test_parts_are_the_answers_own(server: Live) -> None:
+    """What the headers of an answer say is what is observed."""
+    before = server.metrics()
+    headers = server.post("/embed", {"inputs": ["a text"] * 40}).headers["server-timing"]
+    grown = growth(server, before)
+    said = {name: float(ms) / 1e3 for name, ms in (each.split(";dur=") for each in headers.split(", "))}
+    for name in ("tokenize", "queue", "inference"):
+        assert total(grown, name, "sum") == pytest.approx(said[name], abs=1e-6), name
+    assert said["tokenize"] + said["queue"] + said["inference"] <= said["total"] <= total(grown, "request", "sum")
+
+
+def test_many_batches_of_one_request_are_one_observation(paced: Live) -> None:
+    """Eight batches: inference is all of them, and queue is what another request's batches took of the time."""
+    before = paced.metrics()
+    assert paced.post("/embed", {"inputs": [[7] * 64] * 32}).status_code == 200
+    grown = growth(paced, before)
+    assert grown["embert_batches_total"] == 8
+    assert grown["embert_queue_duration_seconds_count"] == grown["embert_inference_duration_seconds_count"] == 1
+    assert grown["embert_inference_duration_seconds_sum"] >= 8 * 0.02
+    assert grown["embert_batch_duration_seconds_count"] == 8
+    busy = grown["embert_engine_busy_seconds_total"]
+    assert busy == pytest.approx(grown["embert_batch_duration_seconds_sum"])
+    assert busy == pytest.approx(grown["embert_inference_duration_seconds_sum"], abs=1e-6)
+
+
+def test_a_batch_submitted_ahead_waits_in_the_queue(paced: Live) -> None:
+    """Its time on the encoder begins where that of the batch before it ends, or the encoder is busy twice over."""
+    before, began = paced.metrics(), time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(paced.post, "/embed", {"inputs": [[7] * 64] * 16}) for _ in range(8)]
+        assert {answer.result().status_code for answer in answers} == {200}
+    took_s = time.monotonic() - began
+    grown = growth(paced, before)
+    for engine in ("0", "1"):
+        batches = grown[f'embert_batches_total{{engine="{engine}"}}']
+        assert batches >= 4
+        busy = grown[f'embert_engine_busy_seconds_total{{engine="{engine}"}}']
+        assert 0.02 * batches <= busy < took_s
+
+
+def test_failures_add_up_too(paced: Live) -> None:
+    """Refused, failed, out of time: the parts that there were, and all else in `other`."""
+    before = paced.metrics()
+    with paced.client(timeout=60) as client:
+        assert client.post("/embed", json={"inputs": ""}).status_code == 400
+        assert client.post("/embed", json={"inputs": ["a"] * 2049}).status_code == 413
+        assert client.post("/embed", json={"inputs": [101, FAIL, 102]}).status_code == 424
+        assert client.post("/embed", json={"inputs": "a"}, headers={"x-priority": "low"}).status_code == 422
+        late = client.post("/embed", json={"inputs": [101, SLEEP + 20, 102]}, headers={"x-request-timeout": "0.5"})
+        assert late.status_code == 503
+        assert client.post("/tokenize", json={"inputs": "a text"}).status_code == 200
+        assert client.get("/").status_code == 200  # the page, which asks nothing of a model
+    grown = growth(paced, before)
+    assert total(grown, "request", "count", INTERACTIVE) == total(grown, "request_other", "count", INTERACTIVE) == 6
+    assert sum(total(grown, part, "sum") for part in PARTS) == pytest.approx(
+        total(grown, "request", "sum", INTERACTIVE), rel=1e-6
+    )
+    assert grown["embert_queue_duration_seconds_count"] == 2  # the one that failed, the one that was late
+    assert grown["embert_queue_duration_seconds_sum"] >= 0.4  # ... which waited for an answer until the end
+    assert grown["embert_inference_duration_seconds_count"] == 0
+    assert total(grown, "response_encode", "count") == 0
+    assert total(grown, "tokenize", "count") == 3
+
+
+def test_instances_that_run_side_by_side_are_scaled_to_their_request(paced: Live) -> None:
+    before = paced.metrics()
+    instances = [{"inputs": [7] * 200} for _ in range(6)]
+    assert paced.post("/vertex", {"instances": instances}).status_code == 200
+    grown = growth(paced, before)
+    assert total(grown, "inference", "count") == 1
+    assert sum(total(grown, part, "sum") for part in PARTS) == pytest.approx(
+        total(grown, "request", "sum", INTERACTIVE), rel=1e-6
+    )
+
+
+def test_labels_say_which_requests_were_slow(paced: Live) -> None:
+    before = paced.metrics()
+    with ThreadPoolExecutor(2) as pool:  # on two engines
+        sent = [
+            pool.submit(
+                httpx.post, f"{paced.url}/embed", json={"inputs": [101, SLEEP + 5, 102]}, headers={"x-priority": each},
+                timeout=60,
+            )
+            for each in ("interactive", "bulk")
+        ]  # fmt: skip
+        assert {answer.result().status_code for answer in sent} == {200}
+    grown = growth(paced, before)
+    for labels in (INTERACTIVE, BULK, 'engine="0"', 'engine="1"'):
+        assert total(grown, "inference", "count", labels) == 1, labels
+        assert 0.5 <= total(grown, "inference", "sum", labels) < 20
+    assert grown[f'embert_requests_total{{{BULK},route="/embed",status="200"}}'] == 1
+    assert grown[f"embert_tokens_total{{{BULK}}}"] == 3
