@@ -146,7 +146,8 @@ def _add_errors(app: FastAPI, services: Services, below: Mapping[str, ModelPath]
             headers.setdefault("Allow", "POST")
         else:
             answer = _nothing_there(path, services, below)
-            answer.status = error.status_code
+            if error.status_code != 404:
+                answer.status = error.status_code
         if answer.status == 405 and path == "/":
             headers["Allow"] = "GET, POST"  # two routes, of which Starlette names the first
         return respond(request, answer, headers)
@@ -164,7 +165,12 @@ def _nothing_there(path: str, services: Services, below: Mapping[str, ModelPath]
     if known != path and (known in below or any(known in route.paths for route in ROUTES)):
         return NotFound(f"no such route; {known} is one, without the slash at the end")
     if path.startswith(MODELS):
-        names = (path[len(MODELS) : -len(route)] for route in BELOW if path.endswith(route))
-        if name := next(names, ""):
-            return services.unknown(name, None, "the model in the path")
+        rest = path.removeprefix(MODELS)
+        names = (rest.removesuffix(route) for route in BELOW if rest.endswith(route))
+        try:
+            services.check_broken(rest.removesuffix("/"))
+            if name := next(names, ""):
+                services.in_path(name)
+        except ServerError as error:
+            return error
     return NotFound("no such route; /docs lists them")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -126,17 +126,21 @@ class Operations:
         """
         services = self._services
         states = {service.served.name: service.state for service in services.all}
+        states |= dict.fromkeys(services.broken, "failed")
         waited_for = [each for each in services.all if each.state == "loading" and not each.admission.was_ready]
         if services.router.draining:
             return _readiness("draining", _unready(services.all), states)
         if waited_for or "ready" not in states.values():
             status = "failed" if set(states.values()) == {"failed"} else "loading"
             unready = [each for each in services.all if states[each.served.name] != "ready"]
-            return _readiness(status, _unready(unready), states)
-        return _readiness("ready", _unready(each for each in services.all if each.state == "failed"), states)
+            return _readiness(status, _unready(unready, services.broken), states)
+        failed = [each for each in services.all if each.state == "failed"]
+        return _readiness("ready", _unready(failed, services.broken), states)
 
     async def readyz_of(self, name: str) -> Response:
         """The same of one model, whatever the others are."""
+        if (reason := self._services.broken.get(name)) is not None:
+            return _readiness("failed", f"{name} has failed ({reason})", {name: "failed"})
         service = self._services.in_path(name)
         states = {service.served.name: service.state}
         if service.admission.draining:
@@ -154,15 +158,18 @@ class Operations:
 
     async def models(self) -> ModelList:
         """The models served here."""
-        return ModelList(data=[ModelCard(id=name, created=self._created) for name in self._services.names])
+        services = self._services
+        names = (*services.names, *services.broken)
+        return ModelList(data=[ModelCard(id=name, created=self._created) for name in names])
 
     async def model_card(self, id: str) -> ModelCard:  # noqa: A002 - the path's name in OpenAI's API
         """A model, by its served name or its model id; the first where any name will do."""
         services = self._services
         found = services.by_name.get(id)
-        if found is None and not services.is_any(id):
+        if found is None and id not in services.broken and not services.is_any(id):
             raise services.unknown(id, "id")
-        return ModelCard(id=(found or services.first).served.name, created=self._created)
+        name = id if id in services.broken else (found or services.first).served.name
+        return ModelCard(id=name, created=self._created)
 
     async def metrics(self) -> Response:
         """Prometheus' text format."""
@@ -175,8 +182,10 @@ def _readiness(status: str, detail: str, models: dict[str, str]) -> Response:
     return JSONResponse(body.model_dump(), 200 if status == "ready" else 503)
 
 
-def _unready(services: Iterable[Service]) -> str:
-    return "; ".join(dict.fromkeys(service.admission.unready_reason() for service in services))
+def _unready(services: Iterable[Service], broken: Mapping[str, str] | None = None) -> str:
+    reasons = [service.admission.unready_reason() for service in services]
+    reasons += [f"{name} has failed ({reason})" for name, reason in (broken or {}).items()]
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _facts(service: Service) -> ModelFacts:

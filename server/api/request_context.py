@@ -128,15 +128,13 @@ class RequestContext:
     def choose(self, *names: str | None, wanted: Wanted | None = None) -> Service:
         """Give the request to the model of these names, which are all of one model; see ModelChoice.find.
 
-        The answer says which model it is of, unless the request has the model's own name. Raises Unavailable for a
-        model that this process cannot serve.
+        The answer says which model it is of, unless the request has the model's own name.
         """
         service = self._choice.find(names, wanted)
         if service is not self.service:
             self._answer_with(service)
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.model, record.priority = service.served.name, self.options.priority
-        service.check_fault()
         given = [name for name in names if name is not None]
         if given:
             self._says_model = not all(map(service.served.is_named, given))

@@ -64,7 +64,6 @@ class Admission:
         `worker` is this process's place among the counters; `engines`, by index, are the router's.
         """
         self.draining = False
-        self.fault = ""  # why this process cannot serve the model, whatever the engines can; empty: it can
         self.max_queue_tokens = config.max_queue_tokens or 0  # 0 until an engine tells its batch
         self.admitted_tokens = 0  # by this process, and not yet answered
         self.was_ready = False
@@ -78,13 +77,13 @@ class Admission:
     @property
     def ready(self) -> bool:
         """Whether the model can work on any engine."""
-        return not self.fault and any(self._model in engine.running for engine in self._engines.values())
+        return any(self._model in engine.running for engine in self._engines.values())
 
     @property
     def failed(self) -> bool:
         """Whether no engine has the model, or will have it."""
         found = [state.models.get(self._model) for state in self._states]
-        return bool(self.fault) or (bool(found) and all(each is not None and each.state == "failed" for each in found))
+        return bool(found) and all(each is not None and each.state == "failed" for each in found)
 
     @property
     def _states(self) -> list[EngineState]:
@@ -96,7 +95,7 @@ class Admission:
         """Why requests cannot be taken, as a sentence for clients."""
         if self.draining:
             return "the server is shutting down"
-        details = self.fault or "; ".join(map(self._condition, self._states)) or "starting"
+        details = "; ".join(map(self._condition, self._states)) or "starting"
         return f"{self._name or 'the engine'} {'has failed' if self.failed else 'is not ready'} ({details})"
 
     def _condition(self, state: EngineState) -> str:

@@ -50,8 +50,8 @@ class ModelChoice:
     def find(self, names: tuple[str | None, ...], wanted: Wanted | None = None) -> Service:
         """The model that a request means by these names; `wanted`: what it asks for, where the route leaves that open.
 
-        Raises ModelUnknown for a name that no model has, and for names of two models; TaskMissing for a model that
-        cannot do what the route needs.
+        Raises ModelUnknown for a name that no model has, and for names of two models; Unavailable for a model that
+        cannot be served, TaskMissing for one that cannot do what the route needs.
         """
         services = self.services
         found = None if self.path_model is None else self.default
@@ -60,6 +60,7 @@ class ModelChoice:
                 continue
             known = services.by_name.get(name)
             if known is None:
+                services.check_broken(name)
                 if not services.is_any(name):
                     raise services.unknown(name) if found is None or not services.several else self._other(found, name)
             elif found is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from embert.engine import Tokenizer, load_model
 from embert.engine.errors import EngineError
@@ -12,7 +11,7 @@ from embert.server.api.input.tokenizer_pool import TokenizerPool
 from embert.server.api.models.service import Service
 from embert.server.api.models.services import Services
 from embert.server.api.routes import METRIC_ROUTES, METRIC_TASKS
-from embert.server.ipc.control import StartApi, StartModel
+from embert.server.ipc.control import StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.latency_buckets import LatencyBuckets
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 def load_services(start: StartApi, counters: SharedCounters) -> Services:
     """Read what the supervisor lists. Raises EngineError for files that cannot be read, ConfigError for equal names.
 
-    Of several models, one whose tokenizer cannot be loaded has failed, and the others are served.
+    Of several models, one that this process cannot read has failed, and the others are served.
     """
     config = start.config
     router = Router(start.models, counters, start.worker)
@@ -37,20 +36,16 @@ def load_services(start: StartApi, counters: SharedCounters) -> Services:
         engines=len(start.engines),
     )
     pool = TokenizerPool(config.tokenization_threads, config.payload_limit)
-    services = [_load(each, router, metrics, pool) for each in start.models]
-    faults = [each.admission.fault for each in services]
-    if all(faults):
-        raise EngineError(faults[0])
-    for fault in filter(None, faults):
-        log.error("%s", fault)
-    return Services(config, services, router, metrics, pool)
-
-
-def _load(start: StartModel, router: Router, metrics: ApiMetrics, pool: TokenizerPool) -> Service:
-    model = load_model(start.folder, pooling=start.config.pooling, model_id=start.model_id)
-    tokenizer: Any = None  # which nothing uses where there is a fault: see Service.check_fault
-    try:
-        tokenizer = Tokenizer(model)
-    except EngineError as error:
-        router.admissions[start.number].fault = str(error)
-    return Service(start.config, model, tokenizer, router, metrics, pool, start.number)
+    services, broken = [], dict(start.broken)
+    for each in start.models:
+        try:
+            model = load_model(each.folder, pooling=each.config.pooling, model_id=each.model_id)
+            services.append(Service(each.config, model, Tokenizer(model), router, metrics, pool, each.number))
+        except EngineError as error:
+            if len(start.models) == 1:
+                raise
+            log.error("%s", error)  # noqa: TRY400 - users need the sentence, not the traceback
+            broken[each.name] = str(error)
+    if not services:
+        raise EngineError("; ".join(broken.values()))
+    return Services(config, services, router, metrics, pool, broken)

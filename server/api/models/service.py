@@ -64,7 +64,7 @@ class Service:
     @property
     def state(self) -> str:
         """`ready`, `loading` (again, too), or `failed`."""
-        if self.router.connected(self.number) and not self.admission.fault:
+        if self.router.connected(self.number):
             return "ready"
         return "failed" if self.admission.failed else "loading"
 
@@ -93,15 +93,9 @@ class Service:
         return engine.max_batch_tokens if engine is not None else self.model.max_input_length
 
     def check_open(self) -> None:
-        """Raise Unavailable when the server is shutting down, or this process cannot serve the model."""
+        """Raise Unavailable when the server is shutting down."""
         if self.admission.draining:
             self.admission.check_ready()
-        self.check_fault()
-
-    def check_fault(self) -> None:
-        """Raise Unavailable where this process cannot serve the model, whether the server works or not."""
-        if self.admission.fault:
-            raise self.admission.unready()
 
     async def tokenize(
         self,
@@ -126,7 +120,6 @@ class Service:
         Raises Overloaded where the queue has no room for as many tokens as there are words: rejected texts are not
         tokenised.
         """
-        self.check_fault()
         texts = GivenTexts.of(given, param)
         self.limits.check_count(len(texts.items), param)
         if texts.kind is not str and prompt_name is not None:
@@ -169,7 +162,6 @@ class Service:
 
         `params` are the request fields of first and second texts. The default prompt precedes first texts.
         """
-        self.check_fault()
         began = time.perf_counter()
         breakdown.characters = texts.characters
         least = partial(texts.least_tokens, self.model.max_input_length, limits)

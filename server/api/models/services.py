@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from embert.server.api.engines.router import Router
 from embert.server.api.input.large_bodies import CooperativeSteps
@@ -11,7 +11,7 @@ from embert.server.api.input.tokenizer_pool import TokenizerPool
 from embert.server.api.models.served_model import TEI_NAME, Wanted
 from embert.server.api.models.service import Service
 from embert.server.config import ConfigError, ServeConfig
-from embert.server.http.errors import ModelUnknown
+from embert.server.http.errors import ModelUnknown, Unavailable
 from embert.server.http.timeouts import BodyReader
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.scrapes import Scrapes
@@ -29,12 +29,17 @@ class Services:
         router: Router,
         metrics: ApiMetrics,
         pool: TokenizerPool,
+        broken: Mapping[str, str] | None = None,
     ) -> None:
-        """`services` are those of the server's models, by number, at least one. Raises ConfigError for equal names."""
+        """`services` are of the server's models, in their order, at least one.
+
+        `broken`: the names of others that cannot be served, each with the reason. Raises ConfigError for equal names.
+        """
         self.config = config
+        self.broken = broken or {}
         self.all = tuple(services)
         self.first = self.all[0]
-        self.several = len(self.all) > 1
+        self.several = len(self.all) + len(self.broken) > 1
         self.router = router
         self.metrics = metrics
         self.scrapes = Scrapes(self.write_metrics)
@@ -57,8 +62,13 @@ class Services:
 
     @property
     def names(self) -> list[str]:
-        """The served names, in the models' order."""
+        """The served names, in the models' order; those of broken ones are not among them."""
         return [service.served.name for service in self.all]
+
+    def check_broken(self, name: str) -> None:
+        """Raise Unavailable for the name of a model that cannot be served."""
+        if name in self.broken:
+            raise Unavailable(f"{name} has failed ({self.broken[name]})", reason="loading")
 
     def is_any(self, name: str) -> bool:
         """Whether this name stands for whatever model there is, unless it is one's own."""
@@ -71,9 +81,10 @@ class Services:
         return ModelUnknown(f"{what} must be {known}; it is {describe_name(name)}", param)
 
     def in_path(self, name: str) -> Service:
-        """The model of this name or id. Raises ModelUnknown."""
+        """The model of this name or id. Raises ModelUnknown, and Unavailable for one that cannot be served."""
         found = self.by_name.get(name)
         if found is None:
+            self.check_broken(name)
             raise self.unknown(name, None, "the model in the path")
         return found
 

@@ -290,10 +290,3 @@ def test_a_model_that_has_failed_says_why(models: list[dict[int, ModelState]], f
     with pytest.raises(Unavailable) as refused:
         admission.check(1, asks())
     assert (refused.value.message, refused.value.retry_after_s) == (says, None if failed else 2)
-
-
-def test_a_fault_of_this_process_is_one_of_the_model() -> None:
-    (a,) = admissions_of({0: 1000.0})
-    a.fault = "its tokenizer is broken"
-    assert (a.ready, a.failed) == (False, True)
-    assert a.unready_reason() == "a has failed (its tokenizer is broken)"
