@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MethodType
 from typing import Any
 
@@ -14,57 +15,79 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from embert import __version__
-from embert.server.api.openapi import ERROR_MODELS, complete_document
+from embert.server.api.models.choice import ModelChoice
+from embert.server.api.models.service import Service
+from embert.server.api.models.services import Services
+from embert.server.api.openapi import ERROR_MODELS, complete_document, description
 from embert.server.api.operations import Operations
 from embert.server.api.playground import hint
-from embert.server.api.routes import DIALECTS, METRIC_LABELS, METRIC_TASKS, OPERATIONS, PROBES, ROUTES, tasks_by_path
-from embert.server.api.service import Service
+from embert.server.api.routes import (
+    BELOW,
+    METRIC_TASKS,
+    MODELS,
+    OF_THE_FIRST,
+    OPERATIONS,
+    ROUTES,
+    ModelPath,
+    TaskRoute,
+    dialects_by_path,
+    keyless_paths,
+    labels_by_path,
+    model_paths,
+    tasks_by_path,
+)
 from embert.server.api.task_endpoint import TaskEndpoint
 from embert.server.http.auth import AuthMiddleware, Keys
 from embert.server.http.cors import with_cors
-from embert.server.http.errors import Invalid, NotFound, ServerError, error_body
+from embert.server.http.errors import Dialects, Invalid, NotFound, ServerError, error_body
 from embert.server.http.request_metrics import RequestMetricsMiddleware
 
 __all__ = ["create_app"]
 
-_DESCRIPTION = (
-    "Embeddings, scores and labels from BERT-family encoders, in the dialects of OpenAI, text-embeddings-inference, "
-    "Cohere and vLLM."
-)
 
-
-def create_app(service: Service, keys: Keys) -> ASGIApp:
-    """Everything that answers HTTP."""
+def create_app(services: Services, keys: Keys) -> ASGIApp:
+    """Everything that answers HTTP. Raises ConfigError where two models would answer at one path."""
+    below = model_paths(services)
+    routes = {path: place.route for path, place in below.items()}
+    labels, dialects = labels_by_path(routes), dialects_by_path(routes)
     app = FastAPIOffline(
         docs_url="/docs",
         redoc_url=None,
         redirect_slashes=False,  # a redirect would be built from the Host header, and some clients lose the body on it
         title="embert",
         version=__version__,
-        description=_DESCRIPTION,
+        description=description(services),
         swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
     )
+    first = services.first
     work = {
-        path: TaskEndpoint(service, row.handler, row.dialect, row.needs, reranks=row.reranks)
-        for path, row in tasks_by_path(service.model).items()
+        path: _endpoint(services, row, first if path in OF_THE_FIRST else None)
+        for path, row in tasks_by_path(first.model).items()
     }
     app.router.routes[:0] = [
         Route(_any_length(path), endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in work.items()
     ]
-    _add_operations(app, service)
-    app.add_exception_handler(ServerError, _on_server_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    _complete_openapi(app, service)
+    _add_operations(app, services)
+    _add_errors(app, services, below, dialects)
+    _complete_openapi(app, services)
     hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
-    guarded = AuthMiddleware(app, hot, keys, PROBES, DIALECTS, service.metrics)
+    hot |= {path: _endpoint(services, place.row, place.service, place.name) for path, place in below.items()}
+    probes = keyless_paths(("probes",), services.by_name)
+    guarded = AuthMiddleware(app, hot, keys, probes, dialects, services.metrics)
     return RequestMetricsMiddleware(
-        with_cors(guarded, service.config, DIALECTS), METRIC_LABELS, METRIC_TASKS, DIALECTS, service.metrics
+        with_cors(guarded, services.config, dialects), labels, METRIC_TASKS, dialects, services.metrics
     )
 
 
-def _add_operations(app: FastAPI, service: Service) -> None:
-    bound = Operations(service, hint((route.name, route.summary) for route in ROUTES))
+def _endpoint(
+    services: Services, row: TaskRoute, default: Service | None, path_model: str | None = None
+) -> TaskEndpoint:
+    choice = ModelChoice(services, row.wanted, default, path_model, has_field="model" in row.request.model_fields)
+    return TaskEndpoint(choice, row.handler, row.dialect)
+
+
+def _add_operations(app: FastAPI, services: Services) -> None:
+    bound = Operations(services, hint([(route.name, route.summary) for route in ROUTES], services.names))
     for row in OPERATIONS:
         if row.endpoint is None:
             continue
@@ -92,48 +115,56 @@ def _any_length(path: str) -> str:
     return path.replace("}", ":path}")
 
 
-def _complete_openapi(app: FastAPI, service: Service) -> None:
+def _complete_openapi(app: FastAPI, services: Services) -> None:
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            complete_document(original(), service.model, service.config)
+            complete_document(original(), [(service.model, service.config) for service in services.all])
         return original()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
 
 
-def _respond(request: Request, error: ServerError, headers: dict[str, str] | None = None) -> Response:
-    body = error_body(error, DIALECTS[request.url.path])
-    return Response(body, error.status, headers, media_type="application/json")
+def _add_errors(app: FastAPI, services: Services, below: Mapping[str, ModelPath], dialects: Dialects) -> None:
+    """Answer what FastAPI and Starlette raise, and the errors of our own endpoints, in our dialects."""
+
+    def respond(request: Request, error: ServerError, headers: dict[str, str] | None = None) -> Response:
+        body = error_body(error, dialects[request.scope["path"]])
+        return Response(body, error.status, headers, media_type="application/json")
+
+    async def on_server_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServerError)  # noqa: S101 - what it is registered for
+        return respond(request, error)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
+        path, headers = request.scope["path"], dict(error.headers or {})
+        if error.status_code == 405 or path in below:
+            answer: ServerError = NotFound(f"this route does not take {request.method}")
+            answer.status = 405
+            headers.setdefault("Allow", "POST")
+        else:
+            answer = _nothing_there(path, services, below)
+            answer.status = error.status_code
+        if answer.status == 405 and path == "/":
+            headers["Allow"] = "GET, POST"  # two routes, of which Starlette names the first
+        return respond(request, answer, headers)
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - its signature
+        return respond(request, Invalid("a parameter of this request is not valid"))
+
+    app.add_exception_handler(ServerError, on_server_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
 
 
-async def _on_server_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServerError)  # noqa: S101 - what it is registered for
-    return _respond(request, error)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own 404 and 405, in our dialects."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
-    if error.status_code == 405:
-        answer = NotFound(f"this route does not take {request.method}")
-        answer.status = 405
-    else:
-        answer = NotFound(_no_such_route(request.url.path))
-        answer.status = error.status_code
-    headers = dict(error.headers or {})
-    if answer.status == 405 and request.url.path == "/":
-        headers["Allow"] = "GET, POST"  # two routes, of which Starlette names the first
-    return _respond(request, answer, headers)
-
-
-def _no_such_route(path: str) -> str:
+def _nothing_there(path: str, services: Services, below: Mapping[str, ModelPath]) -> ServerError:
     known = path.rstrip("/")
-    if known != path and any(known in route.paths for route in ROUTES):
-        return f"no such route; {known} is one, without the slash at the end"
-    return "no such route; /docs lists them"
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - its signature
-    return _respond(request, Invalid("a parameter of this request is not valid"))
+    if known != path and (known in below or any(known in route.paths for route in ROUTES)):
+        return NotFound(f"no such route; {known} is one, without the slash at the end")
+    if path.startswith(MODELS):
+        names = (path[len(MODELS) : -len(route)] for route in BELOW if path.endswith(route))
+        if name := next(names, ""):
+            return services.unknown(name, None, "the model in the path")
+    return NotFound("no such route; /docs lists them")

@@ -1,9 +1,9 @@
-"""The OpenAPI document: what FastAPI cannot know of the tasks' routes, and the bounds of the model that is served."""
+"""The OpenAPI document: what FastAPI cannot know of the tasks' routes, and the bounds of the models that are served."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -14,12 +14,14 @@ from embert.server.api.dialects.cohere import CohereError
 from embert.server.api.dialects.openai import OpenAIError
 from embert.server.api.dialects.tei import TeiError
 from embert.server.api.input.request_body import InputForm, RequestBody
+from embert.server.api.models.services import Services
 from embert.server.api.routes import TASKS, TaskRoute, tasks_by_path
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Dialect
 
-__all__ = ["ERROR_MODELS", "complete_document"]
+__all__ = ["ERROR_MODELS", "complete_document", "description"]
 
+Served = Sequence[tuple[Model, ServeConfig]]  # the models of a server, each with its options
 
 ERROR_MODELS: dict[Dialect, type[BaseModel]] = {
     Dialect.COHERE: CohereError,
@@ -56,10 +58,30 @@ _RAW = {
 }
 
 
-def complete_document(document: dict[str, Any], model: Model, config: ServeConfig) -> dict[str, Any]:
-    """Add the tasks to FastAPI's document in place, with the bounds of the model served, and return it.
+def description(services: Services) -> str:
+    """What the document says of the whole: what is served here, and how a request chooses."""
+    models = [f"* `{each.served.name}`: {', '.join(each.served.task_names)}" for each in services.all]
+    return "\n".join(
+        (
+            "Embeddings, scores and labels from BERT-family encoders, in the dialects of OpenAI, "
+            "text-embeddings-inference, Cohere and vLLM.",
+            "",
+            f"The model{'s' * services.several} of this server:",
+            "",
+            *models,
+            "",
+            "Every `POST` route is also below `/models/NAME`, as `/models/NAME/embed`, for the model of that name. "
+            "Otherwise `model` in the body chooses, where a route has it, or the first model that can do the task "
+            "answers.",
+        )
+    )
 
-    `x-task-missing` marks the routes that this model cannot answer.
+
+def complete_document(document: dict[str, Any], served: Served) -> dict[str, Any]:
+    """Add the tasks to FastAPI's document in place, with the bounds of the models served, and return it.
+
+    Of several models a bound is the largest, and a choice has those of all. `x-task-missing` marks the routes that no
+    model can answer.
     """
     models = {model for task in TASKS for model in (task.request, task.answer)} | set(ERROR_MODELS.values())
     ordered = sorted(models, key=lambda model: model.__name__)
@@ -72,21 +94,22 @@ def complete_document(document: dict[str, Any], model: Model, config: ServeConfi
     for item in operations.values():
         item["get"]["responses"].pop("422", None)  # FastAPI's own, which no route of ours has
     work: dict[str, Any] = {
-        path: {"post": _operation(task, path, names, model)} for path, task in tasks_by_path(model).items()
+        path: {"post": _operation(task, path, names, served)} for path, task in tasks_by_path(served[0][0]).items()
     }
     for path in work.keys() & operations.keys():
         work[path] |= operations.pop(path)
     document["paths"] = work | operations
-    _state_bounds(document["components"]["schemas"], model, config)
+    _state_bounds(document["components"]["schemas"], served)
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
     return document
 
 
-def _operation(task: TaskRoute, path: str, names: dict[Any, Any], model: Model) -> dict[str, Any]:
+def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served) -> dict[str, Any]:
+    able = next((model for model, _ in served if task.suits(model)), None)
     error = {"application/json": {"schema": names[ERROR_MODELS[task.dialect], "validation"]}}
     content: dict[str, Any] = {"application/json": {"schema": names[task.answer, "validation"]}}
-    body = {"schema": names[task.request, "validation"], "example": task.example_for(model)}
+    body = {"schema": names[task.request, "validation"], "example": task.example_for(able or served[0][0])}
     if others := [each for each in TASKS if each.path in task.also]:
         requests = dict.fromkeys(each.request for each in (task, *others))
         body["schema"] = {"anyOf": [names[request, "validation"] for request in requests]}
@@ -106,11 +129,13 @@ def _operation(task: TaskRoute, path: str, names: dict[Any, Any], model: Model) 
         "responses": {"200": {"description": "Answer", "content": content | _RAW if task.raw else content}}
         | {str(status): {"description": text, "content": error} for status, text in errors.items()},
     }
-    return operation if task.suits(model) else operation | {"x-task-missing": True}
+    return operation if able is not None else operation | {"x-task-missing": True}
 
 
-def _state_bounds(schemas: dict[str, Any], model: Model, config: ServeConfig) -> None:
+def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
     """Add what pydantic's models leave to the handlers, because it depends on the model or is 400 there."""
+    models = [model for model, _ in served]
+    vocabulary = max(model.architecture.vocab_size for model in models)
 
     def bound(schema: dict[str, Any], form: InputForm, most: int) -> None:
         for each in schema.get("anyOf", [schema]):
@@ -118,7 +143,7 @@ def _state_bounds(schemas: dict[str, Any], model: Model, config: ServeConfig) ->
             if kind == "string":
                 each["minLength"] = form.shortest
             elif kind == "integer":
-                each.update(minimum=0, maximum=model.architecture.vocab_size - 1)
+                each.update(minimum=0, maximum=vocabulary - 1)
             elif kind == "array":
                 item = each["items"].get("type")
                 each["minItems"] = 1
@@ -128,13 +153,18 @@ def _state_bounds(schemas: dict[str, Any], model: Model, config: ServeConfig) ->
 
     for body in _bodies(RequestBody):
         for field, form in body.input_forms.items():
-            bound(schemas[body.__name__]["properties"][field], form, getattr(config, body.text_limit))
-    adapters = model.architecture.adapters
-    named = {"prompt_name": sorted(model.prompts), "task": list(adapters.names) if adapters else []}
+            most = max(getattr(config, body.text_limit) for _, config in served)
+            bound(schemas[body.__name__]["properties"][field], form, most)
+    adapters = [model.architecture.adapters for model in models]
+    tasks = [name for each in adapters if each is not None for name in each.names]
+    named = {
+        "prompt_name": sorted({name for model in models for name in model.prompts}),
+        "task": list(dict.fromkeys(tasks)),
+    }
     for schema in schemas.values():
         for field, property_ in schema.get("properties", {}).items():
             if field == "dimensions" and "anyOf" in property_:
-                property_["anyOf"][0].update(minimum=1, maximum=model.width)
+                property_["anyOf"][0].update(minimum=1, maximum=max(model.width for model in models))
             elif field in named and "enum" not in property_["anyOf"][0]:  # vLLM's `task` is of another kind
                 property_["anyOf"][0]["enum"] = named[field]
                 if not named[field]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import Request, Response
@@ -11,12 +12,12 @@ from pydantic import BaseModel
 
 from embert import __version__
 from embert.engine import Model, Task
+from embert.server.api.models.service import Service
+from embert.server.api.models.services import Services
 from embert.server.api.playground import HEADERS, PAGE
-from embert.server.api.service import Service
 from embert.server.http.accept import prefers
-from embert.server.http.errors import ModelUnknown
 
-__all__ = ["Health", "Operations", "Readiness"]
+__all__ = ["Health", "Liveness", "Operations", "Readiness"]
 
 
 class Health(BaseModel):
@@ -26,11 +27,17 @@ class Health(BaseModel):
     last_success_age_s: float | None = None
 
 
-class Readiness(BaseModel):
-    """Whether requests are taken."""
+class Liveness(BaseModel):
+    """Whether the process answers."""
 
     status: str
     detail: str = ""
+
+
+class Readiness(Liveness):
+    """Whether requests are taken, and the state of each model: `ready`, `loading` or `failed`."""
+
+    models: dict[str, str]
 
 
 class ModelCard(BaseModel):
@@ -49,7 +56,7 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class Info(BaseModel):
+class ModelFacts(BaseModel):
     """text-embeddings-inference's fields, and what runs the model."""
 
     model_id: str
@@ -80,12 +87,18 @@ class Info(BaseModel):
     payload_limit: int
 
 
-class Operations:
-    """The endpoints of one service. Their rows in the table of routes say the rest."""
+class Info(ModelFacts):
+    """The first model, and all of them."""
 
-    def __init__(self, service: Service, hint: bytes) -> None:
+    models: list[ModelFacts]
+
+
+class Operations:
+    """The endpoints about the models. Their rows in the table of routes say the rest."""
+
+    def __init__(self, services: Services, hint: bytes) -> None:
         """`hint` is the text of `GET /` for clients that are no browsers."""
-        self._service, self._hint = service, hint
+        self._services, self._hint = services, hint
         self._created = int(time.time())
 
     async def front(self, request: Request) -> Response:
@@ -97,73 +110,105 @@ class Operations:
 
     async def health(self) -> Response:
         """Whether the last forward worked, and was not long ago."""
-        healthy, age = self._service.router.health()
-        reason = self._service.admission.unready_reason() if age is None else "no forward worked lately"
+        healthy, age = self._services.router.health()
+        reason = _unready(self._services.all) if age is None else "no forward worked lately"
         body = Health(status="ok" if healthy else reason, last_success_age_s=None if age is None else round(age, 3))
         return JSONResponse(body.model_dump(), 200 if healthy else 503)
 
-    async def livez(self) -> Readiness:
+    async def livez(self) -> Liveness:
         """The process answers."""
-        return Readiness(status="ok")
+        return Liveness(status="ok")
 
     async def readyz(self) -> Response:
-        """503 while loading and, first thing, while draining."""
-        admission = self._service.admission
-        if admission.draining or not self._service.router.connected:
-            status = "draining" if admission.draining else "loading"
-            return JSONResponse(Readiness(status=status, detail=admission.unready_reason()).model_dump(), 503)
-        return JSONResponse(Readiness(status="ready").model_dump())
+        """503 while a model loads for the first time, while none can work and, first thing, while draining.
+
+        A model that has failed must not keep the others from their requests.
+        """
+        services = self._services
+        states = {service.served.name: service.state for service in services.all}
+        waited_for = [each for each in services.all if each.state == "loading" and not each.admission.was_ready]
+        if services.router.draining:
+            return _readiness("draining", _unready(services.all), states)
+        if waited_for or "ready" not in states.values():
+            status = "failed" if set(states.values()) == {"failed"} else "loading"
+            unready = [each for each in services.all if states[each.served.name] != "ready"]
+            return _readiness(status, _unready(unready), states)
+        return _readiness("ready", _unready(each for each in services.all if each.state == "failed"), states)
+
+    async def readyz_of(self, name: str) -> Response:
+        """The same of one model, whatever the others are."""
+        service = self._services.in_path(name)
+        states = {service.served.name: service.state}
+        if service.admission.draining:
+            return _readiness("draining", _unready([service]), states)
+        return _readiness(service.state, "" if service.state == "ready" else _unready([service]), states)
 
     async def info(self) -> Info:
         """What is served, and its limits."""
-        service = self._service
-        config, model, engine = service.config, service.model, service.engine
-        return Info(
-            model_id=model.model_id,
-            model_sha=model.revision,
-            model_dtype=engine.dtype if engine else config.dtype,
-            served_model_name=service.served.name,
-            model_type=_model_type(model),
-            tasks=service.served.task_names,
-            max_concurrent_requests=service.max_queue_tokens,  # each has at least one token
-            max_input_length=model.max_input_length,
-            max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens or 0,
-            max_batch_requests=config.max_batch_requests,
-            max_client_batch_size=config.max_client_batch_size,
-            auto_truncate=config.auto_truncate,
-            tokenization_workers=config.http_processes * config.tokenization_threads,
-            version=__version__,
-            backend=engine.encoder if engine else config.encoder,
-            backend_choice=engine.choice if engine else "",
-            device=engine.device if engine else config.device,
-            device_name=engine.device_name if engine else "",
-            architecture=model.architecture.family,
-            dimensions=model.width,
-            prompts=sorted(model.prompts),
-            adapters=list(model.architecture.adapters.names) if model.architecture.adapters else [],
-            max_queue_tokens=service.max_queue_tokens,
-            max_queue_seconds=config.max_queue_seconds,
-            queue_limit_tokens=service.queue_limit,
-            payload_limit=config.payload_limit,
-        )
+        facts = [_facts(service) for service in self._services.all]
+        return Info(**facts[0].model_dump(), models=facts)
+
+    async def info_of(self, name: str) -> ModelFacts:
+        """One of the models, and its limits."""
+        return _facts(self._services.in_path(name))
 
     async def models(self) -> ModelList:
-        """The one model served here."""
-        return ModelList(data=[ModelCard(id=self._service.served.name, created=self._created)])
+        """The models served here."""
+        return ModelList(data=[ModelCard(id=name, created=self._created) for name in self._services.names])
 
     async def model_card(self, id: str) -> ModelCard:  # noqa: A002 - the path's name in OpenAI's API
-        """The model, by its served name or its model id."""
-        try:
-            self._service.served.check_name(id)
-        except ModelUnknown as error:
-            error.param = "id"
-            raise
-        return ModelCard(id=self._service.served.name, created=self._created)
+        """A model, by its served name or its model id; the first where any name will do."""
+        services = self._services
+        found = services.by_name.get(id)
+        if found is None and not services.is_any(id):
+            raise services.unknown(id, "id")
+        return ModelCard(id=(found or services.first).served.name, created=self._created)
 
     async def metrics(self) -> Response:
         """Prometheus' text format."""
-        text, content_type = await self._service.scrapes.answer()
+        text, content_type = await self._services.scrapes.answer()
         return Response(text, headers={"content-type": content_type})
+
+
+def _readiness(status: str, detail: str, models: dict[str, str]) -> Response:
+    body = Readiness(status=status, detail=detail, models=models)
+    return JSONResponse(body.model_dump(), 200 if status == "ready" else 503)
+
+
+def _unready(services: Iterable[Service]) -> str:
+    return "; ".join(dict.fromkeys(service.admission.unready_reason() for service in services))
+
+
+def _facts(service: Service) -> ModelFacts:
+    config, model, engine = service.config, service.model, service.engine
+    return ModelFacts(
+        model_id=model.model_id,
+        model_sha=model.revision,
+        model_dtype=engine.dtype if engine else config.dtype,
+        served_model_name=service.served.name,
+        model_type=_model_type(model),
+        tasks=service.served.task_names,
+        max_concurrent_requests=service.max_queue_tokens,  # each has at least one token
+        max_input_length=model.max_input_length,
+        max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens or 0,
+        max_batch_requests=config.max_batch_requests,
+        max_client_batch_size=config.max_client_batch_size,
+        auto_truncate=config.auto_truncate,
+        tokenization_workers=config.http_processes * config.tokenization_threads,
+        version=__version__,
+        backend=engine.encoder if engine else config.encoder,
+        backend_choice=engine.choice if engine else "",
+        device=engine.device if engine else config.device,
+        device_name=engine.device_name if engine else "",
+        architecture=model.architecture.family,
+        dimensions=model.width,
+        prompts=sorted(model.prompts),
+        adapters=list(model.architecture.adapters.names) if model.architecture.adapters else [],
+        max_queue_tokens=service.max_queue_tokens,
+        max_queue_seconds=config.max_queue_seconds,
+        queue_limit_tokens=service.queue_limit,
+        payload_limit=config.payload_limit,
+    )
 
 
 def _model_type(model: Model) -> dict[str, Any]:

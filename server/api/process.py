@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from embert.server.api.engines.router import Router
-    from embert.server.api.service import Service
+    from embert.server.api.models.services import Services
     from embert.server.config import ServeConfig
     from embert.server.observability.scrapes import Scrapes
 
@@ -59,45 +59,29 @@ def main() -> None:
 
 async def _serve(start: StartApi, control: ControlConnection) -> None:
     # Not at the top: prometheus_client must find its folder when it is imported.
-    from embert.engine import Tokenizer, load_model
     from embert.engine.errors import EngineError
     from embert.server.api.app import create_app
-    from embert.server.api.engines.router import Router
-    from embert.server.api.routes import DIALECTS, METRIC_ROUTES, METRIC_TASKS, keyless_paths
-    from embert.server.api.service import Service
+    from embert.server.api.models.loading import load_services
+    from embert.server.api.routes import dialects_by_path, keyless_paths
     from embert.server.config import ConfigError
     from embert.server.http.auth import Keys
     from embert.server.http.connections import Connections, connection_limit
     from embert.server.http.protocol import bounded_protocol
     from embert.server.http.timeouts import end_slow_readers
-    from embert.server.observability.api_metrics import ApiMetrics
-    from embert.server.observability.latency_buckets import LatencyBuckets
 
     config = start.config
-    counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines))
+    counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines), len(start.models))
     control.send(Progress("reading the tokenizer"))
     try:
-        model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
-        service = Service(
-            config,
-            model,
-            Tokenizer(model),
-            Router(config, counters, start.worker),
-            ApiMetrics(
-                METRIC_ROUTES,
-                LatencyBuckets.of(config.latency_buckets),
-                tasks=METRIC_TASKS,
-                models=[config.served_name(model.model_id)],
-                engines=len(start.engines),
-            ),
-        )
-        keys = Keys(config, keyless_paths(config.keyless))
-        app = create_app(service, keys)
+        services = load_services(start, counters)
+        keys = Keys(config, keyless_paths(config.keyless, services.by_name))
+        app = create_app(services, keys)
     except (EngineError, ConfigError) as error:
         control.send(Failed(str(error)))
         raise SystemExit(1) from None
+    router, metrics = services.router, services.metrics
     for state in start.engines:
-        service.router.engine_changed(state)
+        router.engine_changed(state)
     limit = connection_limit(config.max_connections)
     if limit.served < config.max_connections:
         log.warning(
@@ -106,30 +90,30 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
             config.max_connections,
         )
     connections = Connections(limit)
-    service.metrics.open_connections, service.metrics.connections_limit = connections.__len__, limit.served
-    protocol = bounded_protocol(config.header_limit, connections, service.metrics.count, DIALECTS)
+    metrics.open_connections, metrics.connections_limit = connections.__len__, limit.served
+    protocol = bounded_protocol(config.header_limit, connections, metrics.count, dialects_by_path())
     servers = [_Server(_uvicorn_config(config, app, protocol))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:
-        servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.scrapes), protocol, tls=False)))
+        servers.append(_Server(_uvicorn_config(config, _MetricsApp(services.scrapes), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
-        keep_running(_write_metrics(service, counters, start.worker)),
-        keep_running(_follow(control, service.router, servers, start)),
+        keep_running(_write_metrics(services, counters, start.worker)),
+        keep_running(_follow(control, router, servers, start)),
         keep_running(keys.follow()),
-        keep_running(service.bodies.watch()),
+        keep_running(services.bodies.watch()),
         keep_running(connections.watch_files()),
-        keep_running(end_slow_readers(connections, config.client_timeout, service.metrics.unread_answers.inc)),
+        keep_running(end_slow_readers(connections, config.client_timeout, metrics.unread_answers.inc)),
     ]
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, service.router, servers, config)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, router, servers, config)
     gc_tuning.after_startup()
     control.send(Ready())
     await asyncio.gather(*jobs)
     for task in running:
         task.cancel()
-    service.metrics.write()
-    service.close()
-    await service.router.close()
+    metrics.write()
+    services.close()
+    await router.close()
 
 
 class _Server(uvicorn.Server):
@@ -188,8 +172,8 @@ _draining: list[asyncio.Task[None]] = []
 
 
 def _drain_soon(router: Router, servers: list[_Server], config: ServeConfig) -> None:
-    if not router.admission.draining:
-        router.admission.draining = True
+    if not router.draining:
+        router.drain()
         _draining.append(keep_running(_drain(router, servers, config), may_end=True))
 
 
@@ -198,19 +182,18 @@ async def _drain(router: Router, servers: list[_Server], config: ServeConfig) ->
     until = time.monotonic() + config.drain_timeout
     await asyncio.sleep(DRAIN_NOTICE_S)
     while time.monotonic() < until and (router.pending or servers[0].server_state.tasks):
-        if not router.admission.ready:  # and it will stay so: no engine is started again while draining
-            router.give_up()
+        router.give_up(unready=True)  # no engine is started again while draining
         await asyncio.sleep(0.02)
     router.give_up()
     for server in servers:
         server.should_exit = True
 
 
-async def _write_metrics(service: Service, counters: SharedCounters, worker: int) -> None:
+async def _write_metrics(services: Services, counters: SharedCounters, worker: int) -> None:
     while True:
         counters.api_alive[worker] = time.monotonic()
-        await asyncio.sleep(service.metrics.WRITE_INTERVAL_S)
-        service.write_metrics()
+        await asyncio.sleep(services.metrics.WRITE_INTERVAL_S)
+        services.write_metrics()
 
 
 class _MetricsApp:

@@ -22,11 +22,14 @@ from embert.server.api.input.request_body import RequestBody, TextsAndIds, descr
 from embert.server.api.input.request_options import read_request_options
 from embert.server.api.input.text_pairs import TextPairs
 from embert.server.api.latency_breakdown import LatencyBreakdown
+from embert.server.api.models.choice import ModelChoice
+from embert.server.api.models.served_model import Wanted
+from embert.server.api.models.service import Service
 from embert.server.api.serialization import raw_rows
-from embert.server.api.service import Service
 from embert.server.config import option_name
 from embert.server.http.accept import prefers
 from embert.server.http.errors import PayloadTooLarge, UnsupportedEncoding
+from embert.server.observability.request_record import BULK, SCOPE_KEY, RequestRecord
 
 __all__ = ["JSON", "OCTETS", "Handler", "RequestContext"]
 
@@ -45,18 +48,24 @@ class _Shared:
 
 
 class RequestContext:
-    """What handlers need of a request and of the service."""
+    """What handlers need of a request and of the model that answers it.
+
+    `service` is the model. Where a body may name it, it is right from `choose` on.
+    """
 
     __slots__ = (
-        "_given", "_is_query", "_param", "_shared", "_size",
+        "_choice", "_given", "_is_query", "_param", "_says_model", "_shared", "_size",
         "breakdown", "headers", "options", "receive", "scope", "service", "truncated",
     )  # fmt: skip
 
-    def __init__(self, service: Service, scope: Scope, receive: Receive) -> None:
+    def __init__(self, choice: ModelChoice, scope: Scope, receive: Receive) -> None:
         """Raises Invalid for request options that cannot be read."""
-        self.service, self.scope, self.receive = service, scope, receive
+        self._choice, self.scope, self.receive = choice, scope, receive
         self.breakdown = LatencyBreakdown()
-        self.options = read_request_options(scope["headers"], time.monotonic(), service.config.request_timeout)
+        config = choice.services.config
+        self.options = read_request_options(scope["headers"], time.monotonic(), config.request_timeout)
+        self._answer_with(choice.default)
+        self._says_model = choice.is_open  # whether the answer says which model it is of
         self._given: bytes | dict[str, Any] = b""  # the body, or one request of several in it
         self._size = 0  # of the body, in bytes
         self._param = ""  # the field with the texts
@@ -67,7 +76,7 @@ class RequestContext:
 
     def part(self, given: dict[str, Any], parts: int) -> RequestContext:
         """The context of one of the several requests in this body. It is answered in JSON."""
-        part = RequestContext(self.service, {**self.scope, "headers": []}, self.receive)
+        part = RequestContext(self._choice, {**self.scope, "headers": []}, self.receive)
         part.options, part._given, part._size = self.options, given, self._size // parts
         part._shared = self._shared
         return part
@@ -76,7 +85,7 @@ class RequestContext:
         """Raises ServerError for a body that is too large, too slow or compressed."""
         headers = self.scope["headers"]
         _check_encoding(headers)
-        body = await self.service.bodies.read(headers, self.receive, self.options.deadline)
+        body = await self._choice.services.bodies.read(headers, self.receive, self.options.deadline)
         self._given, self._size = body, len(body)
 
     def holds_object(self, field: str) -> bool:
@@ -87,11 +96,14 @@ class RequestContext:
         return found is not None and found[1] == b"{"
 
     async def parse(self, schema: type[RequestT]) -> RequestT:
-        """The request in the body, once; the body is dropped."""
+        """The request in the body, once; the body is dropped.
+
+        The model is not known before, so a body may be as large as any model takes.
+        """
         given, self._given = self._given, b""
         if self._size <= LARGE:
             return parse(schema, given) if isinstance(given, bytes) else validate(schema, given)
-        service = self.service
+        services = self._choice.services
         split: list[SplitIds | None] = []
         request: list[RequestT] = []
         steps: tuple[Callable[[], object], ...]
@@ -101,24 +113,50 @@ class RequestContext:
             steps = (
                 lambda: check_values(
                     given,
-                    getattr(service.config, schema.text_limit),
-                    service.most_ids,
+                    services.most(schema.text_limit),
+                    services.most_ids,
                     option=option_name(schema.text_limit),
                     strings_per_text=schema.strings_per_text,
                 ),
                 lambda: split.append(split_ids(given)),
                 lambda: request.append(parse(schema, given, split[0])),
             )
-        await service.parse_steps.run(self._size, steps, lambda: service.admission.check_time(self.options))
+        check_time = self.service.admission.check_time
+        await services.parse_steps.run(self._size, steps, lambda: check_time(self.options))
         return request[0]
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ModelUnknown for another model's name. Where any will do, the answer says which model it is of."""
-        service = self.service
-        service.served.check_name(name)
-        answers = (b"x-model", service.served.name.encode("latin-1", "replace"))
-        if name is not None and not service.served.is_named(name) and answers not in self.headers:
-            self.headers.append(answers)
+    def choose(self, *names: str | None, wanted: Wanted | None = None) -> Service:
+        """Give the request to the model of these names, which are all of one model; see ModelChoice.find.
+
+        The answer says which model it is of, unless the request has the model's own name. Raises Unavailable for a
+        model that this process cannot serve.
+        """
+        service = self._choice.find(names, wanted)
+        if service is not self.service:
+            self._answer_with(service)
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        record.model, record.priority = service.served.name, self.options.priority
+        service.check_fault()
+        given = [name for name in names if name is not None]
+        if given:
+            self._says_model = not all(map(service.served.is_named, given))
+        return service
+
+    def give_way(self) -> None:
+        """Let interactive requests go first: the body says that it is bulk."""
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        self.options.bulk, record.priority = True, BULK
+
+    @property
+    def path_model(self) -> str | None:
+        """The name of a model in the path."""
+        name: str | None = self._choice.path_model or self.scope.get("path_params", {}).get("name")  # Azure's
+        return name
+
+    def _answer_with(self, service: Service) -> None:
+        self.service = service
+        if not self.options.has_priority:
+            self.options.bulk = service.config.bulk
 
     async def tokenize(
         self,
@@ -181,20 +219,21 @@ class RequestContext:
         Of multi-vectors they are those that a query or a document has, not one a token. Raises PayloadTooLarge for more
         tokens than may have a row each, and for more weights of sparse vectors than an answer may have.
         """
-        router = self.service.router
+        service = self.service
         if tasks & _A_ROW_A_TOKEN:
-            router.admission.check_ready()  # an engine says what the limit is
-            limit = self.service.token_vector_limit
+            service.admission.check_ready()  # an engine says what the limit is
+            limit = service.token_vector_limit
             self._shared.token_vectors += encoded.tokens
             if (tokens := self._shared.token_vectors) > limit:
                 raise PayloadTooLarge(
                     f"`{self._param}` has {tokens} tokens; the limit for token vectors is {limit}", self._param
                 )
         try:
-            answer = await router.encode(
+            answer = await service.router.encode(
                 encoded,
                 self.receive,
                 self.options,
+                model=service.number,
                 tasks=tasks,
                 dimensions=dimensions,
                 normalize=normalize,
@@ -206,7 +245,7 @@ class RequestContext:
         self.breakdown.note(answer)
         if Task.SPARSE in tasks:
             self._count_weights(len(answer.rows[Task.SPARSE].values))
-        head = self.service.model.heads.multi_vector
+        head = service.model.heads.multi_vector
         if Task.MULTI in tasks and head is not None:
             kept = kept_rows(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
             answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(kept)
@@ -232,8 +271,9 @@ class RequestContext:
     @property
     def answer_headers(self) -> list[tuple[bytes, bytes]]:
         """What the answer's headers say of the work."""
+        model = [(b"x-model", self.service.served.name.encode("latin-1", "replace"))] if self._says_model else []
         cut = [(b"x-truncated-texts", b"%d" % self.truncated)] if self.truncated else []
-        return [*self.headers, *cut, *self.breakdown.headers(self.service.compute_type)]
+        return [*model, *self.headers, *cut, *self.breakdown.headers(self.service.compute_type)]
 
 
 Handler = Callable[[RequestContext], Awaitable[tuple[bytes, bytes]]]  # → content type, body

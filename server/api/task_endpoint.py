@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from starlette.types import Receive, Scope, Send
 
-from embert.engine import Task
+from embert.server.api.models.choice import ModelChoice
 from embert.server.api.request_context import Handler, RequestContext
-from embert.server.api.service import Service
 from embert.server.http.errors import Dialect, ServerError, send_error
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
 
@@ -16,29 +15,28 @@ __all__ = ["TaskEndpoint"]
 class TaskEndpoint:
     """The ASGI app of one task's route."""
 
-    def __init__(self, service: Service, handler: Handler, dialect: Dialect, needs: Task, *, reranks: bool) -> None:
-        """`needs` are the tasks without which the model cannot answer; the handler may need more.
-
-        With `reranks` it must have one label, too.
-        """
-        self._service, self._handler, self._dialect, self._needs = service, handler, dialect, needs
-        self._reranks = reranks
+    def __init__(self, choice: ModelChoice, handler: Handler, dialect: Dialect) -> None:
+        """`choice` says which model answers; the handler may need more of it than the route does."""
+        self._choice, self._handler, self._dialect = choice, handler, dialect
+        self._can = choice.can
+        self._model = "" if choice.by_body else choice.default.served.name  # for metrics, until the body is read
+        self._metrics = choice.services.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        service = self._service
         record: RequestRecord = scope[SCOPE_KEY]
-        record.model = service.served.name
+        record.model = self._model
         try:
-            service.served.check_tasks(self._needs, reranks=self._reranks)
-            context = RequestContext(service, scope, receive)
+            if not self._can:  # and neither can another model
+                self._choice.check(self._choice.default)
+            context = RequestContext(self._choice, scope, receive)
             record.parts = context.breakdown
             record.priority = context.options.priority
             await context.read_body()
             content_type, body = await self._handler(context)
         except ServerError as error:
             if error.reject_reason is not None:
-                service.metrics.rejected[error.reject_reason].inc()
+                self._metrics.rejected[error.reject_reason].inc()
             await send_error(send, error, self._dialect)
             return
         context.breakdown.encoded()

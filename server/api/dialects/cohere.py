@@ -57,11 +57,11 @@ class CohereRanking(BaseModel):
 async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v2/rerank`."""
     request = await context.parse(CohereRerankRequest)
-    context.check_model(request.model)
+    context.choose(request.model)
     if request.relevant_spans is not None and request.relevant_spans.get("mode") != "disabled":
         raise Invalid("`relevant_spans` is not supported: its mode must be disabled", "relevant_spans")
     if request.priority is not None and request.priority > 0:
-        context.options.bulk = True
+        context.give_way()
     ranking = await rank(
         context,
         request.query,

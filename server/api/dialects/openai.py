@@ -9,9 +9,10 @@ from pydantic import BaseModel, Field
 from embert.engine import Task
 from embert.engine.tasks import NO_TASK
 from embert.server.api.input.request_body import FAIL_FAST, TASK, TEXT_OR_IDS, InputForms, RequestBody, TextOrIds
+from embert.server.api.models.served_model import Wanted
+from embert.server.api.models.service import Service
 from embert.server.api.request_context import JSON, RequestContext
 from embert.server.api.serialization import openai_json, typed_openai_json
-from embert.server.api.service import Service
 from embert.server.http.errors import Invalid
 
 __all__ = ["EmbeddingList", "EmbeddingsRequest", "OpenAIError", "check_foreign_ids", "embeddings"]
@@ -19,6 +20,7 @@ __all__ = ["EmbeddingList", "EmbeddingsRequest", "OpenAIError", "check_foreign_i
 _QUERY = {"query", "search_query"}  # the latter in Cohere's words, and in NVIDIA's a document is a passage
 _DOCUMENT = {"document", "search_document", "passage"}
 _TASKS = {"dense": Task.EMBED, "sparse": Task.SPARSE, "colbert": Task.MULTI}
+_DENSE = Wanted(Task.EMBED)
 
 
 class EmbeddingsRequest(RequestBody):
@@ -102,12 +104,11 @@ class OpenAIError(BaseModel):
 
 async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v1/embeddings`, and Azure's path of it, which names the model."""
-    service = context.service
     request = await context.parse(EmbeddingsRequest)
-    deployment = context.scope.get("path_params", {}).get("name")  # Azure's word for a model
-    for name in (deployment, request.model):
-        context.check_model(name)
-    check_foreign_ids(service, request.input, request.model or deployment)
+    wanted = _DENSE if request.embedding_types is None else Wanted(_kinds(request.embedding_types))
+    path_model = context.path_model
+    service = context.choose(path_model, request.model, wanted=wanted)
+    check_foreign_ids(service, request.input, request.model or path_model)
     tasks, is_query = _tasks(request)
     service.served.check_tasks(tasks)
     if service.model.architecture.adapters is not None and request.task is None and is_query is None:
@@ -134,13 +135,20 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     )
 
 
+def _kinds(names: list[Literal["dense", "sparse", "colbert"]] | None) -> Task:
+    if names is None:
+        return Task.EMBED
+    tasks = NO_TASK
+    for name in names:
+        tasks |= _TASKS[name]
+    return tasks
+
+
 def _tasks(request: EmbeddingsRequest) -> tuple[Task, bool | None]:
     """What is wanted, and whether of queries: None where that makes no difference. Raises Invalid."""
+    tasks = _kinds(request.embedding_types)
     if request.embedding_types is None:
-        return Task.EMBED, None
-    tasks = NO_TASK
-    for name in request.embedding_types:
-        tasks |= _TASKS[name]
+        return tasks, None
     if not tasks:
         raise Invalid("`embedding_types` must name one of dense, sparse and colbert; it is empty", "embedding_types")
     if request.dimensions is not None and Task.EMBED not in tasks:

@@ -20,15 +20,22 @@ from embert.server.api.dialects.openai import Usage, check_foreign_ids
 from embert.server.api.dialects.ranking import activation
 from embert.server.api.input.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
 from embert.server.api.input.texts_and_ids import GivenTexts
+from embert.server.api.models.served_model import Wanted
+from embert.server.api.models.service import Service
 from embert.server.api.request_context import JSON, OCTETS, RequestContext
 from embert.server.api.serialization import Pauses, flat_json, floats_json
-from embert.server.api.service import Service
 from embert.server.http.errors import Invalid, TaskMissing
 
 __all__ = ["PoolingList", "PoolingRequest", "pooling"]
 
 Floats = npt.NDArray[np.float32]
 
+_WANTED = {
+    "embed": Wanted(Task.EMBED),
+    "token_embed": Wanted(needs_one=Task.TOKENS | Task.MULTI),
+    "classify": Wanted(Task.CLASSIFY),
+}
+_ANY = Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI
 _DTYPES = {"float32": "f4", "float16": "f2"}
 MOST_DESCRIBED = 512  # texts whose places in the bytes fit into a header that clients take: 64 KB
 
@@ -90,10 +97,9 @@ class PoolingList(BaseModel):
 
 async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /pooling`."""
-    service = context.service
     request = await context.parse(PoolingRequest)
-    context.check_model(request.model)
-    check_foreign_ids(service, request.input, request.model)
+    service = context.choose(request.model, wanted=None if request.task is None else _WANTED[request.task])
+    check_foreign_ids(service, request.input, request.model or context.path_model)
     task = _task(service, request)
     is_query = service.served.is_query(request.input_type, task)
     _check_fields(service, request, task, is_query)
@@ -123,7 +129,8 @@ def _task(service: Service, request: PoolingRequest) -> Task:
     found = next((task for task in named.values() if task in has), None)
     if found is None:
         names = ", ".join(service.served.task_names)
-        raise TaskMissing(f"{service.served.name} has no task for /pooling; it has {names}")
+        others = service.served.elsewhere(Wanted(needs_one=_ANY))
+        raise TaskMissing(f"{service.served.name} has no task for /pooling; it has {names}{others}")
     return found
 
 

@@ -166,9 +166,7 @@ async def rerank_documents(
     direction: Direction | None,
 ) -> tuple[bytes, bytes]:
     """The answer to a request with these documents."""
-    service = context.service
-    if request.model != _UNNAMED:
-        context.check_model(request.model)
+    service = context.choose(None if request.model == _UNNAMED else request.model)
     texts = documents_texts(documents)
     ranking = await ranked(context, request, texts, "documents", truncate, direction)
     rows = await joined(result_rows(ranking, texts if request.return_documents else None))
@@ -207,7 +205,7 @@ async def ranked(
     if request.rank_fields not in (None, ["text"]):
         raise Invalid('`rank_fields` must be ["text"] or left out: no other field is read', "rank_fields")
     if request.priority is not None and request.priority > 0:
-        context.options.bulk = True
+        context.give_way()
     return await rank(
         context,
         request.query,

@@ -67,6 +67,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     if documents is not None:
         return await rerank_documents(context, request, documents, truncate, direction)
     assert texts is not None  # noqa: S101 - one of both is there
+    context.choose(None)  # TEI's routes do not read `model`
     ranking = await ranked(context, request, texts, "texts", truncate, direction)
     rows = zip(ranking.indices, ranking.scores, strict=True)
     if request.return_text:

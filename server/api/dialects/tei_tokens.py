@@ -62,9 +62,9 @@ async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
     )
     characters = context.breakdown.characters = sum(map(len, texts))
     began = time.perf_counter()
-    check = partial(service.limits.check_answer, param="inputs", more=True)
+    check = service.checking(context.options, partial(service.limits.check_answer, param="inputs", more=True))
     context.breakdown.tokens, body = await service.tokenizer_pool.run(
-        _written(turns, len(texts)), characters, context.receive, context.options, check
+        _written(turns, len(texts)), characters, context.receive, check
     )
     context.breakdown.tokenize_s = time.perf_counter() - began
     service.limits.check_answer(context.breakdown.tokens, "inputs")
@@ -108,6 +108,7 @@ async def decode(context: RequestContext) -> tuple[bytes, bytes]:
     service.limits.check_answer(tokens, "ids")
     turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=request.skip_special_tokens)
     began = time.perf_counter()
-    texts = await service.tokenizer_pool.run(turns, tokens, context.receive, context.options, lambda _: None)
+    check = service.checking(context.options, lambda _: None)
+    texts = await service.tokenizer_pool.run(turns, tokens, context.receive, check)
     context.breakdown.tokenize_s = time.perf_counter() - began
     return JSON, orjson.dumps(texts)

@@ -112,13 +112,12 @@ class Classes(BaseModel):
 
 async def score(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /score`."""
-    service = context.service
     request = await context.parse(ScoreRequest)
-    context.check_model(request.model)
+    service = context.choose(request.model)
     refuse(request, "instruction", "chat_template_kwargs")
     params, firsts, seconds = _texts(request)
     if request.priority is not None and request.priority > 0:
-        context.options.bulk = True
+        context.give_way()
     logits, encoded = await score_pairs(
         context,
         firsts,
@@ -155,9 +154,8 @@ def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]
 
 async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /classify`."""
-    service = context.service
     request = await context.parse(ClassifyRequest)
-    context.check_model(request.model)
+    service = context.choose(request.model)
     limit, least = request.truncate_prompt_tokens, service.tokenizer.least_limit(None)
     if limit is not None and -1 != limit < least:
         said = f"`truncate_prompt_tokens` must be -1 or at least {least}; it is {limit}"
@@ -165,7 +163,7 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     if not request.add_special_tokens:
         raise Invalid("`add_special_tokens` must be true: the model reads the first of them", "add_special_tokens")
     if request.priority is not None and request.priority > 0:
-        context.options.bulk = True
+        context.give_way()
     encoded = await context.tokenize(
         request.input,
         param="input",

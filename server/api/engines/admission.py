@@ -1,8 +1,9 @@
-"""What may enter the queue of all engines, and the 429 and 503 for what may not.
+"""What may enter the queue of a model, and the 429 and 503 for what may not.
 
-A request is admitted while all API processes together have fewer unanswered tokens than the limit
+A request is admitted while all API processes together have fewer unanswered tokens of its model than the limit
 (server/ipc/shared_counters.py), or none at all. The limit is the token budget, or fewer tokens where the engines would
-take longer for it than `--max-queue-seconds`.
+take longer for them than `--max-queue-seconds`. Each model has a budget of its own, so no flood of one model's requests
+refuses those of another; what the others have to do counts as time that they take of the engines (shares.py).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from embert.server.api.engines.shares import wait_s, work_within
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Overloaded, Unavailable
-from embert.server.ipc.control import EngineState
+from embert.server.ipc.control import EngineState, ModelInfo
 from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters
 
@@ -30,8 +32,8 @@ class Engine(Protocol):
     """What admission must know of an engine."""
 
     @property
-    def ready(self) -> bool:
-        """Whether it can work."""
+    def running(self) -> frozenset[int]:
+        """The models that are ready there."""
         ...
 
     @property
@@ -46,71 +48,135 @@ class Engine(Protocol):
 
 
 class Admission:
-    """Counts what this API process has admitted, and decides what else may enter."""
+    """Counts what this API process has admitted of one model, and decides what else may enter."""
 
     def __init__(
-        self, config: ServeConfig, counters: SharedCounters, worker: int, engines: Mapping[int, Engine]
+        self,
+        config: ServeConfig,
+        counters: SharedCounters,
+        worker: int,
+        engines: Mapping[int, Engine],
+        model: int = 0,
+        name: str = "",
     ) -> None:
-        """`worker` is this process's place among the counters; `engines`, by index, are the router's."""
+        """`config` is the model's, `model` its number, `name` what errors call it, empty where there is only one.
+
+        `worker` is this process's place among the counters; `engines`, by index, are the router's.
+        """
         self.draining = False
-        self.max_queue_tokens = config.max_queue_tokens or 0  # of the whole server; 0 until an engine tells its batch
+        self.fault = ""  # why this process cannot serve the model, whatever the engines can; empty: it can
+        self.max_queue_tokens = config.max_queue_tokens or 0  # 0 until an engine tells its batch
         self.admitted_tokens = 0  # by this process, and not yet answered
-        self._config = config
+        self.was_ready = False
+        self._config, self._model, self._name = config, model, name
         self._counters, self._worker = counters, worker
         self._engines = engines
+        self._batch_tokens: dict[int, int] = {}  # by index of the engines that have the model; 0: not told yet
 
     # --- readiness ---
 
     @property
     def ready(self) -> bool:
-        """Whether any engine can work."""
-        return any(engine.ready for engine in self._engines.values())
+        """Whether the model can work on any engine."""
+        return not self.fault and any(self._model in engine.running for engine in self._engines.values())
+
+    @property
+    def failed(self) -> bool:
+        """Whether no engine has the model, or will have it."""
+        found = [state.models.get(self._model) for state in self._states]
+        return bool(self.fault) or (bool(found) and all(each is not None and each.state == "failed" for each in found))
+
+    @property
+    def _states(self) -> list[EngineState]:
+        """Of the engines that have the model, or may have it: one that is down does not say what it will have."""
+        states = (self._engines[index].state for index in sorted(self._engines))
+        return [state for state in states if self._model in state.models or not state.models]
 
     def unready_reason(self) -> str:
         """Why requests cannot be taken, as a sentence for clients."""
         if self.draining:
             return "the server is shutting down"
-        states = (self._engines[index].state for index in sorted(self._engines))
-        details = [
-            "connecting"
-            if state.state == "ready"
-            else f"{state.state}: {state.detail}"
-            if state.detail
-            else state.state
-            for state in states
-        ]
-        return f"the engine is not ready ({'; '.join(details) or 'starting'})"
+        details = self.fault or "; ".join(map(self._condition, self._states)) or "starting"
+        return f"{self._name or 'the engine'} {'has failed' if self.failed else 'is not ready'} ({details})"
+
+    def _condition(self, state: EngineState) -> str:
+        model = state.models.get(self._model)
+        if model is None or (state.state == "down" and model.state != "failed"):
+            return f"{state.state}: {state.detail}" if state.detail else state.state
+        if model.state == "ready":
+            return "connecting"
+        detail = model.detail or state.detail
+        return f"{model.state}: {detail}" if detail else model.state
 
     def check_ready(self) -> None:
         """Raise Unavailable when no request can be taken now."""
         if self.draining:
             raise Unavailable(self.unready_reason(), retry_after_s=1, reason="draining")
         if not self.ready:
-            raise Unavailable(self.unready_reason(), retry_after_s=2, reason="loading")
+            raise self.unready()
+
+    def unready(self) -> Unavailable:
+        """The answer while the model cannot work. One that has failed will not be there in a moment."""
+        return Unavailable(self.unready_reason(), retry_after_s=None if self.failed else 2, reason="loading")
 
     # --- limits ---
 
-    def size_queue(self, max_batch_tokens: int) -> None:
-        """Resolve the token budget's default, once an engine has told the tokens of its batch."""
-        if not self.max_queue_tokens:
-            # For all engines, even where this process hears of them one by one, as after its restart.
-            engines = len(self._counters.engine_alive)
-            self.max_queue_tokens = self._config.queue_budget(max_batch_tokens, engines)
+    def note(self, state: EngineState) -> None:
+        """Take an engine's state. The budget's default is that of all engines that have the model."""
+        model = state.models.get(self._model)
+        if model is None:
+            return
+        self.was_ready = self.was_ready or model.state == "ready"
+        if model.state == "failed":
+            self._batch_tokens.pop(state.index, None)
+        else:
+            known = self._batch_tokens.get(state.index, 0)
+            self._batch_tokens[state.index] = model.info.max_batch_tokens if model.info is not None else known
+        first_known = next(filter(None, self._batch_tokens.values()), 0)
+        together = sum(tokens or first_known for tokens in self._batch_tokens.values())
+        self.max_queue_tokens = self._config.queue_budget(together, 1)
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate at which the ready engines work a queue off; 0 while it is not known."""
-        return sum(engine.status.tokens_per_s for engine in self._engines.values() if engine.ready and engine.status)
+        """The rate at which the ready engines work a queue of the model off; 0 while it is not known."""
+        return self._rate(self._model)
+
+    def _rate(self, model: int) -> float:
+        return sum(
+            engine.status.tokens_per_s[model]
+            for engine in self._engines.values()
+            if engine.status is not None and model in engine.running
+        )
+
+    def _others_s(self) -> list[float]:
+        """The work of each model that shares an engine with this one, in seconds; of unknown rate: none."""
+        beside: set[int] = set()
+        for engine in self._engines.values():
+            if self._model in engine.running:
+                beside |= engine.running
+        works = []
+        for model in beside - {self._model}:
+            tokens = self._counters.admitted(model)
+            if tokens and (rate := self._rate(model)):
+                works.append(tokens / rate)
+        return works
 
     @property
     def queue_limit(self) -> int:
-        """Tokens that may now be admitted and not yet answered; 0 until an engine tells its batch."""
-        by_time = self.tokens_per_s * self._config.max_queue_seconds
-        if not by_time or by_time >= self.max_queue_tokens:
+        """Tokens of the model that may now be admitted and not yet answered; 0 until an engine tells its batch."""
+        rate, limit_s = self.tokens_per_s, self._config.max_queue_seconds
+        by_time = rate * limit_s
+        # With its share of the time alone, what others have to do does not matter.
+        if not by_time or by_time / len(self._counters.admitted_tokens) >= self.max_queue_tokens:
             return self.max_queue_tokens
-        infos = [engine.state.info for engine in self._engines.values() if engine.ready]
+        if others_s := self._others_s():
+            by_time = rate * work_within(limit_s, others_s)
+        infos = [self._info(engine) for engine in self._engines.values() if self._model in engine.running]
         least = MIN_BATCHES * sum(info.max_batch_tokens for info in infos if info is not None)
         return min(self.max_queue_tokens, max(int(by_time), least))
+
+    def _info(self, engine: Engine) -> ModelInfo | None:
+        return engine.state.models[self._model].info
 
     def _limit(self, options: RequestOptions) -> int:
         return int(BULK_SHARE * self.queue_limit) if options.bulk else self.queue_limit
@@ -128,7 +194,7 @@ class Admission:
         `most` is a cheap upper bound of the request's tokens. `least` counts a lower bound; it runs only where `most`
         does not fit.
         """
-        admitted, limit = self._counters.admitted, self._limit(options)
+        admitted, limit = self._counters.admitted(self._model), self._limit(options)
         # `check` tells of a server that is not ready.
         if not admitted or admitted + most <= limit or self.draining or not self.ready:
             return
@@ -139,7 +205,7 @@ class Admission:
     def check(self, tokens: int, options: RequestOptions) -> None:
         """Raise Unavailable or Overloaded where a tokenised request cannot enter."""
         self.check_ready()
-        admitted = self._counters.admitted
+        admitted = self._counters.admitted(self._model)
         limit = self._limit(options)
         if admitted and admitted + tokens > limit:
             raise self._overloaded(admitted, str(tokens), limit)
@@ -148,7 +214,7 @@ class Admission:
     def add(self, tokens: int) -> None:
         """Count tokens that enter, or with a negative number, tokens that are answered."""
         self.admitted_tokens += tokens
-        self._counters.admitted_tokens[self._worker] = self.admitted_tokens
+        self._counters.admitted_tokens[self._model][self._worker] = self.admitted_tokens
 
     # --- errors with numbers in them ---
 
@@ -160,16 +226,22 @@ class Admission:
 
     def _overloaded(self, admitted: int, tokens: str, limit: int) -> Overloaded:
         whole, rate = self.queue_limit, self.tokens_per_s
+        of_model = f" of {self._name}" if self._name else ""
         of_bulk = "" if limit >= whole else f", of which bulk requests may fill {BULK_SHARE:.0%}"
         by_time = f"--max-queue-seconds {self._config.max_queue_seconds:g} at {rate:.0f} tokens/s"
+        if self._others_s():
+            by_time += ", shared with other models"
         set_by = by_time if whole < self.max_queue_tokens else "--max-queue-tokens"
         return Overloaded(
-            f"the queue holds {admitted} tokens and this request has {tokens}; "
+            f"the queue{of_model} holds {admitted} tokens and this request has {tokens}; "
             f"the limit is {whole} ({set_by}){of_bulk}",
             retry_after_s=self._retry_after_s(),
         )
 
     def _retry_after_s(self) -> int:
-        """Whole seconds until the queue is empty, at the rate the engines last worked at."""
+        """Whole seconds until the model's queue is empty, at the rates the engines last worked at."""
         rate = self.tokens_per_s
-        return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(self._counters.admitted / rate))) if rate else 1
+        if not rate:
+            return 1
+        left_s = wait_s(self._counters.admitted(self._model) / rate, self._others_s())
+        return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(left_s)))

@@ -39,6 +39,7 @@ class EngineConnection:
         """
         self.index = state.index
         self.state = state
+        self.running: frozenset[int] = frozenset()  # the models that are ready here, by number
         self.status: EngineStatus | None = None  # None until the engine greets
         self.tokens = 0  # sent by this process and not yet answered
         self.unsent: list[EncodeRequest] = []  # until the next tick
@@ -53,6 +54,12 @@ class EngineConnection:
     def ready(self) -> bool:
         """Whether the supervisor says that the engine can work."""
         return self.state.state == "ready"
+
+    def update(self, state: EngineState) -> None:
+        """Take what the supervisor says of the engine now. It does not connect or disconnect."""
+        self.state = state
+        models = state.models.items() if state.state == "ready" else ()
+        self.running = frozenset(number for number, model in models if model.state == "ready")
 
     def connect(self) -> None:
         """Connect to a ready engine unless already connected. Where that fails, the next sweep tries again.

@@ -1,6 +1,7 @@
 """Which engine gets a request, and what becomes of it when an engine is lost or time runs out.
 
-When an engine is lost, what it still owed goes to whichever engine is ready. The requests that it was running
+An engine gets the requests of the models that are ready there. When it is lost, what it still owed goes to whichever
+engine has the model; where no engine has it any more, it is answered 503. The requests that it was running
 (server/ipc/shared_counters.py) may have caused the loss: each runs alone from now on, and is answered 424 when an
 engine is lost again while it runs. A request that only waited is sent again as it was. What is out of time is answered
 503.
@@ -13,7 +14,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from embert.engine import Encoded, Task
 from embert.server.api.background import keep_running
@@ -21,9 +22,8 @@ from embert.server.api.engines.admission import Admission
 from embert.server.api.engines.connection import EngineConnection
 from embert.server.api.engines.pending import Answer, PendingRequest, Receive, TooManyWeights
 from embert.server.api.input.request_options import RequestOptions
-from embert.server.config import ServeConfig
 from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
-from embert.server.ipc.control import EngineState
+from embert.server.ipc.control import EngineState, ModelInfo, StartModel
 from embert.server.ipc.messages import EncodeRequest, Part
 from embert.server.ipc.shared_counters import SharedCounters
 
@@ -37,10 +37,14 @@ HEALTH_MAX_AGE_S = 15.0  # an engine that has not finished a forward for this lo
 class Router:
     """Lives on the event loop of one API process; not thread-safe."""
 
-    def __init__(self, config: ServeConfig, counters: SharedCounters, worker: int) -> None:
-        """`worker` is this API process's place among the counters."""
+    def __init__(self, models: Sequence[StartModel], counters: SharedCounters, worker: int) -> None:
+        """`models` are the server's, by number; `worker` is this API process's place among the counters."""
         self._engines: dict[int, EngineConnection] = {}
-        self.admission = Admission(config, counters, worker, self._engines)
+        self.admissions = [  # by number of the model
+            Admission(each.config, counters, worker, self._engines, each.number, each.name if len(models) > 1 else "")
+            for each in models
+        ]
+        self._infos: list[ModelInfo | None] = [None] * len(models)
         self._counters, self._worker = counters, worker
         self._pending: dict[int, PendingRequest] = {}
         self._unwatched: deque[PendingRequest] = deque()
@@ -56,15 +60,23 @@ class Router:
         """Requests not yet answered."""
         return len(self._pending)
 
-    @property
-    def engines(self) -> list[EngineState]:
-        """The engines' states, by index."""
-        return [self._engines[index].state for index in sorted(self._engines)]
+    def info(self, model: int) -> ModelInfo | None:
+        """What a model is on the engines, once one has it."""
+        return self._infos[model]
+
+    def connected(self, model: int) -> bool:
+        """Whether an engine would get a model's request at once. False before the supervisor reports a lost engine."""
+        return any(model in engine.running and engine.status is not None for engine in self._engines.values())
 
     @property
-    def connected(self) -> bool:
-        """Whether an engine would get a request at once. Turns false before the supervisor reports a lost engine."""
-        return any(engine.ready and engine.status is not None for engine in self._engines.values())
+    def draining(self) -> bool:
+        """Whether the server is shutting down."""
+        return any(admission.draining for admission in self.admissions)
+
+    def drain(self) -> None:
+        """Take no request any more."""
+        for admission in self.admissions:
+            admission.draining = True
 
     def health(self) -> tuple[bool, float | None]:
         """Whether inference works, and the age in seconds of the last forward that did (None: none yet)."""
@@ -73,7 +85,7 @@ class Router:
             default=None,
         )
         if newest is None:
-            return self.admission.ready, None
+            return any(admission.ready for admission in self.admissions), None
         age = time.monotonic() - newest
         return age <= HEALTH_MAX_AGE_S, age
 
@@ -83,18 +95,19 @@ class Router:
         receive: Receive,
         options: RequestOptions,
         *,
+        model: int = 0,
         tasks: Task = Task.EMBED,
         dimensions: int = 0,
         normalize: bool = True,
         note_failure: Callable[[int, float], None] | None = None,
     ) -> Answer:
-        """Admit the texts, run them, return their rows.
+        """Admit texts for the model of this number, run them, return their rows.
 
-        Raises Overloaded over the budget, Unavailable when no engine is ready or time runs out, InferenceFailed when
-        the encoder failed on them, TooManyWeights, CancelledError when the client has left. Once they are admitted,
-        `note_failure` gets the engine that had them last (-1: none) and the seconds since.
+        Raises Overloaded over the budget, Unavailable when the model is ready on no engine or time runs out,
+        InferenceFailed when the encoder failed on them, TooManyWeights, CancelledError when the client has left. Once
+        they are admitted, `note_failure` gets the engine that had them last (-1: none) and the seconds since.
         """
-        admission, cost = self.admission, encoded.tokens
+        admission, cost = self.admissions[model], encoded.tokens
         admission.check(cost, options)
         now = time.monotonic()
         message = EncodeRequest(
@@ -109,6 +122,7 @@ class Router:
             now,
             options.bulk,
             adapter=encoded.adapter,
+            model=model,
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending
@@ -132,15 +146,20 @@ class Router:
                 # request would hold the watcher: a cycle that keeps the vectors in memory.
                 pending.watcher = None
 
-    def give_up(self) -> None:
-        """Answer everything that is pending with 503: the time to drain is over."""
+    def give_up(self, *, unready: bool = False) -> None:
+        """Answer everything that is pending with 503, or with `unready` what is for models that cannot work now.
+
+        The time to drain is over, or no engine is started again.
+        """
         for pending in list(self._pending.values()):
-            self._fail(pending, Unavailable(self.admission.unready_reason(), retry_after_s=1, reason="draining"))
+            admission = self.admissions[pending.message.model]
+            if not unready or not admission.ready:
+                self._fail(pending, Unavailable(admission.unready_reason(), retry_after_s=1, reason="draining"))
 
     # --- engines come and go ---
 
     def engine_changed(self, state: EngineState) -> None:
-        """Take the supervisor's report on an engine; each start of it has an endpoint of its own."""
+        """Take the supervisor's report on an engine, or on a model there; each start has an endpoint of its own."""
         engine = self._engines.get(state.index)
         if engine is None:
             engine = EngineConnection(state, self._send_waiting, self._take, self._resend)
@@ -148,10 +167,34 @@ class Router:
         if state.state != "ready" or state.endpoint != engine.state.endpoint:
             engine.read_rest()
             engine.disconnect()
-        engine.state = state
-        if state.info is not None:
-            self.admission.size_queue(state.info.max_batch_tokens)
+        engine.update(state)
+        for admission in self.admissions:
+            admission.note(state)
+        self._infos = [self._info(model) for model in range(len(self.admissions))]
         engine.connect()
+        self._take_back(engine)
+        self._send_waiting()
+        self._fail_hopeless()
+
+    def _info(self, model: int) -> ModelInfo | None:
+        found = (self._engines[index].state.models.get(model) for index in sorted(self._engines))
+        return next((each.info for each in found if each is not None and each.info is not None), None)
+
+    def _take_back(self, engine: EngineConnection) -> None:
+        """Send what an engine owes of models that it does not run any more to another one."""
+        for pending in list(self._pending.values()):
+            if pending.engine == engine.index and pending.message.model not in engine.running:
+                engine.cancel(pending.id, pending.encoded.tokens)
+                pending.engine = -1
+                self._renew(pending)
+                self._send(pending)
+
+    def _fail_hopeless(self) -> None:
+        """Answer what waits for models that no engine will have."""
+        for pending in list(self._pending.values()):
+            admission = self.admissions[pending.message.model]
+            if pending.engine < 0 and admission.failed:
+                self._fail(pending, admission.unready())
 
     def _resend(self, engine: EngineConnection, never_sent: set[int]) -> None:
         """Send again what a lost engine owed, or give up on it."""
@@ -169,23 +212,28 @@ class Router:
                 self._fail(pending, Unavailable(said, retry_after_s=5))
                 continue
             pending.message.alone = pending.message.alone or pending.id in ran
-            del self._pending[pending.id]
-            pending.restart(next(self._ids))
-            self._pending[pending.id] = pending
+            self._renew(pending)
             self._send(pending)
+
+    def _renew(self, pending: PendingRequest) -> None:
+        """Give a request a new id: late answers carry the old one."""
+        del self._pending[pending.id]
+        pending.restart(next(self._ids))
+        self._pending[pending.id] = pending
 
     # --- requests out, answers in ---
 
     def _send(self, pending: PendingRequest) -> None:
+        model = pending.message.model
         engine = min(
             # One that has not greeted yet may be dying: its socket still takes connections for a moment.
-            (engine for engine in self._engines.values() if engine.status is not None),
+            (engine for engine in self._engines.values() if engine.status is not None and model in engine.running),
             # Among equally loaded engines, each API process prefers a different one.
             key=lambda engine: (engine.tokens, (engine.index - self._worker) % len(self._engines)),
             default=None,
         )
         if engine is None:
-            return  # it stays pending until an engine greets
+            return  # it stays pending until an engine greets that has the model
         pending.engine = pending.asked = engine.index
         engine.send(pending.message, pending.encoded.tokens)
 
@@ -203,7 +251,7 @@ class Router:
         if pending is None or pending.future.done():
             return
         if part.error in ("deadline", "cannot_meet_deadline"):
-            self._fail(pending, self.admission.too_late(pending.options, part.message))
+            self._fail(pending, self.admissions[pending.message.model].too_late(pending.options, part.message))
         elif part.error == "weights":
             self._fail(pending, TooManyWeights(int(part.message)))
         elif part.error:
@@ -243,7 +291,7 @@ class Router:
             return
         self._cancel(pending)
         pending.engine = -1
-        self._fail(pending, self.admission.too_late(pending.options))
+        self._fail(pending, self.admissions[pending.message.model].too_late(pending.options))
 
     async def _watch(self, pending: PendingRequest) -> None:
         """Cancel the request when its client leaves."""

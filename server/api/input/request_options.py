@@ -1,7 +1,7 @@
 """What a request asks for in its headers: by when it must be answered, and whether others may go before it.
 
 `X-Request-Timeout: 1.5` is in seconds and counts from the end of the request's head; more than --request-timeout is cut
-to that. `X-Priority: bulk` lets interactive requests (the default) go first.
+to that. `X-Priority: bulk` lets interactive requests go first. Without the header, the model's configuration decides.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class RequestOptions:
     set_by: str  # the option or the header that the timeout is from
     deadline: float  # on CLOCK_MONOTONIC
     bulk: bool = False
+    has_priority: bool = False  # whether a header says `bulk` or not
 
     @property
     def priority(self) -> str:
@@ -47,7 +48,7 @@ def read_request_options(headers: list[tuple[bytes, bytes]], arrived: float, lim
         elif name == b"x-priority":
             if value not in (b"interactive", b"bulk"):
                 raise _invalid("X-Priority", "`interactive` or `bulk`", value)
-            options.bulk = value == b"bulk"
+            options.bulk, options.has_priority = value == b"bulk", True
     return options
 
 

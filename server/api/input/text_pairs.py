@@ -12,7 +12,6 @@ from embert.engine import Encoded, Tokenizer
 from embert.engine.packing import cumulative
 from embert.engine.tokenization.pairs import PairLimits, PairOptions
 from embert.server.api.engines.pending import Receive
-from embert.server.api.input.request_options import RequestOptions
 from embert.server.api.input.tokenizer_pool import TokenizerPool, input_errors
 
 __all__ = ["PairTokenizer", "TextPairs", "interleaved"]
@@ -94,7 +93,6 @@ class PairTokenizer:
         self,
         texts: TextPairs,
         receive: Receive,
-        options: RequestOptions,
         check: Callable[[int], None],
         **how: Unpack[PairOptions],
     ) -> Encoded:
@@ -102,18 +100,17 @@ class PairTokenizer:
         are_single = [second is None for second in texts.seconds]
         with input_errors():
             if not any(are_single):
-                return await self._encode_pairs(texts, receive, options, check, how)
-            singles = await self._encode_firsts(texts.of_kind(single=True), receive, options, check, how)
+                return await self._encode_pairs(texts, receive, check, how)
+            singles = await self._encode_firsts(texts.of_kind(single=True), receive, check, how)
             if all(are_single):
                 return singles
-            pairs = await self._encode_pairs(texts.of_kind(single=False), receive, options, check, how)
+            pairs = await self._encode_pairs(texts.of_kind(single=False), receive, check, how)
             return interleaved(are_single, singles, pairs)
 
     async def _encode_pairs(
         self,
         texts: TextPairs,
         receive: Receive,
-        options: RequestOptions,
         check: Callable[[int], None],
         how: PairOptions,
     ) -> Encoded:
@@ -125,13 +122,12 @@ class PairTokenizer:
             if known is not None:
                 return known
         turns = self.tokenizer.encode_pairs_turns(firsts, seconds, **how, most_unbroken=self.most_unbroken)
-        return await self.pool.run(turns, texts.size, receive, options, check)
+        return await self.pool.run(turns, texts.size, receive, check)
 
     async def _encode_firsts(
         self,
         texts: TextPairs,
         receive: Receive,
-        options: RequestOptions,
         check: Callable[[int], None],
         how: PairOptions,
     ) -> Encoded:
@@ -139,7 +135,7 @@ class PairTokenizer:
         if texts.size <= _INLINE_CHARACTERS:
             return self.tokenizer.encode(texts.firsts, **alone)
         turns = self.tokenizer.encode_turns(texts.firsts, **alone, most_unbroken=self.most_unbroken)
-        return await self.pool.run(turns, texts.size, receive, options, check)
+        return await self.pool.run(turns, texts.size, receive, check)
 
 
 def _words(text: str, characters: int, most: int) -> int:

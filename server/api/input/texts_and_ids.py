@@ -9,7 +9,6 @@ from typing import Any
 from embert.engine import Encoded, Tokenizer
 from embert.server.api.engines.pending import Receive
 from embert.server.api.input.request_body import TextsAndIds
-from embert.server.api.input.request_options import RequestOptions
 from embert.server.api.input.text_pairs import interleaved
 from embert.server.api.input.tokenizer_pool import TokenizerPool, input_errors
 from embert.server.http.errors import EmptyInput
@@ -87,7 +86,6 @@ class TextTokenizer:
         self,
         given: GivenTexts,
         receive: Receive,
-        options: RequestOptions,
         check: Callable[[int], None],
         *,
         prompt: str,
@@ -101,21 +99,20 @@ class TextTokenizer:
         as_texts = {"prompt": prompt, "is_query": is_query, **how}
         with input_errors():
             if given.kind is str:
-                return await self._encode(given.items, given.characters, receive, options, check, as_texts)
+                return await self._encode(given.items, given.characters, receive, check, as_texts)
             if given.kind is list:
-                return await self._pack(given.items, given.ids, receive, options, check, how)
+                return await self._pack(given.items, given.ids, receive, check, how)
             are_texts = [isinstance(item, str) for item in given.items]
             texts = [item if is_text else _NO_TEXT for item, is_text in zip(given.items, are_texts, strict=True)]
             lists = [_NO_IDS if is_text else item for item, is_text in zip(given.items, are_texts, strict=True)]
-            encoded = await self._encode(texts, given.characters, receive, options, check, as_texts)
-            return interleaved(are_texts, encoded, await self._pack(lists, given.ids, receive, options, check, how))
+            encoded = await self._encode(texts, given.characters, receive, check, as_texts)
+            return interleaved(are_texts, encoded, await self._pack(lists, given.ids, receive, check, how))
 
     async def _encode(
         self,
         texts: Sequence[str],
         characters: int,
         receive: Receive,
-        options: RequestOptions,
         check: Callable[[int], None],
         how: dict[str, Any],
     ) -> Encoded:
@@ -126,17 +123,16 @@ class TextTokenizer:
             if known is not None:
                 return known
         turns = self.tokenizer.encode_turns(texts, **how, most_unbroken=self.most_unbroken)
-        return await self.pool.run(turns, characters, receive, options, check)
+        return await self.pool.run(turns, characters, receive, check)
 
     async def _pack(
         self,
         lists: Sequence[Sequence[int]],
         ids: int,
         receive: Receive,
-        options: RequestOptions,
         check: Callable[[int], None],
         how: dict[str, Any],
     ) -> Encoded:
         if ids <= _INLINE_IDS:
             return self.tokenizer.from_ids(lists, **how)
-        return await self.pool.run(self.tokenizer.from_ids_turns(lists, **how), ids, receive, options, check)
+        return await self.pool.run(self.tokenizer.from_ids_turns(lists, **how), ids, receive, check)

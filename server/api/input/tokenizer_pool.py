@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.turns import Turns
-from embert.server.api.input.request_options import RequestOptions
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge
 
 __all__ = ["TokenizerPool", "input_errors"]
@@ -23,11 +22,10 @@ ResultT = TypeVar("ResultT")
 
 
 class TokenizerPool:
-    """One per API process."""
+    """One per API process, for all of its models."""
 
-    def __init__(self, threads: int, payload_limit: int, check_time: Callable[[RequestOptions], None]) -> None:
-        """`check_time` raises Unavailable once a request's deadline has passed."""
-        self._threads, self._payload_limit, self._check_time = threads, payload_limit, check_time
+    def __init__(self, threads: int, payload_limit: int) -> None:
+        self._threads, self._payload_limit = threads, payload_limit
         self._executor = ThreadPoolExecutor(threads, "tokenize")
         self._waiting = 0  # characters, or ids, of the requests that are here
 
@@ -36,14 +34,13 @@ class TokenizerPool:
         turns: Turns[ResultT],
         size: int,
         receive: Callable[[], Awaitable[Any]],
-        options: RequestOptions,
         check: Callable[[int], None],
     ) -> ResultT:
         """Do the tokenizer's work for one request of `size` characters, or ids; other requests run between its turns.
 
-        `check` gets the number of tokens so far after each turn. Raises Overloaded where too much waits already,
-        Unavailable once the deadline has passed, CancelledError when the client has left, and what `turns` raises, as
-        ServerErrors.
+        `check` gets the number of tokens so far after each turn, and raises where the work must end: over a limit, or
+        out of time. Raises Overloaded where too much waits already, CancelledError when the client has left, and what
+        `turns` raises, as ServerErrors.
         """
         self._check_waiting(size)
         loop = asyncio.get_running_loop()
@@ -56,7 +53,6 @@ class TokenizerPool:
                     if last is not None:
                         return last.value  # type: ignore[no-any-return]
                     check(tokens)
-                    self._check_time(options)
                     if left is None:
                         left = loop.create_task(_until_left(receive))
                     elif left.done():

@@ -41,7 +41,14 @@ HEADERS = {
 }
 
 
-def hint(routes: Iterable[tuple[str, str]]) -> bytes:
+def hint(routes: Iterable[tuple[str, str]], models: Iterable[str]) -> bytes:
     """The text for clients that are no browsers; `routes` are method and path, and what is there."""
     lines = [f"  {route:<22} {summary}" for route, summary in routes]
-    return "\n".join(["embert: an embedding server. A browser gets a page to try it here.", *lines, ""]).encode()
+    return "\n".join(
+        [
+            "embert: an embedding server. A browser gets a page to try it here.",
+            f"Models: {', '.join(models)}. `model` in a request chooses, or the path: /models/NAME/embed and so on.",
+            *lines,
+            "",
+        ]
+    ).encode()

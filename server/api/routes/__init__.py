@@ -4,24 +4,36 @@ That is: the ASGI app, the OpenAPI document, metric labels, the dialect of error
 `GET /`. The tests hold docs/api.md against it. A new task is a row in tasks.py, and a file in ../dialects/.
 """
 
-from embert.server.api.routes.by_path import DIALECTS, METRIC_LABELS, METRIC_ROUTES, METRIC_TASKS, ROUTES
-from embert.server.api.routes.operations import OPERATIONS, PROBES, keyless_paths
+from embert.server.api.routes.below_models import MODELS, ModelPath, model_paths
+from embert.server.api.routes.by_path import (
+    BELOW,
+    METRIC_ROUTES,
+    METRIC_TASKS,
+    ROUTES,
+    dialects_by_path,
+    labels_by_path,
+)
+from embert.server.api.routes.operations import OPERATIONS, keyless_paths
 from embert.server.api.routes.row import Operation, Route, TaskRoute
-from embert.server.api.routes.tasks import BY_MODEL, TASKS, tasks_by_path
+from embert.server.api.routes.tasks import BY_MODEL, OF_THE_FIRST, TASKS, tasks_by_path
 
 __all__ = [
+    "BELOW",
     "BY_MODEL",
-    "DIALECTS",
-    "METRIC_LABELS",
     "METRIC_ROUTES",
     "METRIC_TASKS",
+    "MODELS",
+    "OF_THE_FIRST",
     "OPERATIONS",
-    "PROBES",
     "ROUTES",
     "TASKS",
+    "ModelPath",
     "Operation",
     "Route",
     "TaskRoute",
+    "dialects_by_path",
     "keyless_paths",
+    "labels_by_path",
+    "model_paths",
     "tasks_by_path",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fastapi import Response
 
@@ -10,7 +10,7 @@ from embert.server.api.operations import Health, Operations, Readiness
 from embert.server.api.routes.row import Operation
 from embert.server.http.errors import Dialect
 
-__all__ = ["OPERATIONS", "PROBES", "keyless_paths"]
+__all__ = ["OPERATIONS", "keyless_paths"]
 
 OPENAI, TEI = Dialect.OPENAI, Dialect.TEI
 
@@ -51,6 +51,15 @@ OPERATIONS = (
         responses={200: {"model": Readiness}, 503: {"model": Readiness}},
     ),
     Operation(
+        path="/readyz/{name}",
+        dialect=TEI,
+        summary="Are requests for one of the models taken?",
+        endpoint=Operations.readyz_of,
+        keyless="probes",
+        errors={404: "Another model"},
+        responses={200: {"model": Readiness}, 503: {"model": Readiness}},
+    ),
+    Operation(
         path="/info",
         dialect=TEI,
         summary="What is served, and its limits",
@@ -58,16 +67,23 @@ OPERATIONS = (
         errors=_NO_KEY,
     ),
     Operation(
+        path="/models/{name}/info",
+        dialect=TEI,
+        summary="The same of one of the models",
+        endpoint=Operations.info_of,
+        errors={404: "Another model", **_NO_KEY},
+    ),
+    Operation(
         path="/v1/models",
         dialect=OPENAI,
-        summary="The one model served here",
+        summary="The models served here",
         endpoint=Operations.models,
         errors=_NO_KEY,
     ),
     Operation(
         path="/v1/models/{id}",
         dialect=OPENAI,
-        summary="The model, by name or id",
+        summary="A model, by name or id",
         endpoint=Operations.model_card,
         errors={404: "Another model", **_NO_KEY},
     ),
@@ -101,10 +117,15 @@ OPERATIONS = (
 )
 
 
-def keyless_paths(groups: Iterable[str]) -> frozenset[str]:
-    """The paths that need no key for GET, with these values of --keyless."""
-    wanted = [route for route in OPERATIONS if route.keyless in set(groups)]
-    return frozenset(path for route in wanted for path in (*route.paths, *route.files))
+def keyless_paths(groups: Iterable[str], models: Iterable[str] = ()) -> frozenset[str]:
+    """The paths that need no key for GET, with these values of --keyless; `models` are the names in paths."""
+    names, values = tuple(models), set(groups)
+    wanted = [route for route in OPERATIONS if route.keyless in values]
+    return frozenset(
+        each for route in wanted for path in (*route.paths, *route.files) for each in _with_names(path, names)
+    )
 
 
-PROBES = keyless_paths(("probes",))
+def _with_names(path: str, names: tuple[str, ...]) -> Iterator[str]:
+    begin, brace, rest = path.partition("{")
+    yield from (begin + name + rest.partition("}")[2] for name in names) if brace else (path,)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from embert.engine import Model
 from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
 from embert.server.api.input.request_body import RequestBody
+from embert.server.api.models.served_model import Wanted
 from embert.server.api.request_context import Handler
 from embert.server.http.errors import Dialect
 
@@ -59,12 +60,14 @@ class TaskRoute(Route):
         main = next((task for task in ALL_TASKS if task in model.tasks & self.needs_one), NO_TASK)
         return {**self.example, **self.example_of.get(main, {})}
 
+    @property
+    def wanted(self) -> Wanted:
+        """What a model must be able to do."""
+        return Wanted(self.needs, self.needs_one, self.reranks)
+
     def suits(self, model: Model) -> bool:
         """Whether the model has the tasks."""
-        classifier = model.heads.classifier
-        reranks = classifier is not None and len(classifier.labels) == 1
-        has = model.tasks
-        return not self.needs & ~has and bool(self.needs_one & has or not self.needs_one) and reranks >= self.reranks
+        return self.wanted.suits(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,14 @@ from embert.server.api.request_context import Handler, RequestContext
 from embert.server.api.routes.row import TaskRoute
 from embert.server.http.errors import Dialect
 
-__all__ = ["BY_MODEL", "TASKS", "tasks_by_path"]
+__all__ = ["BY_MODEL", "OF_THE_FIRST", "TASKS", "tasks_by_path"]
 
 COHERE, OPENAI, TEI = Dialect.COHERE, Dialect.OPENAI, Dialect.TEI
 
 # Of these each model has one of several rows: see tasks_by_path.
 BY_MODEL = ("/", "/invocations")
+# These are of the first model, whatever it can do, where a request names none.
+OF_THE_FIRST = (*BY_MODEL, "/vertex", "/tokenize", "/decode")
 
 
 async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:

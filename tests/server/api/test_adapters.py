@@ -15,9 +15,9 @@ import pytest
 from embert.engine import Task
 from embert.engine.architecture.architecture import Adapters
 from embert.engine.heads.description import Heads
-from embert.server.api.service import Service
+from embert.server.api.models.service import Service
 from embert.server.commands.cli import main
-from embert.server.config import ServeConfig
+from embert.server.config import ModelConfig
 from embert.server.worker.batching import Payload, pack
 from embert.server.worker.scheduling import Request
 from tests.engine.families import byte_level
@@ -190,13 +190,12 @@ def test_a_default_prompt_of_an_adapters_name_chooses_it() -> None:
         model_id="", max_input_length=24, prompts={"a": "a: ", "b": ""}, default_prompt_name=None, heads=Heads(),
         architecture=SimpleNamespace(adapters=Adapters(("a", "b"), 4, 1.0)),
     )  # fmt: skip
-    anything: Any = SimpleNamespace(admission=SimpleNamespace(check_time=None))
-    for config, expected_ in ((ServeConfig(default_prompt_name="b"), 1), (ServeConfig(default_prompt="b"), -1)):
-        service = Service(config, model, anything, anything, anything)
+    anything: Any = SimpleNamespace(admissions=[None])
+    for config, expected_ in ((ModelConfig(default_prompt_name="b"), 1), (ModelConfig(default_prompt="b"), -1)):
+        service = Service(config, model, anything, anything, anything, anything)
         assert service.served.chosen(None, None) == (None, expected_)
         assert service.served.chosen("a", None) == ("a", 0)
         assert service.served.chosen(None, None, is_query=True) == (None, expected_)  # no such adapter here
-        service.close()
 
 
 def test_command_line(jina: Jina, capsys: pytest.CaptureFixture[str]) -> None:

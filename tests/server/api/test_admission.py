@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embert.server.api.engines.admission import Admission
+from embert.server.api.engines.shares import wait_s, work_within
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Overloaded, Unavailable
-from embert.server.ipc.control import EngineState, ModelInfo
+from embert.server.ipc.control import EngineState, ModelInfo, ModelState
 from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters
 
 INFO = ModelInfo("test", "cpu", "a test", "float32", "", 1000, 2, 2, 0.0, 0.1, 0.3)
-READY = EngineState(0, "ready", "", "/nonexistent", INFO)
+READY = ModelState("ready", "", INFO)
 
 
 @dataclass
@@ -26,20 +29,43 @@ class Engine:
     status: EngineStatus | None = None
 
     @property
-    def ready(self) -> bool:
-        return self.state.state == "ready"
+    def running(self) -> frozenset[int]:
+        return frozenset(number for number, model in self.state.models.items() if model.state == "ready")
+
+
+def ready_engine(index: int, rates: dict[int, float]) -> Engine:
+    """With these models, by number, and their rates in tokens/s."""
+    status = EngineStatus(index, 0.0, 0, [rates.get(number, 0.0) for number in range(1 + max(rates))])
+    return Engine(EngineState(index, "ready", "", "/nonexistent", dict.fromkeys(rates, READY)), status)
 
 
 def admission_of(rates: list[float | None], **options: Any) -> Admission:
     """With ready engines of these rates in tokens/s; None: an engine that has not told its rate yet."""
-    engines = {
-        index: Engine(READY, None if rate is None else EngineStatus(index, 0.0, 0, rate))
-        for index, rate in enumerate(rates)
-    }
+    engines = {index: ready_engine(index, {0: rate or 0.0}) for index, rate in enumerate(rates)}
+    for index, rate in enumerate(rates):
+        if rate is None:
+            engines[index].status = None
     admission = Admission(ServeConfig(**options), SharedCounters.create(1, max(1, len(rates))), 0, engines)
-    if engines:
-        admission.size_queue(INFO.max_batch_tokens)
+    for engine in engines.values():
+        admission.note(engine.state)
     return admission
+
+
+def admissions_of(*engines: dict[int, float], **options: Any) -> list[Admission]:
+    """Of models that are called a, b, …: each engine has some, by number, at rates in tokens/s."""
+    found = {index: ready_engine(index, rates) for index, rates in enumerate(engines)}
+    models = 1 + max(number for rates in engines for number in rates)
+    counters = SharedCounters.create(1, len(engines), models)
+    for engine in found.values():
+        assert engine.status is not None
+        engine.status.tokens_per_s += [0.0] * (models - len(engine.status.tokens_per_s))
+    admissions = [
+        Admission(ServeConfig(**options), counters, 0, found, number, "abc"[number]) for number in range(models)
+    ]
+    for admission in admissions:
+        for engine in found.values():
+            admission.note(engine.state)
+    return admissions
 
 
 def asks(*, bulk: bool = False, deadline: float = math.inf) -> RequestOptions:
@@ -132,6 +158,9 @@ def test_a_server_that_takes_nothing_answers_503() -> None:
     admission.check_room(lambda: 1, 1, asks())  # which leaves it to `check`
 
 
+State = Literal["loading", "ready", "down"]
+
+
 @pytest.mark.parametrize(
     ("states", "reason"),
     [
@@ -139,10 +168,132 @@ def test_a_server_that_takes_nothing_answers_503() -> None:
         (["loading", "down"], "loading: weights; down: weights"),
     ],
 )
-def test_the_reason_names_the_engines_states(states: list[str], reason: str) -> None:
+def test_the_reason_names_the_engines_states(states: list[State], reason: str) -> None:
     engines = {
-        index: Engine(EngineState(index, state, "" if state == "ready" else "weights"))
+        index: Engine(
+            EngineState(index, state, "weights", "", {0: ModelState("ready" if state == "ready" else "loading")})
+        )
         for index, state in reversed(list(enumerate(states)))
     }
     admission = Admission(ServeConfig(), SharedCounters.create(1, len(states)), 0, engines)
     assert admission.unready_reason() == f"the engine is not ready ({reason})"
+
+
+# --- several models ---
+
+
+@pytest.mark.parametrize(
+    ("limit", "others", "work"),
+    [
+        (10.0, [], 10.0),
+        (10.0, [100.0], 5.0),  # both have work all the time: half of it each
+        (10.0, [5.0], 5.0),
+        (10.0, [2.0], 8.0),  # the other one is done before
+        (10.0, [100.0, 100.0], 10 / 3),
+        (10.0, [1.0, 100.0], 4.5),
+        (10.0, [0.0, 0.0], 10.0),
+        (0.0, [1.0], 0.0),
+    ],
+)
+def test_work_that_is_done_in_time(limit: float, others: list[float], work: float) -> None:
+    assert math.isclose(work_within(limit, others), work)
+
+
+SECONDS = st.floats(0.0, 1e6)
+
+
+@given(limit=SECONDS, others=st.lists(SECONDS, max_size=6))
+def test_the_most_work_takes_as_long_as_the_limit(limit: float, others: list[float]) -> None:
+    work = work_within(limit, others)
+    assert math.isclose(wait_s(work, others), limit, abs_tol=1e-6)
+    assert limit / (1 + len(others)) <= work * (1 + 1e-9) + 1e-9
+    assert work <= limit
+
+
+def test_a_flood_of_one_model_leaves_the_others_room() -> None:
+    a, b = admissions_of({0: 1000.0, 1: 500.0})
+    assert (a.max_queue_tokens, b.max_queue_tokens) == (64_000, 64_000)
+    assert (a.queue_limit, b.queue_limit) == (10_000, 5_000)
+    a.add(1_000_000)
+    assert b.queue_limit == 2500  # half of the time is its own
+    b.check(1_000_000, asks())
+    b.add(2400)
+    b.check(100, asks())
+    with pytest.raises(Overloaded) as refused:
+        b.check(101, asks())
+    assert refused.value.message == (
+        "the queue of b holds 2400 tokens and this request has 101; the limit is 2500 "
+        "(--max-queue-seconds 10 at 500 tokens/s, shared with other models)"
+    )
+    assert refused.value.retry_after_s == 10  # 4.8 s of its own, and as much of the other one's
+    a.add(-1_000_000 + 1000)  # a second of work
+    assert b.queue_limit == 4500
+
+
+def test_models_on_other_engines_take_no_time_of_this_one() -> None:
+    a, b, c = admissions_of({0: 1000.0, 2: 1000.0}, {1: 1000.0})
+    b.add(1_000_000)
+    assert (a.queue_limit, c.queue_limit) == (10_000, 10_000)
+    c.add(2000)
+    assert (a.queue_limit, b.queue_limit) == (8000, 10_000)
+
+
+def test_work_of_unknown_rate_counts_as_none() -> None:
+    a, b = admissions_of({0: 1000.0, 1: 0.0})
+    b.add(1_000_000)
+    assert a.queue_limit == 10_000
+    assert b.queue_limit == 64_000
+
+
+def test_the_least_room_of_a_model_is_its_own() -> None:
+    a, b = admissions_of({0: 0.1, 1: 1000.0}, {0: 0.1})
+    b.add(1_000_000)
+    assert a.queue_limit == 4000  # two batches of both engines
+    assert a.max_queue_tokens == 128_000
+
+
+def test_the_budget_is_that_of_the_engines_which_have_the_model() -> None:
+    """Also of those that have not told their batch yet, and not of those on which it has failed."""
+    loading, failed = ModelState("loading"), ModelState("failed", "no room")
+    admission = Admission(ServeConfig(), SharedCounters.create(1, 4), 0, {}, 1, "b")
+    for index, state, tokens in (
+        (0, {1: loading}, 0),
+        (1, {0: loading}, 0),
+        (2, {1: loading}, 0),
+        (0, {1: READY}, 128_000),
+        (2, {1: failed}, 64_000),
+        (0, {1: loading}, 64_000),  # as after a restart
+        (0, {}, 64_000),
+    ):
+        admission.note(EngineState(index, "loading", "", "", state))
+        assert admission.max_queue_tokens == tokens
+    assert admission.was_ready
+
+
+@pytest.mark.parametrize(
+    ("models", "failed", "says"),
+    [
+        ([{0: READY, 1: ModelState("failed", "no room")}], True, "b has failed (failed: no room)"),
+        (
+            [{1: ModelState("failed", "no room")}, {1: ModelState("loading", "weights")}],
+            False,
+            "b is not ready (failed: no room; loading: weights)",
+        ),
+        ([{0: READY}, {1: ModelState("loading")}], False, "b is not ready (loading)"),
+        ([{1: ModelState("failed", "no room")}, {}], False, "b is not ready (failed: no room; ready)"),
+    ],
+)
+def test_a_model_that_has_failed_says_why(models: list[dict[int, ModelState]], failed: bool, says: str) -> None:
+    engines = {index: Engine(EngineState(index, "ready", "", "", each)) for index, each in enumerate(models)}
+    admission = Admission(ServeConfig(), SharedCounters.create(1, 2, 2), 0, engines, 1, "b")
+    assert (admission.ready, admission.failed) == (False, failed)
+    with pytest.raises(Unavailable) as refused:
+        admission.check(1, asks())
+    assert (refused.value.message, refused.value.retry_after_s) == (says, None if failed else 2)
+
+
+def test_a_fault_of_this_process_is_one_of_the_model() -> None:
+    (a,) = admissions_of({0: 1000.0})
+    a.fault = "its tokenizer is broken"
+    assert (a.ready, a.failed) == (False, True)
+    assert a.unready_reason() == "a has failed (its tokenizer is broken)"

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from embert.server.api.input.texts_and_ids import GivenTexts
-from embert.server.api.service import Service
-from embert.server.config import ServeConfig
+from embert.server.api.models.service import Service
+from embert.server.config import ModelConfig
 from embert.server.http.errors import PayloadTooLarge
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.models import splade
@@ -42,14 +42,13 @@ def test_tokens_have_a_limit_while_they_are_counted_too() -> None:
         width=384,
         architecture=SimpleNamespace(adapters=None),
     )
-    anything: Any = SimpleNamespace(admission=SimpleNamespace(check_time=None))
-    service = Service(ServeConfig(max_client_batch_tokens=5), model, anything, anything, anything)
+    anything: Any = SimpleNamespace(admissions=[None])
+    service = Service(ModelConfig(max_client_batch_tokens=5), model, anything, anything, anything, anything)
     service.limits.check_tokens(5, "inputs")
     for more, number in ((True, "at least 6"), (False, "6")):
         said = rf"`inputs` has {number} tokens; the limit is 5 \(--max-client-batch-tokens\)"
         with pytest.raises(PayloadTooLarge, match=said):
             service.limits.check_tokens(6, "inputs", more=more)
-    service.close()
 
 
 # --- a server ---

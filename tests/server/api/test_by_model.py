@@ -11,7 +11,7 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
-from embert.server.api.routes import DIALECTS, METRIC_LABELS
+from embert.server.api.routes import dialects_by_path, labels_by_path
 from embert.server.http.errors import Dialect
 from tests.server.live import STAND_IN, Live, live
 from tests.server.stand_in import FAIL, expected
@@ -189,8 +189,8 @@ def test_the_deployment_is_the_model(http: httpx.Client) -> None:
     ],
 )  # fmt: skip
 def test_labels_of_paths_with_a_name(path: str, label: str) -> None:
-    assert METRIC_LABELS[path] == label
-    assert DIALECTS[path] is Dialect.OPENAI
+    assert labels_by_path()[path] == label
+    assert dialects_by_path()[path] is Dialect.OPENAI
 
 
 # --- names of models ---

@@ -17,7 +17,7 @@ import pytest
 
 from embert.engine import Task
 from embert.server.api.input.request_body import RequestBody
-from embert.server.api.routes import METRIC_ROUTES, OPERATIONS, PROBES, ROUTES, TASKS, TaskRoute, keyless_paths
+from embert.server.api.routes import METRIC_ROUTES, OPERATIONS, ROUTES, TASKS, TaskRoute, keyless_paths
 from embert.server.commands.cli import _parser
 from embert.server.config import ServeConfig, environment_name, option_name
 from embert.server.http import errors
@@ -115,13 +115,15 @@ def test_every_group_of_keyless_routes_can_be_chosen() -> None:
     (option,) = (each for each in dataclasses.fields(ServeConfig) if each.name == "keyless")
     assert {each.keyless for each in OPERATIONS} - {None} | {"none"} == set(option.metadata["choices"])
     assert keyless_paths(["none"]) == set()
-    assert {"/health", "/ping", "/livez", "/readyz"} == PROBES
+    probes = {"/health", "/ping", "/livez", "/readyz"}
+    assert keyless_paths(["probes"]) == probes
+    assert keyless_paths(["probes"], ["a", "b/c"]) == probes | {"/readyz/a", "/readyz/b/c"}
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(documented_routes()))
 def test_documented_routes_answer(request: pytest.FixtureRequest, http: httpx.Client, method: str, path: str) -> None:
     if method == "GET":
-        assert http.get(path.replace("{id}", "sentence-transformers/all-MiniLM-L6-v2")).status_code == 200
+        assert http.get(re.sub("{.+}", "sentence-transformers/all-MiniLM-L6-v2", path)).status_code == 200
     else:
         with server_for(request, path).client() as client:
             assert client.post(path).status_code == 400  # it is there, and wants a body
@@ -223,7 +225,9 @@ def test_examples(request: pytest.FixtureRequest, command: str, expected: str) -
 
 def test_there_are_examples_of_all_routes_that_answer_json() -> None:
     paths = re.findall(r"^curl localhost:8080(\S+)", API, re.MULTILINE)
-    assert {re.sub("models/.*", "models/{id}", path) for path in paths} == {path for _, path in documented_routes()} - {
+    named = {re.sub("/v1/models/.*", "/v1/models/{id}", path) for path in paths}
+    named = {re.sub("^/(models|readyz)/[^{]*?(/info)?$", r"/\1/{name}\2", path) for path in named}
+    assert named == {path for _, path in documented_routes()} - {
         "/embeddings", "/openai/deployments/{name}/embeddings", "/invocations", "/v1/score",
         "/ping", "/metrics", "/docs", "/openapi.json",
     }  # fmt: skip

@@ -12,12 +12,13 @@ import httpx
 import pytest
 
 from embert.engine import Task
-from embert.server.api.routes import BY_MODEL, DIALECTS, TASKS
-from embert.server.api.served_model import TEI_NAME
+from embert.server.api.models.served_model import TEI_NAME
+from embert.server.api.routes import BY_MODEL, TASKS, dialects_by_path
 from embert.server.http.errors import Dialect
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import build_classifier
 
+DIALECTS = dialects_by_path()
 ERRORS = {Dialect.OPENAI: "OpenAIError", Dialect.TEI: "TeiError", Dialect.COHERE: "CohereError"}
 
 

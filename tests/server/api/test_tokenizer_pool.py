@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,11 +11,8 @@ import pytest
 
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.turns import Turns
-from embert.server.api.input.request_options import RequestOptions
 from embert.server.api.input.tokenizer_pool import TokenizerPool
-from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, Unavailable
-
-OPTIONS = RequestOptions(60.0, "--request-timeout", math.inf)
+from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, ServerError, Unavailable
 
 
 async def stays() -> Any:
@@ -28,15 +23,9 @@ async def leaves() -> Any:
     return {"type": "http.disconnect"}
 
 
-def pool_of(*, payload_limit: int = 10_000_000, turns_in_time: float = math.inf) -> TokenizerPool:
-    """With one thread; every request is out of time after so many turns of all."""
-    looks = itertools.count(1)
-
-    def check_time(options: RequestOptions) -> None:
-        if next(looks) > turns_in_time:
-            raise Unavailable("too late", retry_after_s=1, reason="deadline")
-
-    return TokenizerPool(1, payload_limit, check_time)
+def pool_of(*, payload_limit: int = 10_000_000) -> TokenizerPool:
+    """With one thread."""
+    return TokenizerPool(1, payload_limit)
 
 
 def counting(done: list[str], name: str, turns: int) -> Turns[str]:
@@ -62,10 +51,10 @@ def test_requests_take_turns() -> None:
     done: list[str] = []
 
     async def both() -> None:
-        large = asyncio.ensure_future(pool.run(counting(done, "large", 50), 1, stays, OPTIONS, ignore))
+        large = asyncio.ensure_future(pool.run(counting(done, "large", 50), 1, stays, ignore))
         while not done:
             await asyncio.sleep(0)
-        assert await pool.run(counting(done, "small", 2), 1, stays, OPTIONS, ignore) == "small"
+        assert await pool.run(counting(done, "small", 2), 1, stays, ignore) == "small"
         assert not large.done()
         assert await large == "large"
 
@@ -76,38 +65,30 @@ def test_requests_take_turns() -> None:
     pool.close()
 
 
-def test_work_stops_when_its_time_is_up() -> None:
-    pool = pool_of(turns_in_time=3)
-    done: list[str] = []
-    with pytest.raises(Unavailable, match="too late"):
-        run(lambda: pool.run(counting(done, "a", 1000), 1, stays, OPTIONS, ignore))
-    assert len(done) == 4
-    pool.close()
-
-
 def test_work_stops_when_its_client_leaves() -> None:
     pool = pool_of()
     done: list[str] = []
 
     async def work() -> None:
         with pytest.raises(asyncio.CancelledError):
-            await pool.run(counting(done, "a", 100_000), 1, leaves, OPTIONS, ignore)
+            await pool.run(counting(done, "a", 100_000), 1, leaves, ignore)
 
     run(work)
     assert len(done) < 1000
     pool.close()
 
 
-def test_work_stops_when_it_is_too_much() -> None:
+@pytest.mark.parametrize("error", [PayloadTooLarge("too many"), Unavailable("too late", reason="deadline")])
+def test_work_stops_when_it_is_too_much_or_too_late(error: ServerError) -> None:
     pool = pool_of()
     done: list[str] = []
 
     def at_most_five(tokens: int) -> None:
         if tokens > 5:
-            raise PayloadTooLarge("too many")
+            raise error
 
-    with pytest.raises(PayloadTooLarge, match="too many"):
-        run(lambda: pool.run(counting(done, "a", 1000), 1, stays, OPTIONS, at_most_five))
+    with pytest.raises(type(error), match=error.message):
+        run(lambda: pool.run(counting(done, "a", 1000), 1, stays, at_most_five))
     assert len(done) == 7
     pool.close()
 
@@ -122,10 +103,10 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
         return "done"
 
     async def work() -> None:
-        first = asyncio.ensure_future(pool.run(gated(), 5000, stays, OPTIONS, ignore))  # alone, whatever it has
+        first = asyncio.ensure_future(pool.run(gated(), 5000, stays, ignore))  # alone, whatever it has
         await asyncio.sleep(0)
         with pytest.raises(Overloaded) as refused:
-            await pool.run(gated(), 1, stays, OPTIONS, ignore)
+            await pool.run(gated(), 1, stays, ignore)
         assert refused.value.message == (
             "the tokenizer has 5000 characters to do and this request has 1; the limit is 2000 "
             "(2 times --payload-limit)"
@@ -133,7 +114,7 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
         assert refused.value.retry_after_s == 1
         gate.set()
         assert await first == "done"
-        assert await pool.run(gated(), 1, stays, OPTIONS, ignore) == "done"
+        assert await pool.run(gated(), 1, stays, ignore) == "done"
 
     run(work)
     pool.close()
@@ -154,6 +135,6 @@ def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Excep
         raise error
 
     with pytest.raises(kind, match=said):
-        run(lambda: pool.run(failing(), 1, stays, OPTIONS, ignore))
+        run(lambda: pool.run(failing(), 1, stays, ignore))
     assert pool._waiting == 0
     pool.close()

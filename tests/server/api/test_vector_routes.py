@@ -18,8 +18,8 @@ from embert.engine.heads.description import Heads, MultiVector, Role
 from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
-from embert.server.api.service import Service
-from embert.server.config import ServeConfig
+from embert.server.api.models.service import Service
+from embert.server.config import ModelConfig
 from tests.server.live import Live
 from tests.server.stand_in import token_vectors
 
@@ -222,13 +222,12 @@ def test_a_default_prompt_of_the_servers_own_replaces_the_models() -> None:
         heads=Heads(multi_vector=roles),
         architecture=SimpleNamespace(adapters=None),
     )
-    anything: Any = SimpleNamespace(admission=SimpleNamespace(check_time=None))
+    anything: Any = SimpleNamespace(admissions=[None])
     for config, expected in (
-        (ServeConfig(), ["a ", "query: ", "passage: "]),
-        (ServeConfig(default_prompt="cat "), ["cat "] * 3),
-        (ServeConfig(default_prompt_name="a"), ["a "] * 3),
+        (ModelConfig(), ["a ", "query: ", "passage: "]),
+        (ModelConfig(default_prompt="cat "), ["cat "] * 3),
+        (ModelConfig(default_prompt_name="a"), ["a "] * 3),
     ):
-        service = Service(config, model, anything, anything, anything)
+        service = Service(config, model, anything, anything, anything, anything)
         assert [service.served.prompt(None, is_query=is_query) for is_query in (None, True, False)] == expected
         assert service.served.prompt("a", is_query=True) == "a "
-        service.close()

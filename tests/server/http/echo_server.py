@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from embert.server.api.routes import DIALECTS
+from embert.server.api.routes import dialects_by_path
 from embert.server.http.connections import ConnectionLimit, Connections
 from embert.server.http.errors import Dialect, ServerError, error_body
 from embert.server.http.protocol import bounded_protocol
@@ -170,7 +170,7 @@ async def serving(served: int = 100, surplus: int = 100) -> AsyncIterator[Servin
     loop = asyncio.get_running_loop()
     serving = Serving(Connections(ConnectionLimit(served, surplus), loop.time))
     protocol = bounded_protocol(
-        LIMIT, serving.connections, lambda route, status: serving.counted.append((route, status)), DIALECTS
+        LIMIT, serving.connections, lambda route, status: serving.counted.append((route, status)), dialects_by_path()
     )
     config = uvicorn.Config(serving.app, http=protocol, ws="none", interface="asgi3", lifespan="off", log_config=None)
     config.load()

@@ -19,7 +19,7 @@ import pytest
 from embert.engine import Encoder, PackedBatch
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
-from embert.server.api.routes import DIALECTS, METRIC_LABELS, keyless_paths
+from embert.server.api.routes import dialects_by_path, keyless_paths, labels_by_path
 from embert.server.config import ServeConfig, read_api_keys
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
@@ -288,7 +288,8 @@ def test_a_bug_of_ours_is_logged_without_its_words(caplog: pytest.LogCaptureFixt
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
-    middleware = RequestMetricsMiddleware(app, METRIC_LABELS, (), DIALECTS, ApiMetrics(("other",), LatencyBuckets()))
+    metrics = ApiMetrics(("other",), LatencyBuckets())
+    middleware = RequestMetricsMiddleware(app, labels_by_path(), (), dialects_by_path(), metrics)
     asyncio.run(middleware({"type": "http", "method": "POST", "path": "/x", "headers": []}, receive, send))
     assert sent[0]["status"] == 500
     assert json.loads(sent[1]["body"])["error"] == "internal error; the log has more"

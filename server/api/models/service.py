@@ -1,9 +1,10 @@
-"""What the routes of one API process share: tokenizer, engines, limits, and the way from texts to vectors."""
+"""One model of an API process: its tokenizer, its limits, and the way from texts to token ids that engines take."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,6 @@ from embert.engine import Encoded, Model, Tokenizer
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.engines.pending import Receive
 from embert.server.api.engines.router import Router
-from embert.server.api.input.large_bodies import CooperativeSteps
 from embert.server.api.input.limits import RequestLimits
 from embert.server.api.input.request_body import TextsAndIds
 from embert.server.api.input.request_options import RequestOptions
@@ -19,54 +19,63 @@ from embert.server.api.input.text_pairs import PairTokenizer, TextPairs
 from embert.server.api.input.texts_and_ids import GivenTexts, TextTokenizer
 from embert.server.api.input.tokenizer_pool import TokenizerPool
 from embert.server.api.latency_breakdown import LatencyBreakdown
-from embert.server.api.served_model import ServedModel
-from embert.server.config import ServeConfig
+from embert.server.api.models.served_model import ServedModel
+from embert.server.config import ModelConfig
 from embert.server.http.errors import Invalid
-from embert.server.http.timeouts import BodyReader
 from embert.server.ipc.control import ModelInfo
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.scrapes import Scrapes
 
 __all__ = ["Service"]
 
 
 class Service:
-    """One per API process."""
+    """One per model and API process; `services.py` has what they share."""
 
     def __init__(
-        self, config: ServeConfig, model: Model, tokenizer: Tokenizer, router: Router, metrics: ApiMetrics
+        self,
+        config: ModelConfig,
+        model: Model,
+        tokenizer: Tokenizer,
+        router: Router,
+        metrics: ApiMetrics,
+        pool: TokenizerPool,
+        number: int = 0,
     ) -> None:
+        """`number` is the model's in messages between processes."""
         self.config = config
+        self.number = number
         self.model = model
         self.served = ServedModel(config, model)
         self.limits = RequestLimits(config)
         self.tokenizer = tokenizer
         self.router = router
-        self.admission = router.admission
+        self.admission = router.admissions[number]
         self.metrics = metrics
-        self.scrapes = Scrapes(self.write_metrics)
-        self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
-        self.parse_steps = CooperativeSteps(config.body_budget)
         self.most_ids = config.max_client_batch_size * model.max_input_length
-        self.tokenizer_pool = TokenizerPool(
-            config.tokenization_threads, config.payload_limit, self.admission.check_time
-        )
-        self._text_tokenizer = TextTokenizer(tokenizer, self.tokenizer_pool, config.max_unbroken_characters)
-        self._pair_tokenizer = PairTokenizer(tokenizer, self.tokenizer_pool, config.max_unbroken_characters)
+        self.tokenizer_pool = pool
+        self._text_tokenizer = TextTokenizer(tokenizer, pool, config.max_unbroken_characters)
+        self._pair_tokenizer = PairTokenizer(tokenizer, pool, config.max_unbroken_characters)
 
     @property
     def engine(self) -> ModelInfo | None:
-        """What the engines are, once one has started."""
-        return next((state.info for state in self.router.engines if state.info is not None), None)
+        """What the model is on the engines, once one has it."""
+        return self.router.info(self.number)
+
+    @property
+    def state(self) -> str:
+        """`ready`, `loading` (again, too), or `failed`."""
+        if self.router.connected(self.number) and not self.admission.fault:
+            return "ready"
+        return "failed" if self.admission.failed else "loading"
 
     @property
     def max_queue_tokens(self) -> int:
-        """Admission budget of the whole server, in tokens."""
+        """Admission budget of the model in the whole server, in tokens."""
         return self.admission.max_queue_tokens
 
     @property
     def queue_limit(self) -> int:
-        """Tokens of the whole server that may be admitted now; see Admission.queue_limit."""
+        """Tokens of the model that may be admitted now in the whole server; see Admission.queue_limit."""
         return self.admission.queue_limit
 
     @property
@@ -84,9 +93,15 @@ class Service:
         return engine.max_batch_tokens if engine is not None else self.model.max_input_length
 
     def check_open(self) -> None:
-        """Raise Unavailable when the server is shutting down."""
+        """Raise Unavailable when the server is shutting down, or this process cannot serve the model."""
         if self.admission.draining:
             self.admission.check_ready()
+        self.check_fault()
+
+    def check_fault(self) -> None:
+        """Raise Unavailable where this process cannot serve the model, whether the server works or not."""
+        if self.admission.fault:
+            raise self.admission.unready()
 
     async def tokenize(
         self,
@@ -111,6 +126,7 @@ class Service:
         Raises Overloaded where the queue has no room for as many tokens as there are words: rejected texts are not
         tokenised.
         """
+        self.check_fault()
         texts = GivenTexts.of(given, param)
         self.limits.check_count(len(texts.items), param)
         if texts.kind is not str and prompt_name is not None:
@@ -123,8 +139,7 @@ class Service:
         encoded = await self._text_tokenizer.encode(
             texts,
             receive,
-            options,
-            partial(self.limits.check_tokens, param=param, more=True),
+            self.checking(options, partial(self.limits.check_tokens, param=param, more=True)),
             prompt=prompt,
             is_query=is_query,
             truncate=self.config.auto_truncate if truncate is None else truncate,
@@ -154,6 +169,7 @@ class Service:
 
         `params` are the request fields of first and second texts. The default prompt precedes first texts.
         """
+        self.check_fault()
         began = time.perf_counter()
         breakdown.characters = texts.characters
         least = partial(texts.least_tokens, self.model.max_input_length, limits)
@@ -163,8 +179,7 @@ class Service:
         encoded = await self._pair_tokenizer.encode(
             texts,
             receive,
-            options,
-            partial(self.limits.check_pair_tokens, param=params[1], more=True),
+            self.checking(options, partial(self.limits.check_pair_tokens, param=params[1], more=True)),
             params=params,
             truncate=self.config.auto_truncate if truncate is None else truncate,
             direction=direction,
@@ -176,6 +191,15 @@ class Service:
         self._observe(encoded, options)
         return encoded
 
+    def checking(self, options: RequestOptions, check: Callable[[int], None]) -> Callable[[int], None]:
+        """For TokenizerPool.run: `check`, and Unavailable once the request is out of time."""
+
+        def both(tokens: int) -> None:
+            check(tokens)
+            self.admission.check_time(options)
+
+        return both
+
     def _observe(self, encoded: Encoded, options: RequestOptions) -> None:
         work = self.metrics.work(self.served.name, options.priority)
         work.texts += encoded.sequences
@@ -183,14 +207,3 @@ class Service:
         work.truncated_texts += encoded.truncated
         work.request_texts.observe(encoded.sequences)
         work.text_tokens.observe_many(encoded.lengths.tolist())
-
-    def write_metrics(self) -> None:
-        """Make everything that happened until now visible to scrapes."""
-        self.metrics.admitted_tokens = self.admission.admitted_tokens
-        self.metrics.queue_limit = self.admission.queue_limit
-        self.metrics.write()
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self.scrapes.close()
-        self.tokenizer_pool.close()

@@ -1,18 +1,37 @@
-"""The served model as requests name it: its name, its tasks, its prompts, and the errors about them."""
+"""A served model as requests name it: its name, its tasks, its prompts, and the errors about them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from embert.engine import Model, Task
 from embert.engine.heads.description import Classifier
-from embert.engine.tasks import task_names
+from embert.engine.tasks import NO_TASK, task_names
 from embert.server.api.input.request_body import describe_name
 from embert.server.config import ServeConfig
-from embert.server.http.errors import Invalid, ModelUnknown, TaskMissing
+from embert.server.http.errors import Invalid, TaskMissing
 
-__all__ = ["TEI_NAME", "ServedModel"]
+__all__ = ["TEI_NAME", "ServedModel", "Wanted"]
 
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
 TEI_NAME = "text-embeddings-inference"  # what its users write into `model`, whatever it serves: no model's own name
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a model must be able to do to answer a route, or one request of it."""
+
+    needs: Task = NO_TASK  # all of these
+    needs_one: Task = NO_TASK  # and at least one of these, if there are any
+    reranks: bool = False  # and have one label
+
+    def suits(self, model: Model) -> bool:
+        """Whether the model can."""
+        classifier = model.heads.classifier
+        reranks = classifier is not None and len(classifier.labels) == 1
+        has = model.tasks
+        return not self.needs & ~has and bool(self.needs_one & has or not self.needs_one) and reranks >= self.reranks
 
 
 class ServedModel:
@@ -21,6 +40,7 @@ class ServedModel:
     def __init__(self, config: ServeConfig, model: Model) -> None:
         self._config, self._model = config, model
         self.name = config.served_name(model.model_id)
+        self.others: Sequence[ServedModel] = ()  # of the same server
         # Of texts whose request chooses none. The name is that of an adapter, too, where there is one of this name.
         self._default_name = (
             None if config.default_prompt is not None else (config.default_prompt_name or model.default_prompt_name)
@@ -35,10 +55,9 @@ class ServedModel:
         """Whether it is a name of this model."""
         return name in (self.name, self._model.model_id)
 
-    def check_name(self, name: str | None) -> None:
-        """Raise ModelUnknown when `name` is another model than this one, unless any name will do."""
-        if name is not None and not (self.is_named(name) or name == TEI_NAME or self._config.any_model_name):
-            raise ModelUnknown(f"`model` must be {self.name}; it is {describe_name(name)}", "model")
+    def suits(self, wanted: Wanted) -> bool:
+        """Whether the model can do all that."""
+        return wanted.suits(self._model)
 
     # --- tasks ---
 
@@ -66,7 +85,17 @@ class ServedModel:
             word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
             labels = len(self.classifier.labels) if reranks and Task.CLASSIFY in self._model.tasks else 1
             why = f", which needs a model of one label and not of {labels}" if labels > 1 else ""
-            raise TaskMissing(f"{self.name} does not have the {word}{why}; it has {', '.join(has)}")
+            raise TaskMissing(
+                f"{self.name} does not have the {word}{why}; it has {', '.join(has)}"
+                f"{self.elsewhere(Wanted(needed, reranks=reranks))}"
+            )
+
+    def elsewhere(self, wanted: Wanted) -> str:
+        """The end of a sentence about what this model cannot do: which other models of the server can."""
+        if not self.others:
+            return ""
+        able = [other.name for other in self.others if other.suits(wanted)]
+        return f"; name {' or '.join(able)} for it" if able else ", and no other model here can do it"
 
     def check_dimensions(self, dimensions: int | None) -> int:
         """`dimensions` for the engine, where 0 means all. Raises Invalid outside 1 … width."""

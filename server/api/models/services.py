@@ -1,0 +1,99 @@
+"""The models of an API process together: what they share, and who is meant by a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embert.server.api.engines.router import Router
+from embert.server.api.input.large_bodies import CooperativeSteps
+from embert.server.api.input.request_body import describe_name
+from embert.server.api.input.tokenizer_pool import TokenizerPool
+from embert.server.api.models.served_model import TEI_NAME, Wanted
+from embert.server.api.models.service import Service
+from embert.server.config import ConfigError, ServeConfig
+from embert.server.http.errors import ModelUnknown
+from embert.server.http.timeouts import BodyReader
+from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.scrapes import Scrapes
+
+__all__ = ["Services"]
+
+
+class Services:
+    """One per API process."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        services: Sequence[Service],
+        router: Router,
+        metrics: ApiMetrics,
+        pool: TokenizerPool,
+    ) -> None:
+        """`services` are those of the server's models, by number, at least one. Raises ConfigError for equal names."""
+        self.config = config
+        self.all = tuple(services)
+        self.first = self.all[0]
+        self.several = len(self.all) > 1
+        self.router = router
+        self.metrics = metrics
+        self.scrapes = Scrapes(self.write_metrics)
+        self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
+        self.parse_steps = CooperativeSteps(config.body_budget)
+        self.most_ids = max(service.most_ids for service in self.all)
+        self._pool = pool
+        self.by_name: dict[str, Service] = {}  # by served name and by model id, of which the former go first
+        for service in self.all:
+            if service.served.name in self.by_name:
+                raise ConfigError(
+                    f"2 models are named {service.served.name!r}; give each a name of its own, as in NAME=MODEL"
+                )
+            self.by_name[service.served.name] = service
+            service.served.others = [other.served for other in self.all if other is not service]
+        for service in self.all:
+            self.by_name.setdefault(service.model.model_id, service)
+
+    # --- which model ---
+
+    @property
+    def names(self) -> list[str]:
+        """The served names, in the models' order."""
+        return [service.served.name for service in self.all]
+
+    def is_any(self, name: str) -> bool:
+        """Whether this name stands for whatever model there is, unless it is one's own."""
+        return name == TEI_NAME or self.config.any_model_name
+
+    def unknown(self, name: str, param: str | None = "model", what: str = "`model`") -> ModelUnknown:
+        """The answer to a request that names a model which is not here, in the field `param`."""
+        names = self.names
+        known = f"one of {', '.join(names)}" if self.several else names[0]
+        return ModelUnknown(f"{what} must be {known}; it is {describe_name(name)}", param)
+
+    def in_path(self, name: str) -> Service:
+        """The model of this name or id. Raises ModelUnknown."""
+        found = self.by_name.get(name)
+        if found is None:
+            raise self.unknown(name, None, "the model in the path")
+        return found
+
+    def able(self, wanted: Wanted) -> Service:
+        """The first model that can do this; the first of all where none can."""
+        return next((service for service in self.all if service.served.suits(wanted)), self.first)
+
+    def most(self, option: str) -> int:
+        """The largest value of a limit that models may have for themselves."""
+        return max(int(getattr(service.config, option)) for service in self.all)
+
+    # --- the process ---
+
+    def write_metrics(self) -> None:
+        """Make everything that happened until now visible to scrapes."""
+        self.metrics.admitted_tokens = sum(service.admission.admitted_tokens for service in self.all)
+        self.metrics.queue_limit = sum(service.queue_limit for service in self.all)
+        self.metrics.write()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.scrapes.close()
+        self._pool.close()
