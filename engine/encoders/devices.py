@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from embert.engine.encoders.cuda_shapes import refusal
 from embert.engine.model import Model
 
-__all__ = ["devices", "devices_of"]
+__all__ = ["devices", "devices_of", "gpu_memory"]
 
+# CUDA's devices and their memory, a line each; 0 bytes where the driver does not say.
 _ASK = """
+import ctypes
 from embert.engine.encoders import cuda
-print(0 if cuda.unavailable_reason() else cuda._extension().device_count())
+for index in range(0 if cuda.unavailable_reason() else cuda._extension().device_count()):
+    size, device = ctypes.c_size_t(), ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceTotalMem_v2(
+            ctypes.byref(size), device
+        )
+    except (OSError, AttributeError):
+        pass
+    print(size.value)
 """
 
 
-def devices(device: str, encoder: str = "auto", model: Model | None = None) -> list[str]:
+def devices(
+    device: str, encoder: str = "auto", model: Model | None = None, gpus: Callable[[], list[int]] | None = None
+) -> list[str]:
     """The devices to run an encoder on, each in a process of its own.
 
     "cuda" is every visible GPU (CUDA_VISIBLE_DEVICES chooses), "cuda:0,1" is those two. "auto" is every GPU if there
     are several; with one or none it stays "auto", so that a model that the GPU cannot run goes to the CPU. So it does
-    for a `model` that no GPU can run.
+    for a `model` that no GPU can run. `gpus` is `gpu_memory`, or what has asked it before.
     """
     kind, colon, numbers = device.partition(":")
     if colon:
@@ -32,9 +46,9 @@ def devices(device: str, encoder: str = "auto", model: Model | None = None) -> l
         return [device]
     if device == encoder == "auto" and model is not None and refusal(model) is not None:
         return [device]
-    gpus = _visible_gpus()
-    if (device == "cuda" and gpus) or gpus > 1:
-        return [f"cuda:{number}" for number in range(gpus)]
+    count = len((gpus or gpu_memory)())
+    if (device == "cuda" and count) or count > 1:
+        return [f"cuda:{number}" for number in range(count)]
     return [device]
 
 
@@ -44,22 +58,26 @@ def devices_of(models: Sequence[tuple[str, str, Model]]) -> list[list[str]]:
     Where there are several models, none stays "auto": a model that ran on the CPU in a GPU's process would keep the GPU
     waiting.
     """
-    found = [devices(device, encoder, model) for device, encoder, model in models]
+    gpus = functools.cache(gpu_memory)
+    found = [devices(device, encoder, model, gpus) for device, encoder, model in models]
     if len(models) > 1 and ["auto"] in found:
-        gpu = _visible_gpus() > 0
+        gpu = bool(gpus())
         for i, (_, encoder, model) in enumerate(models):
             if found[i] == ["auto"] and ":" not in encoder:
                 found[i] = ["cuda:0" if gpu and (encoder != "auto" or refusal(model) is None) else "cpu"]
     return found
 
 
-def _visible_gpus() -> int:
-    """Count in a process of its own, because a loaded driver stays in a process until its end."""
+def gpu_memory() -> list[int]:
+    """The bytes of each visible GPU's memory, 0 where that is not known; empty where CUDA cannot be used.
+
+    Asked in a process of its own, because a loaded driver stays in a process until its end.
+    """
     if importlib.util.find_spec("embert.engine._cuda") is None:
-        return 0
+        return []
     command = [sys.executable, "-P", "-c", _ASK]  # -P: do not import from the working folder
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:  # the driver hangs; loading the encoder will report it
-        return 0
-    return int(asked.stdout) if asked.returncode == 0 else 0
+        return []
+    return [int(line) for line in asked.stdout.split()] if asked.returncode == 0 else []

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from embert.engine.host.cgroups import group_folders, lines
 
 __all__ = ["usable_cpus"]
 
@@ -25,60 +27,19 @@ def usable_cpus(root: Path = Path("/")) -> int:
 
 def _quotas(root: Path) -> Iterator[float]:
     """The limits, in CPUs, of this process's cgroups and of the cgroups that those are in."""
-    groups = _groups(root)
-    for version, mounted, mount in _mounts(root):
-        try:
-            inside = PurePosixPath(groups[version]).relative_to(mounted)
-        except (KeyError, ValueError):  # of another namespace: what is mounted is then the container's own
-            inside = PurePosixPath()
-        for part in (inside, *inside.parents):
-            folder = root / mount.lstrip("/") / part
-            quota = _quota_2(folder) if version == 2 else _quota_1(folder)
-            if quota is not None:
-                yield quota
-
-
-def _groups(root: Path) -> dict[int, str]:
-    """The cgroup of this process, by cgroup version."""
-    found = {}
-    for line in _lines(root / "proc/self/cgroup"):
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            found[2] = path
-        elif "cpu" in controllers.split(","):
-            found[1] = path
-    return found
-
-
-def _mounts(root: Path) -> Iterator[tuple[int, str, str]]:
-    """Where cgroups that can limit CPUs are mounted: the version, which cgroup, and the folder."""
-    for line in _lines(root / "proc/self/mountinfo"):
-        before, _, after = line.partition(" - ")
-        if not after.startswith("cgroup"):
-            continue
-        mounted, mount = before.split()[3:5]
-        kind, *_, options = after.split()
-        if kind == "cgroup2":
-            yield 2, mounted, mount
-        elif "cpu" in options.split(","):
-            yield 1, mounted, mount
+    for version, folder in group_folders(root, "cpu"):
+        quota = _quota_2(folder) if version == 2 else _quota_1(folder)
+        if quota is not None:
+            yield quota
 
 
 def _quota_2(folder: Path) -> float | None:
     """cpu.max: microseconds of CPU time and of the period, or `max`."""
-    words = " ".join(_lines(folder / "cpu.max")).split()
+    words = " ".join(lines(folder / "cpu.max")).split()
     return None if len(words) != 2 or words[0] == "max" else int(words[0]) / int(words[1])
 
 
 def _quota_1(folder: Path) -> float | None:
     """The same in two files; a quota of -1 is none."""
-    quota, period = (" ".join(_lines(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+    quota, period = (" ".join(lines(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
     return None if not quota or not period or int(quota) <= 0 else int(quota) / int(period)
-
-
-def _lines(path: Path) -> list[str]:
-    """Lines of a file; none where there is no such file or it may not be read."""
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from embert.engine import Model, load_model
 from embert.engine.encoders.devices import devices_of
 from embert.engine.errors import ModelError
+from embert.server.commands.memory_plan import check_memory
 from embert.server.config import ConfigError, ModelConfig
 from embert.server.ipc.control import StartModel
 from embert.server.supervisor.planned_model import PlannedModel
@@ -45,6 +46,7 @@ def plan(configs: Sequence[ModelConfig]) -> tuple[list[PlannedModel], dict[str, 
     _check_names(planned)
     for each in planned:
         _tell(each, several=len(configs) > 1)
+    check_memory(planned)
     return planned, broken
 
 

@@ -131,7 +131,7 @@ def test_several_gpus_are_chosen_for_what_they_run(
 ) -> None:
     """A model that no GPU runs is left to the CPU: on each of several GPUs it would be an error."""
     model, _ = made
-    monkeypatch.setattr("embert.engine.encoders.devices._visible_gpus", lambda: 2)
+    monkeypatch.setattr("embert.engine.encoders.devices.gpu_memory", lambda: [80 << 30] * 2)
     unable = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, rms_norm=True))
     both = ["cuda:0", "cuda:1"]
     assert devices("auto", "auto", model) == devices("auto") == both

@@ -1,0 +1,55 @@
+"""How much memory a model will take, reckoned from its shapes before anything of it is loaded.
+
+The formulas and what was measured beside them are in docs/sizing.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from embert.engine.architecture.tensor_shapes import tensor_shapes
+from embert.engine.model import Model
+
+__all__ = ["Footprint", "footprint", "process_bytes"]
+
+MIB = 1 << 20
+_CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
+_CPU_PROCESS = 450 * MIB  # Python, torch and its threads' heaps
+_TOKEN = 2048  # bytes of a token beside its rows: ids, sums, and what attention keeps
+# Tokens of a batch where --max-batch-tokens does not say; a longer text is a batch of its own.
+_BATCH_TOKENS = {"cuda": 16_384, "cpu": 2048}
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes on the device. `loading` is needed while the model loads, and free afterwards."""
+
+    weights: int
+    activations: int
+    loading: int = 0
+
+    @property
+    def kept(self) -> int:
+        """What stays taken."""
+        return self.weights + self.activations
+
+
+def process_bytes(device: str) -> int:
+    """What a process on the device takes beside its models."""
+    return _CUDA_PROCESS if device.startswith("cuda") else _CPU_PROCESS
+
+
+def footprint(model: Model, *, device: str, dtype: str = "auto", max_batch_tokens: int | None = None) -> Footprint:
+    """Of a model on "cuda…" or on the CPU, in the number format and with the budget that `load_encoder` gets."""
+    on_gpu = device.startswith("cuda")
+    item = 4 if dtype == "float32" or (dtype == "auto" and not on_gpu) else 2
+    architecture = model.architecture
+    parameters = sum(map(math.prod, tensor_shapes(architecture).values()))
+    hidden, inner = architecture.hidden_size, architecture.intermediate_size
+    widest = max(4 * hidden, inner * (2 if architecture.gated else 1))
+    tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
+    activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
+    # LayerNorms are folded into these in FP32; the CPU encoder packs its matrices anew, one at a time.
+    matrices = architecture.layers * hidden * (3 * hidden + inner)
+    return Footprint(item * parameters, activations, 4 * matrices if on_gpu and item == 2 else 0)

@@ -1,0 +1,67 @@
+"""What a model will take, and what there is: both before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embert.engine import load_model
+from embert.engine.footprint import MIB, footprint, process_bytes
+from embert.engine.host.memory import usable_memory
+from tests.engine.test_cpus import OVERLAY, V2, files
+
+GIB = 1 << 30
+
+
+def machine(root: Path, **limits: str) -> Path:
+    """A host of 64 GiB, and cgroups of version 2 with these limits."""
+    files(root, proc__meminfo="MemTotal:       67108864 kB\nMemFree:        1 kB\n")
+    files(root, proc__self__mountinfo=V2, proc__self__cgroup="0::/pod/box\n")
+    for folder, limit in limits.items():
+        files(root / "sys/fs/cgroup" / folder.replace("__", "/"), **{"memory.max": limit})
+    return root
+
+
+@pytest.mark.parametrize(
+    ("limits", "usable"),
+    [
+        ({}, 64 * GIB),
+        ({"pod__box": f"{3 * GIB}\n"}, 3 * GIB),
+        ({"pod__box": "max\n", "pod": f"{5 * GIB}\n"}, 5 * GIB),
+        ({"pod__box": f"{500 * GIB}\n"}, 64 * GIB),
+    ],
+)
+def test_the_least_limit_counts(tmp_path: Path, limits: dict[str, str], usable: int) -> None:
+    assert usable_memory(machine(tmp_path, **limits)) == usable
+
+
+def test_the_older_version_of_cgroups(tmp_path: Path) -> None:
+    mount = OVERLAY + "31 21 0:27 / /sys/fs/cgroup/memory ro,nosuid master:9 - cgroup cgroup rw,memory\n"
+    files(tmp_path, proc__self__mountinfo=mount, proc__self__cgroup="4:memory:/box\n3:cpu,cpuacct:/box\n")
+    files(tmp_path / "sys/fs/cgroup/memory/box", **{"memory.limit_in_bytes": f"{2 * GIB}\n"})
+    assert usable_memory(tmp_path) == 2 * GIB
+
+
+def test_a_machine_that_says_nothing_has_no_limit(tmp_path: Path) -> None:
+    assert usable_memory(tmp_path) is None
+
+
+def test_this_machine_says_something() -> None:
+    usable = usable_memory()
+    assert usable is not None
+    assert GIB // 4 < usable < 1 << 50
+
+
+def test_the_sizes_of_the_default_model() -> None:
+    """Those of docs/sizing.md."""
+    model = load_model()
+    gpu = footprint(model, device="cuda:0")
+    assert round(gpu.weights / MIB) == 43
+    assert gpu.activations / MIB == pytest.approx(106, rel=0.03)
+    assert round(gpu.loading / MIB) == 24
+    cpu = footprint(model, device="cpu")
+    assert round(cpu.weights / MIB) == 87
+    assert (cpu.kept + process_bytes("cpu")) / MIB == pytest.approx(570, rel=0.1)
+    assert footprint(model, device="cuda", dtype="float32").weights == 2 * gpu.weights
+    assert footprint(model, device="cuda", max_batch_tokens=1024).activations * 16 == gpu.activations
