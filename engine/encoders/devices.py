@@ -55,16 +55,18 @@ def devices(
 def devices_of(models: Sequence[tuple[str, str, Model]]) -> list[list[str]]:
     """The devices of each of several models: (`device`, `encoder`, model). Equal devices are one process.
 
-    Where there are several models, none stays "auto": a model that ran on the CPU in a GPU's process would keep the GPU
-    waiting.
+    Where there are several models and a GPU, none stays "auto": a model that ran on the CPU in a GPU's process would
+    keep the GPU waiting.
     """
     gpus = functools.cache(gpu_memory)
     found = [devices(device, encoder, model, gpus) for device, encoder, model in models]
-    if len(models) > 1 and ["auto"] in found:
-        gpu = bool(gpus())
-        for i, (_, encoder, model) in enumerate(models):
-            if found[i] == ["auto"] and ":" not in encoder:
-                found[i] = ["cuda:0" if gpu and (encoder != "auto" or refusal(model) is None) else "cpu"]
+    if len(models) == 1 or ["auto"] not in found:
+        return found
+    on_cpu = "cpu" if ["cpu"] in found else "auto"  # one process for all that run there
+    for i, (_, encoder, model) in enumerate(models):
+        if found[i] == ["auto"] and ":" not in encoder:
+            takes_gpu = encoder != "auto" or refusal(model) is None
+            found[i] = [on_cpu if not gpus() else "cuda:0" if takes_gpu else "cpu"]
     return found
 
 

@@ -31,8 +31,9 @@ def plan(configs: Sequence[ModelConfig]) -> tuple[list[PlannedModel], dict[str, 
     broken: dict[str, str] = {}
     for config, model in zip(configs, found, strict=True):
         if isinstance(model, ModelError):
-            log.error("%s", model)
-            broken[config.served_model_name or str(config.source)] = str(model)
+            name = config.served_model_name or str(config.source)
+            log.error(*(("%s: %s", name, model) if len(configs) > 1 else ("%s", model)))
+            broken[name] = str(model)
             continue
         _check(config, model)
         models.append((config, model))

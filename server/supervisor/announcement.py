@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Collection
 
 from embert.engine.model import Model
 from embert.engine.tasks import Task
@@ -17,9 +18,17 @@ log = logging.getLogger(__name__)
 
 
 def announce(
-    config: ServeConfig, models: list[PlannedModel], engines: list[EngineState], sock: socket.socket, took_s: float
+    config: ServeConfig,
+    models: list[PlannedModel],
+    broken: Collection[str],
+    engines: list[EngineState],
+    sock: socket.socket,
+    took_s: float,
 ) -> None:
-    """Log encoders, limits and address, and a command to try. `sock` is a listening one, `took_s` the whole start."""
+    """Log encoders, limits and address, and a command to try. `sock` is a listening one, `took_s` the whole start.
+
+    `broken` are the names of models that could not even be read.
+    """
     works: list[PlannedModel] = []
     for model in models:
         number, name = model.start.number, model.start.name
@@ -45,7 +54,8 @@ def announce(
             mine.request_timeout,
         )
     url = _url(sock, tls=config.ssl_certfile is not None)
-    served = f", models: {len(works)} of {len(models)}" if len(models) > 1 else ""
+    asked = len(models) + len(broken)
+    served = f", models: {len(works)} of {asked}" if asked > 1 else ""
     log.info(
         "ready    %s after %.1f s%s, HTTP processes: %d; documentation at %s/docs",
         url,

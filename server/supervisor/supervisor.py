@@ -227,7 +227,8 @@ class Supervisor:
             if isinstance(message, Progress):
                 self._on_progress(child, message)
             elif isinstance(message, Ready):
-                self._on_ready(child)
+                self._note_ready(child)
+                self._announce()
             elif isinstance(message, ModelReady):
                 self._on_model_ready(child, message)
             elif isinstance(message, ModelFailed):
@@ -242,7 +243,7 @@ class Supervisor:
             if len(self.models) > 1:
                 child.doing += f" of {self.models[message.model].start.name}"
 
-    def _on_ready(self, child: Child) -> None:
+    def _note_ready(self, child: Child) -> None:
         if child.killed or child.ready:
             return  # too late, or the engine's second model
         child.became_ready()
@@ -251,25 +252,25 @@ class Supervisor:
             self._metrics.engine_up[child.index].set(1)
         if self._announced:
             log.info("%s is ready again, %.1f s after its start", child.name, time.monotonic() - child.started)
-        self._announce()
 
     def _on_model_ready(self, child: Child, message: ModelReady) -> None:
         if child.killed:
             return
         models = self._engine_models[child.index]
         models.ready(message.model, message.info)
-        self._on_ready(child)
+        self._note_ready(child)
         self._hangs.add_limit(child, message.info)
         self._tell_engine(child)
         if len(self.models) > 1:
             name, info = self.models[message.model].start.name, message.info
-            log.info("%s is ready on %s, %.1f s after it began to load", name, child.name, info.load_s)
+            log.info("%s works on %s, %.1f s after it began to load", name, child.name, info.load_s)
         self._announce()
 
     def _on_model_failed(self, child: Child, message: ModelFailed) -> None:
         if self._stopping:
             return  # one sentence is enough: engines on several devices mostly fail for the same reason
-        log.error("%s", message.message)
+        several = len(self.models) > 1
+        log.error("%s%s", f"{self.models[message.model].start.name}: " if several else "", message.message)
         self._engine_models[child.index].failed(message.model, message.message)
         self._tell_engine(child)
         # The server was never ready: wrong models or options, which a retry does not fix.
@@ -292,7 +293,7 @@ class Supervisor:
         if all((engine.ready and models.settled) or models.hopeless for engine, models in engines):
             self._announced = True
             took_s = time.monotonic() - self.began
-            announce(self.config, self.models, self._states, self.sockets[0][0], took_s)
+            announce(self.config, self.models, self.broken, self._states, self.sockets[0][0], took_s)
 
     def _tell_engine(self, child: Child) -> None:
         """Tell the API processes of an engine that works, or of one of its models."""
