@@ -274,7 +274,8 @@ class Supervisor:
         self._engine_models[child.index].failed(message.model, message.message)
         self._tell_engine(child)
         # The server was never ready: wrong models or options, which a retry does not fix.
-        if not self._announced and all(models.hopeless for models in self._engine_models):
+        hopeless = not several or all(models.hopeless for models in self._engine_models)
+        if not self._announced and hopeless:
             self._give_up()
         self._announce()
 
@@ -288,7 +289,7 @@ class Supervisor:
     def _announce(self) -> None:
         """Log what is served, once everything is ready that will be."""
         engines = zip(self._engines, self._engine_models, strict=True)
-        if self._announced or not all(api.ready for api in self._apis):
+        if self._announced or self._stopping or not all(api.ready for api in self._apis):
             return
         if all((engine.ready and models.settled) or models.hopeless for engine, models in engines):
             self._announced = True
