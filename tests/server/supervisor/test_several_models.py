@@ -132,6 +132,21 @@ def test_an_engine_that_dies_in_one_model_answers_for_the_others(named: list[str
         assert server.metrics()["embert_admitted_tokens"] == 0
 
 
+def test_a_model_that_kills_the_engine_again_and_again_is_left_out_for_a_while(named: list[str]) -> None:
+    with live(*named, *STAND_IN, clean_log=False) as server:
+        for _ in range(4):
+            server.post("/models/b/embed", {"inputs": [[101, CRASH, 102]]}, timeout=120)
+            until(lambda: right(server, "a"), what="an answer of the other model")
+            if "b is left out" in server.log:
+                break
+        assert "it is left out for 60 s" in server.get("/readyz/b").text
+        answer = server.post("/models/b/embed", {"inputs": [GOOD]})
+        assert answer.status_code == 503
+        assert "again and again" in answer.json()["error"]
+        assert right(server, "a")
+        assert server.get("/readyz").status_code == 200
+
+
 def test_the_models_of_a_file(folders: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(
         f"""
