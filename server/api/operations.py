@@ -13,7 +13,7 @@ from embert import __version__
 from embert.engine import Model, Task
 from embert.server.api.playground import HEADERS, PAGE
 from embert.server.api.service import Service
-from embert.server.http.accept import prefers
+from embert.server.http.accept import prefers, scrape_form
 from embert.server.http.errors import ModelUnknown
 
 __all__ = ["Health", "Operations", "Readiness"]
@@ -160,10 +160,10 @@ class Operations:
             raise
         return ModelCard(id=self._service.served.name, created=self._created)
 
-    async def metrics(self) -> Response:
-        """Prometheus' text format."""
-        text, content_type = await self._service.scrapes.answer()
-        return Response(text, headers={"content-type": content_type})
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format, or OpenMetrics."""
+        answer = await self._service.scrapes.answer(scrape_form(request.scope["headers"]))
+        return Response(answer.body, headers={name.decode(): value.decode() for name, value in answer.headers})
 
 
 def _model_type(model: Model) -> dict[str, Any]:

@@ -18,11 +18,14 @@ import uvicorn
 import uvloop
 
 from embert.server.api.background import keep_running
+from embert.server.http.accept import scrape_form
 from embert.server.ipc.control import ControlConnection, Drain, EngineState, Failed, Message, Progress, Ready, StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability import gc_tuning
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metrics import use_folder
+from embert.server.observability.scraping.exemplars import publish
+from embert.server.observability.scraping.exposition import Exposition
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from embert.server.api.engines.router import Router
     from embert.server.api.service import Service
     from embert.server.config import ServeConfig
-    from embert.server.observability.scrapes import Scrapes
+    from embert.server.observability.scraping.scrapes import Scrapes
 
 __all__ = ["main"]
 
@@ -115,6 +118,7 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
         keep_running(_write_metrics(service, counters, start.worker)),
+        keep_running(publish(Path(start.runtime_folder, "metrics"), f"api-{start.worker}", service.metrics.exemplars)),
         keep_running(_follow(control, service.router, servers, start)),
         keep_running(keys.follow()),
         keep_running(service.bodies.watch()),
@@ -213,6 +217,9 @@ async def _write_metrics(service: Service, counters: SharedCounters, worker: int
         service.write_metrics()
 
 
+_NOTHING = Exposition(b"only GET /metrics is here\n", ((b"content-type", b"text/plain"),))
+
+
 class _MetricsApp:
     """The app on --metrics-port."""
 
@@ -223,11 +230,10 @@ class _MetricsApp:
         if scope["type"] != "http":
             return
         found = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
-        nothing = b"only GET /metrics is here\n", "text/plain"
-        body, content_type = await self._scrapes.answer() if found else nothing
-        headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body))]
+        answer = await self._scrapes.answer(scrape_form(scope["headers"])) if found else _NOTHING
+        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
         await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": answer.body})
 
 
 if __name__ == "__main__":

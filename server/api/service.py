@@ -25,7 +25,7 @@ from embert.server.http.errors import Invalid
 from embert.server.http.timeouts import BodyReader
 from embert.server.ipc.control import EngineInfo
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.scrapes import Scrapes
+from embert.server.observability.scraping.scrapes import Scrapes
 
 __all__ = ["Service"]
 

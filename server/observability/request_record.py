@@ -31,6 +31,8 @@ class RequestRecord:
     """One HTTP request."""
 
     route: str
+    id: bytes  # printable ASCII: the client's X-Request-Id, or made up
+    trace_id: bytes = b""  # 32 hexadecimal digits: of the trace that it belongs to, if any
     priority: str = ""  # one of PRIORITIES; empty on routes that ask nothing of a model
     model: str = ""  # its served name; empty where the request was refused before it was known
     status: int = 0
