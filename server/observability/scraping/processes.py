@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessesCollector", "forget_pid", "leave_pid"]
 
+LEFT_OUT = {"process_virtual_memory_bytes"}  # of a process with CUDA or torch it says nothing
 _SUFFIX = ".pid"
 
 
@@ -46,6 +47,8 @@ class ProcessesCollector:
             with contextlib.suppress(OSError):  # the process has just died
                 pid = file.read_text()
                 for family in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
+                    if family.name in LEFT_OUT:
+                        continue
                     samples = [sample._replace(labels={"process": file.stem}) for sample in family.samples]
                     family.samples = together[family.name].samples + samples if family.name in together else samples
                     together[family.name] = family
