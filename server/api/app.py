@@ -24,6 +24,7 @@ from embert.server.http.auth import AuthMiddleware, Keys
 from embert.server.http.cors import with_cors
 from embert.server.http.errors import Invalid, NotFound, ServerError, error_body
 from embert.server.http.request_metrics import RequestMetricsMiddleware
+from embert.server.observability.access_log import AccessLog
 
 __all__ = ["create_app"]
 
@@ -33,7 +34,7 @@ _DESCRIPTION = (
 )
 
 
-def create_app(service: Service, keys: Keys) -> ASGIApp:
+def create_app(service: Service, keys: Keys, access_log: AccessLog | None) -> ASGIApp:
     """Everything that answers HTTP."""
     app = FastAPIOffline(
         docs_url="/docs",
@@ -59,7 +60,12 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
     guarded = AuthMiddleware(app, hot, keys, PROBES, DIALECTS, service.metrics)
     return RequestMetricsMiddleware(
-        with_cors(guarded, service.config, DIALECTS), METRIC_LABELS, METRIC_TASKS, DIALECTS, service.metrics
+        with_cors(guarded, service.config, DIALECTS),
+        METRIC_LABELS,
+        METRIC_TASKS,
+        DIALECTS,
+        service.metrics,
+        access_log,
     )
 
 

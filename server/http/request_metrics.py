@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embert.server.http.errors import Dialects, ServerError, send_error
+from embert.server.observability.access_log import AccessLog
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.request_record import INTERACTIVE, SCOPE_KEY, RequestRecord
 
@@ -39,10 +40,11 @@ class RequestMetricsMiddleware:
         tasks: Collection[str],
         dialects: Dialects,
         metrics: ApiMetrics,
+        access_log: AccessLog | None = None,
     ) -> None:
         """`labels` gives the metric label of every path that there can be; `tasks`: those that ask a model."""
         self._app, self._labels, self._dialects, self._metrics = app, labels, dialects, metrics
-        self._tasks = tasks
+        self._tasks, self._access_log = tasks, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -76,7 +78,10 @@ class RequestMetricsMiddleware:
                 await send_error(send_noting, answer, self._dialects[scope["path"]])
         finally:
             metrics.requests_in_flight -= 1
-            metrics.observe(record, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            metrics.observe(record, seconds)
+            if self._access_log is not None:
+                self._access_log.note(record, seconds, scope.get("client"))
 
 
 def ids_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:

@@ -36,4 +36,5 @@ class RequestRecord:
     priority: str = ""  # one of PRIORITIES; empty on routes that ask nothing of a model
     model: str = ""  # its served name; empty where the request was refused before it was known
     status: int = 0
+    key: str = ""  # the name of the key that it was sent with
     parts: Parts | None = None
