@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from panels import (
+    DCGM,
     ENGINE,
     GREEN,
     OF_ENGINE,
@@ -34,6 +35,7 @@ from panels import (
     steps,
     target,
     variable,
+    with_exemplars,
 )
 
 REPLICAS = SELECT.rpartition(",")[0]  # what is chosen before a replica is
@@ -100,8 +102,9 @@ def fast() -> Iterator[Panel]:
     """How fast, and which part is slow?"""
     yield lines(
         "Latency of requests",
-        "From a request's head to its answer's end. Half, 90 % and 99 % of the requests stay below the curves.",
-        [target(quantile(share, DURATION, WORK), f"p{share * 100:g}") for share in (0.5, 0.9, 0.99)],
+        "From a request's head to its answer's end. Half, 90 % and 99 % of the requests stay below the curves. A dot "
+        "is a request, with the id of its trace, or its own: the access log has it (--access-log).",
+        [with_exemplars(target(quantile(share, DURATION, WORK), f"p{share * 100:g}")) for share in (0.5, 0.9, 0.99)],
         "s",
     )
     yield heat_map(
@@ -323,6 +326,67 @@ def gpu() -> Iterator[Panel]:
     )
 
 
+def dcgm() -> Iterator[Panel]:
+    """GPU (DCGM)"""
+    each = "{{Hostname}} GPU {{gpu}} {{exported_pod}}"
+    yield lines(
+        "What the GPU works at (DCGM)",
+        "Shares of the time in which its tensor cores, its memory and anything of it were at work. Tensor cores are "
+        "busy with long batches, memory with short ones; neither, and the GPU waits for the host.",
+        [
+            target(f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{DCGM}}}", f"tensor cores {each}"),
+            target(f"DCGM_FI_PROF_DRAM_ACTIVE{{{DCGM}}}", f"memory {each}"),
+            target(f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{DCGM}}}", f"anything {each}"),
+        ],
+        "percentunit",
+        highest=1,
+    )
+    yield lines(
+        "GPU running (DCGM)",
+        'As "GPU running" above, of every GPU of the hosts, whoever uses it.',
+        [target(f"DCGM_FI_DEV_GPU_UTIL{{{DCGM}}} / 100", each)],
+        "percentunit",
+        highest=1,
+    )
+    yield lines(
+        "GPU memory (DCGM)",
+        "Used, and used and free together. Another process on a GPU of embert's shows here too.",
+        [
+            target(f"DCGM_FI_DEV_FB_USED{{{DCGM}}} * 1048576", each),
+            target(f"(DCGM_FI_DEV_FB_USED{{{DCGM}}} + DCGM_FI_DEV_FB_FREE{{{DCGM}}}) * 1048576", f"limit of {each}"),
+        ],
+        "bytes",
+    )
+    yield lines(
+        "SM clock (DCGM)",
+        "A clock that falls under load is throttled: see power and temperature beside it.",
+        [target(f"DCGM_FI_DEV_SM_CLOCK{{{DCGM}}} * 1e6", each)],
+        "hertz",
+        width=6,
+    )
+    yield lines(
+        "GPU power (DCGM)",
+        "Watts drawn. At the GPU's limit its clock falls.",
+        [target(f"DCGM_FI_DEV_POWER_USAGE{{{DCGM}}}", each)],
+        "watt",
+        width=6,
+    )
+    yield lines(
+        "GPU temperature (DCGM)",
+        "From about 85 °C on the clock falls: look at the host's cooling.",
+        [target(f"DCGM_FI_DEV_GPU_TEMP{{{DCGM}}}", each)],
+        "celsius",
+        width=6,
+    )
+    yield lines(
+        "Last XID error (DCGM)",
+        "The driver's number of the last error, 0 without any. NVIDIA's list of XIDs says what it means; 79: GPU lost.",
+        [target(f"DCGM_FI_DEV_XID_ERRORS{{{DCGM}}}", each)],
+        "none",
+        width=6,
+    )
+
+
 def runs() -> Iterator[Panel]:
     """What runs?"""
     hidden = dict.fromkeys(("Time", "Value", "__name__", "job"), True)
@@ -352,13 +416,39 @@ def runs() -> Iterator[Panel]:
         ],
         "none",
     )
+    each = "{{instance}} {{process}}"
+    yield lines(
+        "CPU of each process",
+        "Cores used. An HTTP process at one core is at its limit: --workers. An engine on a CPU uses all that it has.",
+        [target(f"rate(process_cpu_seconds_total{{{SELECT}}}{RATE})", each)],
+        "none",
+    )
+    yield lines(
+        "Memory of each process",
+        "Resident bytes. None of them grows for long: one that does has a leak, so keep its log.",
+        [target(f"process_resident_memory_bytes{{{SELECT}}}", each)],
+        "bytes",
+    )
+    yield lines(
+        "Open files of each process",
+        "Share of the files that the process may open. Connections are files: near 100 %, new ones fail.",
+        [target(f"process_open_fds{{{SELECT}}} / process_max_fds{{{SELECT}}}", each)],
+        "percentunit",
+        highest=1,
+    )
+    yield lines(
+        "Age of each process",
+        "Since its start. One that is younger than the others was started again.",
+        [target(f"time() - process_start_time_seconds{{{SELECT}}}", each)],
+        "s",
+    )
 
 
 def dashboard() -> Panel:
     """All of it, rows of panels laid out over Grafana's 24 columns."""
     panels: list[Panel] = []
     y = 0
-    for row in (healthy, fast, full, traffic, gpu, runs):
+    for row in (healthy, fast, full, traffic, gpu, dcgm, runs):
         panels.append(
             {"type": "row", "title": row.__doc__, "collapsed": False, "panels": [],
              "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}
@@ -395,6 +485,7 @@ def dashboard() -> Panel:
             several("model", "Model", f"label_values(embert_model_info{{{SELECT}}}, model)"),
             several("engine", "Engine", f"label_values(embert_engine_up{{{SELECT}}}, engine)"),
             several("priority", "Priority", f"label_values(embert_tokens_total{{{SELECT}}}, priority)", ".+"),
+            several("gpu_host", "GPU host (DCGM)", "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)"),
         ]},
         "links": [], "panels": panels,
     }  # fmt: skip

@@ -15,6 +15,7 @@ OF_MODEL = f'{SELECT}, model=~"$model"'
 ENGINE = f'{SELECT}, engine=~"$engine"'
 OF_ENGINE = f'{OF_MODEL}, engine=~"$engine"'
 WORK = f'{OF_MODEL}, priority=~"$priority"'
+DCGM = 'Hostname=~"$gpu_host"'  # of NVIDIA's exporter, whose series have no label in common with ours
 WORK_ON_ENGINE = f'{WORK}, engine=~"$engine"'
 RATE = "[$__rate_interval]"
 GREEN, YELLOW, RED = "green", "yellow", "red"
@@ -23,6 +24,11 @@ GREEN, YELLOW, RED = "green", "yellow", "red"
 def target(expr: str, legend: str = "", **extra: Any) -> Panel:
     """One query of a panel."""
     return {"datasource": SOURCE, "editorMode": "code", "expr": expr, "legendFormat": legend, "range": True, **extra}
+
+
+def with_exemplars(query: Panel) -> Panel:
+    """A query of a histogram's buckets, with a dot for each request that Prometheus has an exemplar of."""
+    return {**query, "exemplar": True}
 
 
 def steps(*bounds: tuple[str, float | None]) -> Panel:

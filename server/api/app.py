@@ -41,11 +41,12 @@ from embert.server.http.auth import AuthMiddleware, Keys
 from embert.server.http.cors import with_cors
 from embert.server.http.errors import Dialects, Invalid, NotFound, ServerError, error_body
 from embert.server.http.request_metrics import RequestMetricsMiddleware
+from embert.server.observability.access_log import AccessLog
 
 __all__ = ["create_app"]
 
 
-def create_app(services: Services, keys: Keys) -> ASGIApp:
+def create_app(services: Services, keys: Keys, access_log: AccessLog | None) -> ASGIApp:
     """Everything that answers HTTP. Raises ConfigError where two models would answer at one path."""
     below = model_paths(services)
     routes = {path: place.route for path, place in below.items()}
@@ -75,7 +76,7 @@ def create_app(services: Services, keys: Keys) -> ASGIApp:
     probes = keyless_paths(("probes",), services.by_name)
     guarded = AuthMiddleware(app, hot, keys, probes, dialects, services.metrics)
     return RequestMetricsMiddleware(
-        with_cors(guarded, services.config, dialects), labels, METRIC_TASKS, dialects, services.metrics
+        with_cors(guarded, services.config, dialects), labels, METRIC_TASKS, dialects, services.metrics, access_log
     )
 
 

@@ -15,7 +15,7 @@ from embert.engine import Model, Task
 from embert.server.api.models.service import Service
 from embert.server.api.models.services import Services
 from embert.server.api.playground import HEADERS, PAGE
-from embert.server.http.accept import prefers
+from embert.server.http.accept import prefers, scrape_form
 
 __all__ = ["Health", "Liveness", "Operations", "Readiness"]
 
@@ -171,10 +171,10 @@ class Operations:
         name = id if id in services.broken else (found or services.first).served.name
         return ModelCard(id=name, created=self._created)
 
-    async def metrics(self) -> Response:
-        """Prometheus' text format."""
-        text, content_type = await self._services.scrapes.answer()
-        return Response(text, headers={"content-type": content_type})
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format, or OpenMetrics."""
+        answer = await self._services.scrapes.answer(scrape_form(request.scope["headers"]))
+        return Response(answer.body, headers={name.decode(): value.decode() for name, value in answer.headers})
 
 
 def _readiness(status: str, detail: str, models: dict[str, str]) -> Response:

@@ -18,10 +18,10 @@ from embert.server.observability.metrics import (
     EngineMetrics,
     GpuMetrics,
     SupervisorMetrics,
-    exposition,
     use_folder,
 )
 from embert.server.observability.request_record import PRIORITIES, RequestRecord
+from embert.server.observability.scraping.exposition import exposition
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -37,7 +37,12 @@ _HEAD = """\
 answers for all HTTP processes, the engine processes and the supervisor. Every metric exists, at zero, from the moment
 the engine is ready, but the durations of a route, and all of bulk requests, appear with the first one. No label holds a
 text, a user or a request id. Units are seconds, tokens, texts, bytes and watts. Histograms have `_bucket`, `_sum` and
-`_count` as usual; `--latency-buckets` sets the buckets of those of times.
+`_count` as usual; `--latency-buckets` sets the buckets of those of times. A client that accepts gzip gets that.
+
+`Accept: application/openmetrics-text`, which Prometheus sends, gets OpenMetrics. There, each bucket of
+`embert_request_duration_seconds` has an exemplar: the newest request that fell into it, by the `trace_id` of its
+`traceparent` header, or else by its `request_id`, which is its `X-Request-Id` if it has one. They are up to a second
+old. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 
 **The parts of a request** are tokenise, queue, inference, encode and other. Each is observed once for every request
 that reaches it, when the request ends, and together they last as long as the request: the sum of their `_sum`, divided
@@ -69,7 +74,8 @@ def document() -> str:
             ),
             "Server (the supervisor)": lambda: SupervisorMetrics.create([0], __version__),
         }
-        known: set[str] = set()
+        processes = _families()
+        known = {family.name for family in processes}
         sections: list[str] = []
         buckets: dict[str, str] = {}
         for title, make in makers.items():
@@ -78,6 +84,8 @@ def document() -> str:
             known |= {family.name for family in new}
             sections.append(f"\n## {title}\n{_TABLE}" + "".join(map(_row, sorted(new, key=lambda each: each.name))))
             buckets |= {family.name: _bounds(family) for family in new if family.type == "histogram"}
+    rows = "".join(map(_row, sorted(processes, key=lambda each: each.name)))
+    sections.append(f"\n## Processes (all, from /proc)\n{_TABLE}{rows}")
     usual = ", ".join(f"{bound:g}" for bound in REQUEST_BUCKETS_S)
     values = {
         "`route`": METRIC_ROUTES,
@@ -99,6 +107,9 @@ def document() -> str:
                 "and on routes that ask nothing of a model"
             ),
             _bullet(
+                "`process`: `supervisor`, `api-0`, `engine-0`…; of `embert_hung_processes_total`: `api` or `engine`"
+            ),
+            _bullet(
                 "`engine`: the number of the engine process, from 0; `device`: its device, as `--device` writes it"
             ),
             "\n## Buckets\n\n",
@@ -112,7 +123,7 @@ def _make_api_metrics() -> None:
     from embert.server.observability.api_metrics import ApiMetrics
 
     metrics = ApiMetrics(["/embed"], LatencyBuckets(), tasks=["/embed"], models=["m"], engines=1)
-    metrics.observe(RequestRecord("/embed", PRIORITIES[0], "m", 200), 0.0)
+    metrics.observe(RequestRecord("/embed", b"", priority=PRIORITIES[0], model="m", status=200), 0.0)
     metrics.write()
 
 
@@ -133,7 +144,7 @@ def _families() -> list[Metric]:
     from prometheus_client.parser import text_string_to_metric_families
 
     parse: Any = text_string_to_metric_families
-    return list(parse(exposition()[0].decode()))
+    return list(parse(exposition().body.decode()))
 
 
 def _row(family: Metric) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,14 @@ from typing import Any
 
 from embert.engine.host.cpus import usable_cpus
 
-__all__ = ["ConfigError", "ServeConfig", "environment_name", "option_name", "read_api_keys"]
+__all__ = ["ApiKey", "ConfigError", "ServeConfig", "environment_name", "option_name", "read_api_keys"]
 
 BODY_BUDGET = 8  # default of --max-body-bytes, in bodies of --payload-limit
 QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches of each engine
+
+
+# A comment, so that no key there is can be taken for a name, and so that older versions read the file as well.
+_KEY_NAME = re.compile(r"#\s*name:\s*([\w.-]{1,64})")
 
 
 class ConfigError(Exception):
@@ -133,6 +138,7 @@ class ServeConfig:
         "60 s for all others",
     )
     log_format: str = _option("text", "format of log lines", choices=("text", "json"))
+    access_log: str = _option("off", "a log line for each request", choices=("off", "text", "json"))
     log_level: str = _option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
     ssl_keyfile: str | None = _option(None, "file of the TLS private key; default: the file of the certificate")
     ssl_certfile: str | None = _option(None, "file of the TLS certificate chain")
@@ -209,16 +215,34 @@ def _check(option: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{name} must not be empty")
 
 
-def read_api_keys(config: ServeConfig) -> list[str]:
-    """All keys, including those of --api-key-file. Raises ConfigError for a file that cannot be read or has no key."""
-    keys, path = list(config.api_key), config.api_key_file
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key, and what the access log calls it."""
+
+    name: str
+    key: str = field(repr=False)
+
+
+def read_api_keys(config: ServeConfig) -> list[ApiKey]:
+    """All keys, including those of --api-key-file. Raises ConfigError for a file that cannot be read or has no key.
+
+    In the file, a comment `# name: NAME` names the key below it. Others are called after their place: option-1, file-1.
+    """
+    keys = [ApiKey(f"option-{place}", key) for place, key in enumerate(config.api_key, 1)]
+    path = config.api_key_file
     if path is not None:
         try:
             text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
-        lines = [line.strip() for line in text.splitlines()]
-        found = [line for line in lines if line and not line.startswith("#")]
+        found: list[ApiKey] = []
+        name = ""
+        for line in map(str.strip, text.splitlines()):
+            if named := _KEY_NAME.fullmatch(line):
+                name = named[1]
+            elif line and not line.startswith("#"):
+                found.append(ApiKey(name or f"file-{len(found) + 1}", line))
+                name = ""
         if not found:
             raise ConfigError(f"--api-key-file {path} holds no key")
         keys += found

@@ -1,10 +1,13 @@
-"""What the header `Accept` says about two media types; RFC 9110, section 12.5.1."""
+"""What the headers `Accept` and `Accept-Encoding` say about two forms of an answer; RFC 9110, section 12.5."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-__all__ = ["prefers"]
+from embert.server.observability.scraping.exposition import Form
+
+__all__ = ["prefers", "scrape_form"]
 
 _QUOTED = rb'"(?:[^"\\]|\\.?)*(?:"|\Z)'  # an unclosed one ends with the header: a failed match would backtrack
 _ELEMENT = re.compile(rb'(?:[^,"]|' + _QUOTED + rb")+")
@@ -24,6 +27,16 @@ def prefers(asked: bytes, default: bytes, values: list[bytes]) -> bool:
     ranges = [_range(element) for value in values for element in _ELEMENT.findall(value)]
     wanted = _weight(asked, ranges)
     return wanted[0] > 0 and (wanted > (other := _weight(default, ranges)) or (wanted == other and wanted[1] == _EXACT))
+
+
+def scrape_form(headers: Iterable[tuple[bytes, bytes]]) -> Form:
+    """The form of metrics that a client asks for."""
+    accept = [value for name, value in headers if name == b"accept"]
+    encodings = [value for name, value in headers if name == b"accept-encoding"]
+    return Form(
+        openmetrics=prefers(b"application/openmetrics-text", b"text/plain", accept),
+        gzip=prefers(b"gzip", b"identity", encodings),
+    )
 
 
 def _range(element: bytes) -> tuple[bytes, float]:

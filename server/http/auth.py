@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
 from embert.server.http.errors import Dialects, ServerError, Unauthorized, Unavailable, send_error
 from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.request_record import SCOPE_KEY
 
 __all__ = ["AuthMiddleware", "Keys"]
 
@@ -43,7 +44,8 @@ class AuthMiddleware:
         """ASGI."""
         path: str = scope["path"]
         try:
-            self._keys.check(scope)
+            if self._keys.any and (name := self._keys.check(scope)):
+                scope[SCOPE_KEY].key = name
             if scope.get("state"):  # the protocol's note on this connection
                 self._refuse_surplus(scope)
             app = self._hot.get(path, self._app) if scope["method"] == "POST" else self._app
@@ -72,21 +74,28 @@ class Keys:
         self._config = config
         self._open = open_paths
         self._seen = self._stamp()
-        self._digests = self._read()
+        self._digests = self._read()  # of the keys, with their names
 
-    def check(self, scope: Scope) -> None:
-        """Raise Unauthorized unless the request carries one of the keys, or needs none."""
+    @property
+    def any(self) -> bool:
+        """Whether there are keys."""
+        return bool(self._digests)
+
+    def check(self, scope: Scope) -> str:
+        """The name of the key that the request carries; empty where it needs none. Raises Unauthorized otherwise."""
         if not self._digests or (scope["path"] in self._open and scope["method"] in ("GET", "HEAD")):
-            return
+            return ""
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two alike, the first counts
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if not scheme and (azures := headers.get(b"api-key")):
             scheme, key = b"bearer", azures
         digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all: no early exit to time
-        if scheme.lower() != b"bearer" or not any(matches):
+        # All of them, whichever matches: there is no early exit to time.
+        matches = [name for known, name in self._digests if hmac.compare_digest(digest, known)]
+        if scheme.lower() != b"bearer" or not matches:
             wrong = "is wrong" if scheme or key else "is missing"
             raise Unauthorized(f"the API key {wrong}; send it as `Authorization: Bearer KEY`")
+        return matches[0]
 
     def refresh(self) -> None:
         """Read --api-key-file again if it has changed. A file that cannot be used leaves the keys as they were."""
@@ -107,8 +116,8 @@ class Keys:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             self.refresh()
 
-    def _read(self) -> list[bytes]:
-        return [_digest(key.encode()) for key in read_api_keys(self._config)]
+    def _read(self) -> list[tuple[bytes, str]]:
+        return [(_digest(each.key.encode()), each.name) for each in read_api_keys(self._config)]
 
     def _stamp(self) -> tuple[int, ...] | None:
         """A value that changes with the file; None where no file is configured."""

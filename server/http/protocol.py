@@ -32,7 +32,7 @@ from embert.server.http.request_head import check_headers, split_target, without
 
 __all__ = ["bounded_protocol"]
 
-Count = Callable[[str, int], None]
+Count = Callable[[str, int, "tuple[str, int] | None"], None]
 IDLE_TIMEOUT_S = 75.0  # without a request, whatever else comes
 HEAD_TIMEOUT_S = 20.0  # from a head's first byte to its last
 SURPLUS_S = 3.0  # that a connection above the limit may last, whatever it sends
@@ -44,7 +44,7 @@ def bounded_protocol(
 ) -> type[asyncio.Protocol]:
     """The class that uvicorn instantiates for every connection.
 
-    `count` is told route and status of answers that no app gives.
+    `count` is told route, status and client of answers that no app gives.
     """
     return type("Protocol", (_BoundedProtocol,), {"bounds": _Bounds(header_limit, connections, count, dialects)})
 
@@ -300,7 +300,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.bounds.connections.mark_busy(self)
 
     def _answer_refusal(self, error: ServerError) -> None:
-        self.bounds.count("other", error.status)
+        self.bounds.count("other", error.status, self.client)
         body = error_body(error, self.bounds.dialects[self.url.partition(b"?")[0].decode("latin-1")])
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"

@@ -11,20 +11,23 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embert.server.http.errors import Dialects, ServerError, send_error
+from embert.server.observability.access_log import AccessLog
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.request_record import INTERACTIVE, SCOPE_KEY, RequestRecord
 
-__all__ = ["RequestMetricsMiddleware"]
+__all__ = ["RequestMetricsMiddleware", "ids_of"]
 
 log = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499  # nginx's number, for the counter only
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# https://www.w3.org/TR/trace-context/#traceparent-header: version, trace id, parent id, flags
+_TRACE_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 
 
 class RequestMetricsMiddleware:
@@ -37,10 +40,11 @@ class RequestMetricsMiddleware:
         tasks: Collection[str],
         dialects: Dialects,
         metrics: ApiMetrics,
+        access_log: AccessLog | None = None,
     ) -> None:
         """`labels` gives the metric label of every path that there can be; `tasks`: those that ask a model."""
         self._app, self._labels, self._dialects, self._metrics = app, labels, dialects, metrics
-        self._tasks = tasks
+        self._tasks, self._access_log = tasks, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -49,11 +53,9 @@ class RequestMetricsMiddleware:
             return
         started = time.perf_counter()
         route = self._labels[scope["path"]]
-        request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        if not _REQUEST_ID.fullmatch(request_id):
-            request_id = os.urandom(16).hex().encode()
+        request_id, trace_id = ids_of(scope["headers"])
         asks = scope["method"] == "POST" and route in self._tasks
-        record = scope[SCOPE_KEY] = RequestRecord(route, INTERACTIVE if asks else "")
+        record = scope[SCOPE_KEY] = RequestRecord(route, request_id, trace_id, INTERACTIVE if asks else "")
 
         async def send_noting(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -76,7 +78,23 @@ class RequestMetricsMiddleware:
                 await send_error(send_noting, answer, self._dialects[scope["path"]])
         finally:
             metrics.requests_in_flight -= 1
-            metrics.observe(record, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            metrics.observe(record, seconds)
+            if self._access_log is not None:
+                self._access_log.note(record, seconds, scope.get("client"))
+
+
+def ids_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """The id of a request, made up where it brings none that can be used, and the id of its trace; b"": none."""
+    request_id = trace_id = b""
+    for name, value in headers:
+        if name == b"x-request-id":
+            request_id = request_id or value
+        elif name == b"traceparent" and (parent := _TRACE_PARENT.fullmatch(value)):
+            trace_id = parent[1]
+    if not _REQUEST_ID.fullmatch(request_id):
+        request_id = os.urandom(16).hex().encode()
+    return request_id, trace_id
 
 
 def _log_bug(error: Exception, request_id: bytes, route: str) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "Drain",
     "EngineState",
     "Failed",
+    "LoadModel",
     "Message",
     "ModelFailed",
     "ModelInfo",
@@ -110,6 +111,12 @@ class StartEngine(msgspec.Struct, tag=True):
     engines: int  # number of engines in the server
 
 
+class LoadModel(msgspec.Struct, tag=True):
+    """Supervisor → engine process, later: load this one, too."""
+
+    model: StartModel
+
+
 class Progress(msgspec.Struct, tag=True):
     """Child → supervisor: the current step of its start, for the log."""
 
@@ -145,7 +152,9 @@ class Drain(msgspec.Struct, tag=True):
     """Supervisor → child: refuse new requests, finish those in flight, then exit."""
 
 
-Message = EngineState | StartApi | StartEngine | Progress | ModelReady | ModelFailed | Ready | Failed | Drain
+Message = (
+    EngineState | StartApi | StartEngine | LoadModel | Progress | ModelReady | ModelFailed | Ready | Failed | Drain
+)
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

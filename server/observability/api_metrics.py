@@ -9,22 +9,29 @@ few servers see bulk requests, or more than a handful of routes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from embert.server.observability.buffered_histogram import BufferedHistogram
+from prometheus_client.utils import floatToGoString
+
+from embert.server.observability.buffered_histogram import BufferedHistogram, RequestHistogram
 from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.metrics import REJECT_REASONS, counter, gauge, histogram
 from embert.server.observability.request_record import INTERACTIVE, RequestRecord
+from embert.server.observability.scraping.exemplars import ExemplarOf
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter
+    from prometheus_client import Counter, Histogram
 
 __all__ = ["ApiMetrics", "Work"]
 
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _TOKEN_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LABELS = ["model", "priority"]
+
+HistogramT = TypeVar("HistogramT", bound=BufferedHistogram)
 
 
 class ApiMetrics:
@@ -47,7 +54,7 @@ class ApiMetrics:
         """
         self._families = _Families(buckets)
         self._work: dict[tuple[str, str], Work] = {}
-        self._durations: dict[tuple[str, str, str], BufferedHistogram] = {}
+        self._durations: dict[tuple[str, str, str], RequestHistogram] = {}
         answered_help = "HTTP requests answered; status 499: the client disconnected first."
         self._requests = counter("requests_total", answered_help, ["route", *_LABELS, "status"])
         self._answers: dict[tuple[str, str, str, int], int] = {}
@@ -94,9 +101,20 @@ class ApiMetrics:
         duration = self._durations.get(key)
         if duration is None:
             duration = self._durations[key] = self._families.duration(*key)
-        duration.observe(seconds)
+        duration.observe_request(record, seconds)
         if record.priority:
             self.work(record.model, record.priority).observe(record, seconds)
+
+    def exemplars(self) -> list[ExemplarOf]:
+        """A request of each bucket of their durations; of a trace's request, the trace."""
+        found = []
+        for (route, model, priority), histogram_ in self._durations.items():
+            labels = {"route": route, "model": model, "priority": priority}
+            for bucket, (record, seconds, time) in histogram_.newest.items():
+                kind, id_ = ("trace_id", record.trace_id) if record.trace_id else ("request_id", record.id)
+                le = self._families.duration_bounds[bucket]
+                found.append(ExemplarOf({**labels, "le": le}, kind, id_.decode(), seconds, time))
+        return [each for each in found if each.fits]
 
     def _count(self, key: tuple[str, str, str, int]) -> None:
         self._answers[key] = self._answers.get(key, 0) + 1
@@ -182,7 +200,10 @@ class _Families:
         self.made: list[BufferedHistogram] = []
         self._sizes: dict[str, tuple[BufferedHistogram, BufferedHistogram]] = {}
         duration_help = "From the request's headers to the end of its answer."
-        self.duration = self._maker("request_duration_seconds", duration_help, buckets.request, ["route", *_LABELS])
+        durations = histogram("request_duration_seconds", duration_help, buckets.request, ["route", *_LABELS])
+        self.duration = partial(self._make, RequestHistogram, durations, buckets.request)
+        bounds = (*buckets.request, math.inf)
+        self.duration_bounds: list[str] = [floatToGoString(bound) for bound in bounds]  # type: ignore[no-untyped-call]
         tokenize_help = "Tokenising one request, including the wait for a thread."
         self.tokenize = self._maker("tokenize_duration_seconds", tokenize_help, buckets.host, _LABELS)
         queue_help = "One request's wait for the encoder: before its first batch, and between its batches."
@@ -226,11 +247,9 @@ class _Families:
     def _maker(
         self, name: str, help_: str, bounds: Sequence[float], labels: Sequence[str]
     ) -> Callable[..., BufferedHistogram]:
-        family = histogram(name, help_, bounds, labels)
+        return partial(self._make, BufferedHistogram, histogram(name, help_, bounds, labels), bounds)
 
-        def make(*values: str) -> BufferedHistogram:
-            made = BufferedHistogram(family.labels(*values), bounds)
-            self.made.append(made)
-            return made
-
-        return make
+    def _make(self, kind: type[HistogramT], family: Histogram, bounds: Sequence[float], *labels: str) -> HistogramT:
+        made = kind(family.labels(*labels), bounds)
+        self.made.append(made)
+        return made

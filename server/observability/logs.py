@@ -69,7 +69,10 @@ class _Stderr(logging.Handler):
             line = self.format(record)
         except Exception:  # noqa: BLE001 - a wrong format string must not end the process: drop the line
             return
-        data = line.encode(errors="backslashreplace") + b"\n"
+        self.write(line.encode(errors="backslashreplace") + b"\n")
+
+    def write(self, data: bytes) -> None:
+        """Write a whole line, with its end, after those before it."""
         with self._changed:
             if not self._waiting:
                 data = self._write_part(data)
@@ -155,10 +158,11 @@ def _send(sock: socket.socket, data: bytes) -> int:
     return sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-def configure_logging(process: str, log_format: str, log_level: str) -> None:
+def configure_logging(process: str, log_format: str, log_level: str) -> Callable[[bytes], None]:
     """Send all loggers of this process to stderr, one line a record; `extra` fields appear in JSON lines.
 
-    With a full disk, or a pipe, socket or terminal that nobody reads, lines are dropped and no caller blocks.
+    Returns what writes a line of another kind among them. With a full disk, or a pipe, socket or terminal that nobody
+    reads, lines are dropped and no caller blocks.
     """
     handler = _Stderr()
     handler.setFormatter(_Json(process) if log_format == "json" else _Text(process))
@@ -168,6 +172,7 @@ def configure_logging(process: str, log_format: str, log_level: str) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     if log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return handler.write
 
 
 def exit_now(status: int) -> NoReturn:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from embert.server.observability.scraping.processes import forget_pid, leave_pid
+
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
 
@@ -29,7 +31,6 @@ __all__ = [
     "GpuMetrics",
     "SupervisorMetrics",
     "counter",
-    "exposition",
     "forget_process",
     "gauge",
     "histogram",
@@ -53,22 +54,14 @@ def use_folder(folder: Path, process: str) -> None:
     from prometheus_client import values
 
     values.ValueClass = values.MultiProcessValue(lambda: process)  # type: ignore[no-untyped-call]
-
-
-def exposition() -> tuple[bytes, str]:
-    """The metrics of all processes: (text, content type)."""
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-    from prometheus_client.multiprocess import MultiProcessCollector
-
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+    leave_pid(folder, process)
 
 
 def forget_process(process: str) -> None:
-    """Remove the gauges of a process that has died."""
+    """Remove the gauges of a process that has died, and what is known of the process itself."""
     from prometheus_client.multiprocess import mark_process_dead
 
+    forget_pid(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), process)
     mark_process_dead(process)  # type: ignore[no-untyped-call]
 
 

@@ -31,7 +31,10 @@ class RequestRecord:
     """One HTTP request."""
 
     route: str
+    id: bytes  # printable ASCII: the client's X-Request-Id, or made up
+    trace_id: bytes = b""  # 32 hexadecimal digits: of the trace that it belongs to, if any
     priority: str = ""  # one of PRIORITIES; empty on routes that ask nothing of a model
     model: str = ""  # its served name; empty where the request was refused before it was known
     status: int = 0
+    key: str = ""  # the name of the key that it was sent with
     parts: Parts | None = None

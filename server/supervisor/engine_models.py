@@ -1,29 +1,48 @@
 """The models of one engine process as the supervisor knows them: what each start loads, and their states.
 
-A model that ends the process while it loads must not take the others along. After such a loss the process loads its
-models one by one, so that the next loss names the model; after LOSSES_MAX of them it is left out.
+A model that breaks must not take the others along:
+
+* One that ends the process while it loads is left out. After the first such loss the process loads its models one by
+  one, so that the next loss names the model.
+* One whose forwards end the process again and again is left out for a while, and then loaded by the running process.
+
+The only model of a process is never left out: there is nobody to protect from it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from embert.server.ipc.control import ModelInfo, ModelState
 
 __all__ = ["EngineModels"]
 
-LOSSES_MAX = 3  # processes lost while they loaded one model
+LOAD_LOSSES_MAX = 3  # processes lost while they loaded one model
+FORWARD_LOSSES_MAX = 4  # processes lost in forwards of one model, with less than FORGIVEN_AFTER_S between two of them
+FORGIVEN_AFTER_S = 300.0
+LEFT_OUT_S, LEFT_OUT_MAX_S = 60.0, 3600.0  # the first time, and at most; it doubles with every loss
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Processes lost in forwards of a model."""
+
+    count: int = 0
+    last: float = float("-inf")
+    out_s: float = LEFT_OUT_S  # for how long the model is left out the next time
 
 
 class EngineModels:
-    """Models are numbers, as in StartModel."""
+    """Models are numbers, as in StartModel. Moments are seconds of CLOCK_MONOTONIC."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.numbers = tuple(numbers)
         self.states: Mapping[int, ModelState] = {number: ModelState("loading") for number in self.numbers}
-        self._losses: Counter[int] = Counter()
-        self._left_out: dict[int, str] = {}  # with the reason
+        self._load_losses: Counter[int] = Counter()
+        self._losses = {number: _Losses() for number in self.numbers}
+        self._left_out: dict[int, tuple[str, float]] = {}  # with the reason, and until when
         self._loading: set[int] = set()  # what this start has begun and not ended
         self._one_by_one = False
 
@@ -31,10 +50,18 @@ class EngineModels:
         """A start of the process: the models that it is to load, and whether one by one."""
         self._loading.clear()
         wanted = [number for number in self.numbers if number not in self._left_out]
-        self.states = {number: ModelState("failed", why) for number, why in self._left_out.items()}
+        self.states = {number: ModelState("failed", why) for number, (why, _) in self._left_out.items()}
         self.states |= {number: ModelState("loading") for number in wanted}
         # What was never at fault comes first: it must not wait for what may end the process again.
-        return sorted(wanted, key=lambda number: self._losses[number]), self._one_by_one
+        return sorted(wanted, key=lambda number: self._load_losses[number]), self._one_by_one
+
+    def due(self, now: float) -> list[int]:
+        """The models that have been left out for long enough: the running process is to load them."""
+        due = [number for number, (_, until) in self._left_out.items() if until <= now]
+        for number in due:
+            del self._left_out[number]
+            self.states = {**self.states, number: ModelState("loading")}
+        return due
 
     def loads(self, number: int) -> None:
         """The process has begun with a model."""
@@ -43,25 +70,32 @@ class EngineModels:
     def ready(self, number: int, info: ModelInfo) -> None:
         """A model works."""
         self._end(number, ModelState("ready", "", info))
-        self._losses.pop(number, None)
+        self._load_losses.pop(number, None)
 
     def failed(self, number: int, message: str) -> None:
         """A model cannot be loaded."""
         self._end(number, ModelState("failed", message))
 
-    def lost(self, how: str) -> str | None:
-        """The process has ended, `was killed by SIGKILL` say; what the log should tell of a model left out for it."""
+    def late(self, message: str) -> list[int]:
+        """The models that still load, after too long; they count as failed until they are ready."""
+        late = [number for number, state in self.states.items() if state.state == "loading"]
+        for number in late:
+            self.states = {**self.states, number: ModelState("failed", message)}
+        return late
+
+    def lost(self, how: str, now: float, running: int | None = None) -> tuple[int, str] | None:
+        """The process has ended, `was killed by SIGKILL` say, perhaps in a forward of the model `running`.
+
+        Returns a model that is left out for it, and why.
+        """
         blamed, self._loading = self._loading, set()
         self._one_by_one = len(self.numbers) > 1 and bool(blamed or self._one_by_one)
         self.states = {number: ModelState("loading", "starting again") for number in self.numbers}
-        if len(blamed) != 1 or len(self.numbers) == len(self._left_out) + 1:
+        if len(self.numbers) == len(self._left_out) + 1:
             return None
-        (number,) = blamed
-        self._losses[number] += 1
-        if self._losses[number] < LOSSES_MAX:
-            return None
-        self._left_out[number] = f"the engine process {how} while it loaded this model, {LOSSES_MAX} times"
-        return self._left_out[number]
+        if len(blamed) == 1:
+            return self._lost_in_loading(blamed.pop(), how)
+        return None if running is None or blamed else self._lost_in_forward(running, how, now)
 
     @property
     def settled(self) -> bool:
@@ -76,3 +110,24 @@ class EngineModels:
     def _end(self, number: int, state: ModelState) -> None:
         self._loading.discard(number)
         self.states = {**self.states, number: state}
+
+    def _lost_in_loading(self, number: int, how: str) -> tuple[int, str] | None:
+        self._load_losses[number] += 1
+        if self._load_losses[number] < LOAD_LOSSES_MAX:
+            return None
+        why = f"the engine process {how} while it loaded this model, {LOAD_LOSSES_MAX} times"
+        self._left_out[number] = why, float("inf")
+        return number, why
+
+    def _lost_in_forward(self, number: int, how: str, now: float) -> tuple[int, str] | None:
+        losses = self._losses[number]
+        if now - losses.last > FORGIVEN_AFTER_S + losses.out_s:
+            losses.count, losses.out_s = 0, LEFT_OUT_S
+        losses.count, losses.last = losses.count + 1, now
+        if losses.count < FORWARD_LOSSES_MAX:
+            return None
+        out_s, losses.out_s = losses.out_s, min(2 * losses.out_s, LEFT_OUT_MAX_S)
+        losses.count -= 1  # one more loss after its return is enough
+        why = f"the engine process {how} in forwards of this model, again and again; it is left out for {out_s:.0f} s"
+        self._left_out[number] = why, now + out_s
+        return number, why

@@ -27,13 +27,12 @@ from embert.server.ipc.control import (
     Drain,
     EngineState,
     Failed,
+    LoadModel,
     Message,
     ModelFailed,
     ModelReady,
     Progress,
     Ready,
-    StartApi,
-    StartEngine,
 )
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.metrics import forget_process, use_folder
@@ -43,6 +42,7 @@ from embert.server.supervisor.engine_models import EngineModels
 from embert.server.supervisor.hangs import HangDetector
 from embert.server.supervisor.planned_model import PlannedModel
 from embert.server.supervisor.restarts import FIRST_STARTS, STABLE_S, Outages
+from embert.server.supervisor.start_messages import StartMessages
 
 if TYPE_CHECKING:
     from embert.server.observability.metrics import SupervisorMetrics
@@ -75,6 +75,7 @@ class Supervisor:
     _engine_models: list[EngineModels] = field(init=False)  # of each engine
     _metrics: SupervisorMetrics = field(init=False)
     _counters: SharedCounters = field(init=False)
+    _messages: StartMessages = field(init=False)
     _hangs: HangDetector = field(init=False)
     _outages: Outages = field(init=False)
     _watched: float = field(default_factory=time.monotonic, init=False)  # when `_watch` last ran
@@ -98,6 +99,7 @@ class Supervisor:
         devices = self.devices
         self._metrics = SupervisorMetrics.create(range(len(devices)), __version__)
         self._counters = SharedCounters.create(self.config.http_processes, len(devices), len(self.models))
+        self._messages = StartMessages(self.config, self.models, self.broken, str(self._folder), self._counters.fd)
         self._hangs = HangDetector(self.config, self._counters)
         self._outages = Outages(self.config.give_up_after, self.config.start_timeout)
         self._engines = [Child("engine", i) for i in range(len(devices))]
@@ -186,29 +188,9 @@ class Supervisor:
     def _instructions(self, child: Child) -> Message:
         if child.kind == "engine":
             numbers, one_by_one = self._engine_models[child.index].begin()
-            return StartEngine(
-                config=self.config,
-                models=[self.models[number].start for number in numbers],
-                one_by_one=one_by_one,
-                names=[each.start.name for each in self.models],
-                runtime_folder=str(self._folder),
-                index=child.index,
-                device=self.devices[child.index],
-                endpoint=child.endpoint,
-                counters_fd=self._counters.fd,
-                engines=len(self._engines),
-            )
-        return StartApi(
-            config=self.config,
-            models=[each.start for each in self.models],
-            broken=self.broken,
-            runtime_folder=str(self._folder),
-            socket_fds=[sock.fileno() for sock in self.sockets[child.index]],
-            metrics_fd=self.metrics_socket.fileno() if self.metrics_socket and child.index == 0 else None,
-            worker=child.index,
-            counters_fd=self._counters.fd,
-            engines=self._states,
-        )
+            return self._messages.engine(child, self.devices, numbers, one_by_one=one_by_one)
+        metrics_socket = self.metrics_socket if child.index == 0 else None
+        return self._messages.api(child, self.sockets[child.index], metrics_socket, self._states)
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -274,7 +256,8 @@ class Supervisor:
         self._engine_models[child.index].failed(message.model, message.message)
         self._tell_engine(child)
         # The server was never ready: wrong models or options, which a retry does not fix.
-        if not self._announced and all(models.hopeless for models in self._engine_models):
+        hopeless = not several or all(models.hopeless for models in self._engine_models)
+        if not self._announced and hopeless:
             self._give_up()
         self._announce()
 
@@ -288,7 +271,7 @@ class Supervisor:
     def _announce(self) -> None:
         """Log what is served, once everything is ready that will be."""
         engines = zip(self._engines, self._engine_models, strict=True)
-        if self._announced or not all(api.ready for api in self._apis):
+        if self._announced or self._stopping or not all(api.ready for api in self._apis):
             return
         if all((engine.ready and models.settled) or models.hopeless for engine, models in engines):
             self._announced = True
@@ -330,7 +313,23 @@ class Supervisor:
                 log.info("%s is still starting after %.0f s: %s", child.name, now - child.started, child.doing)
         if was_stopped:
             self._outages.restart_clocks(now)
+        for engine in self._engines:
+            if engine.ready and not self._stopping:
+                self._watch_models(engine, now)
         self._watch_outages(now)
+
+    def _watch_models(self, engine: Child, now: float) -> None:
+        """Give up on models that load for too long, and load those that were left out for long enough."""
+        models, limit_s = self._engine_models[engine.index], self.config.start_timeout
+        if not models.settled and now - engine.started > limit_s:
+            for number in models.late(f"not ready {limit_s:g} s after the start of {engine.name} (--start-timeout)"):
+                log.error("%s: %s", self.models[number].start.name, models.states[number].detail)
+            self._tell_engine(engine)
+            self._announce()
+        if due := models.due(now):
+            for number in due:
+                engine.send(LoadModel(self.models[number].start))
+            self._tell_engine(engine)
 
     def _watch_outages(self, now: float) -> None:
         """Exit when no engine, or no API process, has worked for too long; whatever runs the server may restart it."""
@@ -361,11 +360,13 @@ class Supervisor:
         self._outages.note_loss(child, self._siblings(child.kind))
         if child.kind == "engine":
             self._metrics.engine_up[child.index].set(0)
+            runs = self._counters.forward_since[child.index] > 0
+            running = int(self._counters.forward_model[child.index]) if runs else None
             self._counters.forward_since[child.index] = 0.0
             models = self._engine_models[child.index]
             hopeless = models.hopeless
-            if (left_out := models.lost(how)) is not None:
-                log.error("a model is left out: %s", left_out)
+            if (left_out := models.lost(how, time.monotonic(), running)) is not None:
+                log.error("%s is left out: %s", self.models[left_out[0]].start.name, left_out[1])
             detail = f"the engine process {how} and is being restarted"
             self._tell_state(EngineState(child.index, "down", detail, models=dict(models.states)))
         else:

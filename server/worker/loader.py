@@ -36,7 +36,8 @@ class Loader:
     ) -> None:
         """`on_step` gets a model's number and what is done for it, `on_ready` a model and the seconds that it took.
 
-        `on_failed` gets a number and a sentence. `on_lost`: the device is lost. `on_end` runs once, at the end of all.
+        `on_failed` gets a number and a sentence. `on_lost`: the device is lost. `on_end` runs whenever the last of the
+        models that were loading has ended.
         """
         self._device = device
         self._on_step, self._on_ready, self._on_failed = on_step, on_ready, on_failed
@@ -49,7 +50,8 @@ class Loader:
     def start(self, models: Sequence[StartModel], *, one_by_one: bool = False) -> None:
         """Load the models in threads of their own, or `one_by_one` in their order."""
         groups = [models] if one_by_one else [[model] for model in models]
-        self._left = len(groups)
+        with self._lock:
+            self._left += len(groups)
         for group in groups:
             name = f"load-{group[0].number}"
             threading.Thread(target=self._load_all, args=(group,), name=name, daemon=True).start()

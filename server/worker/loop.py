@@ -21,7 +21,7 @@ from typing import Any
 
 from embert.engine import Rows, Task
 from embert.engine.errors import EncoderError, EncoderLost
-from embert.server.ipc.control import ControlConnection, Drain, StartEngine
+from embert.server.ipc.control import ControlConnection, Drain, LoadModel, StartEngine, StartModel
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import Part
 from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
@@ -261,8 +261,11 @@ class EngineLoop:
         self._server.close()
         self._exit(70)
 
-    def follow(self, control: ControlConnection, runtime_folder: str) -> None:
-        """Obey the supervisor, and exit when it does. Runs in a thread of its own."""
+    def follow(self, control: ControlConnection, runtime_folder: str, load: Callable[[StartModel], None]) -> None:
+        """Obey the supervisor, and exit when it does. Runs in a thread of its own.
+
+        `load` begins to load one more model, and returns at once.
+        """
         while True:
             message = control.receive()
             if message is None:
@@ -271,6 +274,8 @@ class EngineLoop:
                 return
             if isinstance(message, Drain):
                 self._queue.drain()
+            elif isinstance(message, LoadModel):
+                load(message.model)
 
     def close(self) -> None:
         """Send the remaining answers, then free the encoders."""

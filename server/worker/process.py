@@ -35,8 +35,10 @@ def main() -> None:
     threading.excepthook = _end_process
     loop = EngineLoop(start)
     loop.listen()
-    threading.Thread(target=loop.follow, args=(control, start.runtime_folder), name="control", daemon=True).start()
-    _load(start, control, loop)
+    loader = _loader(start, control, loop)
+    following = control, start.runtime_folder, lambda model: loader.start([model])
+    threading.Thread(target=loop.follow, args=following, name="control", daemon=True).start()
+    loader.start(start.models, one_by_one=start.one_by_one)
     try:
         loop.run()
     except Exception:
@@ -45,8 +47,8 @@ def main() -> None:
     loop.close()
 
 
-def _load(start: StartEngine, control: ControlConnection, loop: EngineLoop) -> None:
-    """Load the models in threads of their own; the process ends where none can be loaded."""
+def _loader(start: StartEngine, control: ControlConnection, loop: EngineLoop) -> Loader:
+    """Hands models to the loop; the process ends where none can be loaded."""
     on_gpu = threading.Event()
     loaded = threading.Event()
 
@@ -64,14 +66,14 @@ def _load(start: StartEngine, control: ControlConnection, loop: EngineLoop) -> N
             exit_now(1)
         gc_tuning.after_startup()
 
-    Loader(
+    return Loader(
         start.device,
         on_step=lambda model, doing: control.send(Progress(doing, model)),
         on_ready=on_ready,
         on_failed=lambda model, message: control.send(ModelFailed(model, message)),
         on_lost=loop.give_up,
         on_end=on_end,
-    ).start(start.models, one_by_one=start.one_by_one)
+    )
 
 
 def _end_process(error: threading.ExceptHookArgs) -> None:

@@ -13,12 +13,15 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from tests.server.live import ROOT, until
 
 __all__ = ["FOLDER", "Prometheus", "binary", "prometheus"]
 
 FOLDER = ROOT / "docker" / "prometheus"
+_COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+FEATURES = [each for each in _COMPOSE["services"]["prometheus"]["command"] if each.startswith("--enable-feature")]
 
 
 def binary(name: str) -> str:
@@ -48,12 +51,19 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
-    """Prometheus over `target`, every second instead of every fifteen; all else as in docker/prometheus."""
+def prometheus(folder: Path, target: str, dcgm: str) -> Iterator[Prometheus]:
+    """Prometheus over `target` and `dcgm`, every second instead of every fifteen; all else as in docker/prometheus."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     text = (FOLDER / "prometheus.yml").read_text()
-    for ours, theirs in {"embert:9090": target, "localhost:9090": address, "15s": "1s"}.items():
+    replaced = {
+        "embert:9090": target,
+        "localhost:9090": address,
+        "dns_sd_configs": "static_configs",
+        "{names: [dcgm], type: A, port: 9400}": f"targets: [{dcgm}]",
+        "15s": "1s",
+    }
+    for ours, theirs in replaced.items():
         assert ours in text
         text = text.replace(ours, theirs)
     config = folder / "prometheus.yml"
@@ -62,7 +72,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [binary("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
-             f"--web.listen-address={address}", "--log.level=warn"],
+             f"--web.listen-address={address}", "--log.level=warn", *FEATURES],
             stdout=log, stderr=log,
         )  # fmt: skip
     try:

@@ -56,6 +56,7 @@ VARIANTS = {
         "networkPolicy.enabled=false",
     ),
     "everything": EVERYTHING,
+    "models": ("modelsFile=[[models]]\nmodel = 'a'\n",),
 }
 
 
@@ -175,6 +176,18 @@ def test_everything_arrives_where_it_belongs() -> None:
     assert len(pod["tolerations"]) == 2
 
 
+def test_a_file_of_models_is_mounted_where_the_server_looks_for_it() -> None:
+    file = "[[models]]\nmodel = 'a/b'\n"
+    of = {f"{each['kind']} {each['metadata']['name']}": each for each in templated(f"modelsFile={file}")}
+    assert of["ConfigMap embert-models"]["data"] == {"models.toml": file}
+    pod = of["Deployment embert"]["spec"]["template"]["spec"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "config"]
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "config"]
+    assert volume["configMap"] == {"name": "embert-models"}
+    assert of["ConfigMap embert"]["data"]["EMBERT_CONFIG"] == f"{mount['mountPath']}/models.toml"
+    assert "EMBERT_MODEL" not in of["ConfigMap embert"]["data"]
+
+
 def test_a_changed_option_makes_new_pods() -> None:
     one, other = (
         by_kind(templated(*settings))["Deployment"]["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
@@ -241,6 +254,7 @@ def test_what_watches_is_the_rules_and_the_dashboard() -> None:
         ("models.sizeLimit=large", "models.sizeLimit"),
         ("options.EMBERT_PORT=3", "options.EMBERT_PORT cannot be set: the chart decides it"),
         ("options.EMBERT_MODEL=x", "options.EMBERT_MODEL cannot be set: use the value model"),
+        ("options.EMBERT_CONFIG=x", "options.EMBERT_CONFIG cannot be set: use the value modelsFile"),
         (
             "autoscaling.minReplicas=9",
             "autoscaling.minReplicas is 9, above autoscaling.maxReplicas, which is 8",

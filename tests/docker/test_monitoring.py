@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import yaml
 from grafana_foundation_sdk.cog import encoder, plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from tests.docker.dcgm import dcgm_exporter
 from tests.docker.prometheus import FOLDER, Prometheus, binary, prometheus
 from tests.server.driver import build_driver
 from tests.server.live import ROOT, STAND_IN, Live, live, until
@@ -29,14 +32,32 @@ ALERTS = [rule for rule in RULES if "alert" in rule]
 THRESHOLD = re.compile(r"^(.+) (==|>|<) ([\d.]+)$", re.DOTALL)
 
 QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
-# An alert finds nothing until it fires, so what it compares is asked for.
-QUERIES |= {rule["alert"]: THRESHOLD.sub(r"\1", rule["expr"]) for rule in ALERTS}
+# An alert finds nothing until it fires, so what it compares is asked for, and what it misses.
+QUERIES |= {rule["alert"]: re.sub(r"^absent\((.+)\)$", r"\1", THRESHOLD.sub(r"\1", rule["expr"])) for rule in ALERTS}
 QUERIES |= {rule["record"]: rule["record"] for rule in RULES if "record" in rule}
 # KEDA's, without the label that Kubernetes' service discovery adds.
 SCALED = yaml.safe_load((ROOT / "docker" / "kubernetes" / "keda" / "scaledobject.yaml").read_text())["spec"]["triggers"]
 QUERIES |= {f"scaling: {each['name']}": each["metadata"]["query"].replace('{service="embert"}', "") for each in SCALED}
 CHOSEN = {"$job": "embert", "$__rate_interval": "10s"}
-CHOSEN |= {f"${name}": ".*" for name in ("namespace", "service", "instance", "model", "engine")} | {"$priority": ".+"}
+CHOSEN |= {f"${name}": ".*" for name in ("namespace", "service", "instance", "model", "engine", "gpu_host")} | {
+    "$priority": ".+"
+}
+
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+ON_KUBERNETES = ("namespace", "service")  # labels that series have there only
+EXPECTED = {"job": ["embert"], "model": [MODEL], "engine": ["0"], "priority": ["bulk", "interactive"]}
+
+
+def chosen(query: str, priority: str = ".+") -> str:
+    """A query of the dashboard, with everything chosen at the top, or one priority only."""
+    for variable, value in (CHOSEN | {"$priority": priority}).items():
+        query = query.replace(variable, value)
+    return query
+
+
+def label_values(watched: Prometheus, label: str, series: str) -> Any:
+    return watched.get(f"label/{label}/values", **{"match[]": chosen(series)})
 
 
 class Load(threading.Thread):
@@ -58,10 +79,12 @@ class Load(threading.Thread):
             ("/embed", {"inputs": [101, FAIL, 102]}),  # 424
             ("/embed", {"inputs": [[7] * 250] * 200}),  # 429 beside others
         ]
-        with self._server.client() as client:
-            while not self.stop.wait(0.05):
+        with self._server.client(headers={"x-request-id": "load-1"}) as client:
+            for priority in itertools.cycle(("interactive", "bulk")):
                 for path, body in requests:
-                    client.post(path, json=body)
+                    client.post(path, json=body, headers={"x-priority": priority})
+                if self.stop.wait(0.05):
+                    return
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +96,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     options = [*STAND_IN, "--metrics-port", "0", "--max-queue-tokens", "40000"]
     with live(*options, env=env, clean_log=False) as server:
         load = Load(server)
-        with prometheus(folder, server.metrics_url.removeprefix("http://")) as watching:
+        with dcgm_exporter() as dcgm, prometheus(folder, server.metrics_url.removeprefix("http://"), dcgm) as watching:
             assert server.post("/embed", {"inputs": [101, LOSE, 102]}).status_code >= 400
             until(server.is_ready, 30)
             load.start()
@@ -152,10 +175,12 @@ def test_every_panel_has_help_and_a_place_of_its_own() -> None:
 def test_every_metric_is_watched() -> None:
     """Whatever we measure is on the dashboard or in an alert, or is named here."""
     queries = " ".join(QUERIES.values())
-    documented = set(re.findall(r"^\| `(embert_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `((?:embert|process)_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    )
     for_developers = {"embert_padding_tokens_total", "embert_batches_total", "embert_queue_texts"}
     assert {name for name in documented if name not in queries} == for_developers
-    used = set(re.findall(r"\b(embert_\w+)", queries))
+    used = set(re.findall(r"\b((?:embert|process)_\w+)", queries))
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} <= documented
 
 
@@ -165,16 +190,15 @@ def test_every_metric_is_watched() -> None:
 def test_the_server_is_scraped(watched: Prometheus) -> None:
     def is_up() -> bool:
         targets = watched.get("targets")["activeTargets"]
-        return {target["labels"]["job"]: target["health"] for target in targets} == {"embert": "up", "prometheus": "up"}
+        found = {target["labels"]["job"]: target["health"] for target in targets}
+        return found == dict.fromkeys(("embert", "dcgm", "prometheus"), "up")
 
-    until(is_up, what="both targets up")
+    until(is_up, what="all targets up")
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_query_finds_something(watched: Prometheus, name: str) -> None:
-    query = QUERIES[name]
-    for variable, value in CHOSEN.items():
-        query = query.replace(variable, value)
+    query = chosen(QUERIES[name])
     assert "$" not in query
     found = until(lambda: watched.values(query), what=query)
     assert all(value >= 0 for value in found)
@@ -199,9 +223,51 @@ def test_rules_are_evaluated_without_errors(watched: Prometheus) -> None:
     until(lambda: watched.values('ALERTS{alertname="EmbertErrors", alertstate="pending"}'), what="a pending alert")
 
 
-def test_the_queries_that_fill_the_choices(watched: Prometheus) -> None:
-    labels = watched.get("label/job/values", **{"match[]": "embert_build_info"})
-    assert labels == ["embert"]
+def test_parts_add_up_to_the_duration(watched: Prometheus) -> None:
+    """The stacked panel is as high as the mean request is long: within 2 %, which Prometheus' extrapolation may err."""
+    (panel,) = [panel for panel in PANELS if panel["title"].startswith("Where the time goes")]
+    total = "sum (rate(embert_request_duration_seconds_{each}{{priority=~'{priority}'}}[10s]))"
+    parts = " + ".join(f"({target['expr']})" for target in panel["targets"])
+    assert len(panel["targets"]) == 5
+    for priority in ("interactive", "bulk", ".+"):
+        mean = " / ".join(total.format(each=each, priority=priority) for each in ("sum", "count"))
+        ratio = f"({chosen(parts, priority)}) / ({mean})"
+
+        def adds_up(ratio: str = ratio) -> bool:
+            return any(abs(value - 1) < 0.02 for value in watched.values(ratio))
+
+        until(adds_up, what=ratio)
+
+
+@pytest.mark.parametrize("variable", DASHBOARD["templating"]["list"], ids=lambda each: str(each["name"]))
+def test_the_queries_that_fill_the_choices(watched: Prometheus, variable: dict[str, Any]) -> None:
+    if variable["type"] == "datasource":
+        return
+    series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
+    found = until(lambda: label_values(watched, label, series) or label in ON_KUBERNETES, what=f"values of {label}")
+    assert found is True or found == EXPECTED.get(label, found)
+
+
+def test_prometheus_keeps_exemplars(watched: Prometheus) -> None:
+    """Of the requests whose ids the load sends."""
+
+    def ids() -> set[str]:
+        now = time.time()
+        found = watched.get(
+            "query_exemplars", query="embert_request_duration_seconds_bucket", start=str(now - 300), end=str(now)
+        )
+        return {each["labels"]["request_id"] for series in found for each in series["exemplars"]}
+
+    until(lambda: any(each.startswith("load-") for each in ids()), what="an exemplar of the load")
+
+
+def test_a_model_an_engine_and_a_priority_can_be_chosen(watched: Prometheus) -> None:
+    """Each of them leaves only its own, and what nobody sent leaves nothing."""
+    (panel,) = [panel for panel in PANELS if panel["title"] == "Mean inference by engine"]
+    query = panel["targets"][0]["expr"]
+    for name, value in (("$model", MODEL), ("$engine", "0"), ("$priority", "bulk")):
+        until(lambda name=name, value=value: watched.values(chosen(query.replace(name, value))), what=value)  # type: ignore[misc]
+        assert not watched.values(chosen(query.replace(name, "none")))
 
 
 def test_without_the_metrics_port_an_answer_is_the_same(http: httpx.Client, watched: Prometheus) -> None:

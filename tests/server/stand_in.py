@@ -7,6 +7,7 @@ a batch is an order (token ids are sent as they are, so tests write them), and t
     STAND_IN_LOAD_FILE     while this file exists, loading does not end
     STAND_IN_LOAD          error | missing (a file) | memory | exit | hang: how loading fails
     STAND_IN_EXIT_FILE     while this file exists, loading ends the process
+    STAND_IN_LOAD_MODEL    the end of the id of the only model that the variables above are about; default: any model
     STAND_IN_DEVICE        the device it says it runs on; default: cpu. `cuda` is cuda:N where it is told to run on x:N
     STAND_IN_WARM_S        seconds that a forward takes while loading: a hundred times as long counts as hung
     STAND_IN_S             seconds that every forward takes after loading
@@ -55,21 +56,8 @@ class StandIn(Encoder):
     choice = ""
 
     def __init__(self, model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> None:
-        time.sleep(float(os.environ.get("STAND_IN_LOAD_S", "0")))
-        _wait_while_there_is(_file("STAND_IN_LOAD_FILE"))
-        match os.environ.get("STAND_IN_LOAD"):
-            case "error":
-                raise BrokenModel("the stand-in was told not to load")
-            case "missing":
-                raise FileNotFoundError("weights vanished")
-            case "memory":
-                raise MemoryError
-            case "exit":
-                os._exit(3)
-            case "hang":
-                time.sleep(3600)
-        if _file("STAND_IN_EXIT_FILE").exists():
-            os._exit(3)
+        if model.model_id.endswith(os.environ.get("STAND_IN_LOAD_MODEL", "")):
+            _load()
         self.device = os.environ.get("STAND_IN_DEVICE", "cpu")
         if self.device == "cuda":
             self.device += ":" + device.partition(":")[2]
@@ -151,6 +139,24 @@ class StandIn(Encoder):
 
     def close(self) -> None:
         pass
+
+
+def _load() -> None:
+    time.sleep(float(os.environ.get("STAND_IN_LOAD_S", "0")))
+    _wait_while_there_is(_file("STAND_IN_LOAD_FILE"))
+    match os.environ.get("STAND_IN_LOAD"):
+        case "error":
+            raise BrokenModel("the stand-in was told not to load")
+        case "missing":
+            raise FileNotFoundError("weights vanished")
+        case "memory":
+            raise MemoryError
+        case "exit":
+            os._exit(3)
+        case "hang":
+            time.sleep(3600)
+    if _file("STAND_IN_EXIT_FILE").exists():
+        os._exit(3)
 
 
 def _file(variable: str) -> Path:

@@ -14,7 +14,7 @@ from embert.server.config import ConfigError, ServeConfig
 from embert.server.http.errors import ModelUnknown, Unavailable
 from embert.server.http.timeouts import BodyReader
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.scrapes import Scrapes
+from embert.server.observability.scraping.scrapes import Scrapes
 
 __all__ = ["Services"]
 

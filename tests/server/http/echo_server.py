@@ -170,7 +170,7 @@ async def serving(served: int = 100, surplus: int = 100) -> AsyncIterator[Servin
     loop = asyncio.get_running_loop()
     serving = Serving(Connections(ConnectionLimit(served, surplus), loop.time))
     protocol = bounded_protocol(
-        LIMIT, serving.connections, lambda route, status: serving.counted.append((route, status)), dialects_by_path()
+        LIMIT, serving.connections, lambda route, status, _: serving.counted.append((route, status)), dialects_by_path()
     )
     config = uvicorn.Config(serving.app, http=protocol, ws="none", interface="asgi3", lifespan="off", log_config=None)
     config.load()

@@ -17,11 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from embert.server.api.routes import METRIC_ROUTES, METRIC_TASKS
 from embert.server.observability.latency_buckets import HOST_BUCKETS_S, REQUEST_BUCKETS_S
 from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
-from embert.server.observability.scrapes import Scrapes
+from embert.server.observability.scraping.exposition import Exposition, Form
+from embert.server.observability.scraping.scrapes import Scrapes
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
-ROW = re.compile(r"^\| `(embert_\w+)` \| (\w+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 ASKED = ("/readyz", "/metrics")  # routes that these tests ask a server at rest
@@ -113,7 +114,7 @@ def test_nothing_the_contract_wants_is_missing(families: dict[str, tuple[str, se
 
 def test_every_name_begins_with_ours_and_every_metric_has_help(fresh: Live) -> None:
     for family in text_string_to_metric_families(fresh.get("/metrics").text):
-        assert family.name.startswith("embert_")
+        assert family.name.startswith(("embert_", "process_"))
         assert len(family.documentation) > 5
         assert family.documentation != "Multiprocess metric"
 
@@ -127,11 +128,12 @@ def test_zero_from_the_start(at_rest: dict[str, float]) -> None:
         "embert_open_connections",
         "embert_connections_limit",
     }
+    asked = ["process_", *(f'route="{route}"' for route in ASKED)]
     for sample, value in at_rest.items():
         name = sample.partition("{")[0]
         if name in one:
             assert value == 1, sample
-        elif name not in alive and not any(f'route="{route}"' in sample for route in ASKED):
+        elif name not in alive and not any(each in sample for each in asked):
             assert value == 0, sample
 
 
@@ -257,11 +259,11 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
     happened = 0  # as the loop has it
     written = 0  # as a scrape finds it
 
-    def slow_exposition() -> tuple[bytes, str]:
+    def slow_exposition(form: Form) -> Exposition:
         made.append(written)
         began.release()
         assert go_on.acquire(timeout=30)
-        return b"%d" % made[-1], "text/plain"
+        return Exposition(b"%d %d" % (made[-1], form.gzip), ())
 
     def write() -> None:
         nonlocal written
@@ -271,22 +273,24 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
         nonlocal happened
         scrapes = Scrapes(write)
         happened = 1
-        first = asyncio.ensure_future(scrapes.answer())
+        first = asyncio.ensure_future(scrapes.answer(Form()))
         while not began.acquire(blocking=False):  # which it can only be if the loop runs on meanwhile
             await asyncio.sleep(0.001)
         happened = 2
-        others = [asyncio.ensure_future(scrapes.answer()) for _ in range(10)]
+        others = [asyncio.ensure_future(scrapes.answer(Form())) for _ in range(10)]
         await asyncio.sleep(0.001)
         others.pop().cancel()  # a client that leaves takes nothing from the others
+        another_form = asyncio.ensure_future(scrapes.answer(Form(gzip=True)))
         happened = 3
-        for _ in range(2):
+        for _ in range(3):
             go_on.release()
-        assert await first == (b"1", "text/plain")
-        assert {text for text, _ in await asyncio.gather(*others)} == {b"3"}
-        assert made == [1, 3]
+        assert (await first).body == b"1 0"
+        assert {answer.body for answer in await asyncio.gather(*others)} == {b"3 0"}
+        assert (await another_form).body == b"3 1"
+        assert made == [1, 3, 3]
         scrapes.close()
 
-    monkeypatch.setattr("embert.server.observability.scrapes.exposition", slow_exposition)
+    monkeypatch.setattr("embert.server.observability.scraping.scrapes.exposition", slow_exposition)
     asyncio.run(asyncio.wait_for(run(), 60))
 
 

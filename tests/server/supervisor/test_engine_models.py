@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from embert.server.ipc.control import ModelInfo
-from embert.server.supervisor.engine_models import LOSSES_MAX, EngineModels
+from embert.server.supervisor.engine_models import (
+    FORGIVEN_AFTER_S,
+    FORWARD_LOSSES_MAX,
+    LEFT_OUT_MAX_S,
+    LEFT_OUT_S,
+    LOAD_LOSSES_MAX,
+    EngineModels,
+)
 
 INFO = ModelInfo("torch", "cpu", "a test", "float32", "", 2048, 384, 384, 1.0, 0.001, 0.01)
 KILLED = "was killed by SIGSEGV"
@@ -19,7 +26,7 @@ def start(models: EngineModels, *breaks: int) -> list[int]:
     for number in numbers:
         models.loads(number)
         if number in breaks:
-            models.lost(KILLED)
+            models.lost(KILLED, 0.0)
             return loaded
         models.ready(number, INFO)
         loaded.append(number)
@@ -32,10 +39,10 @@ def test_a_model_that_ends_the_process_is_found_and_left_out() -> None:
     while models.states[1].state != "failed":
         start(models, 1)
         starts += 1
-        assert starts <= LOSSES_MAX + 2
+        assert starts <= LOAD_LOSSES_MAX + 2
     assert models.states[0].state == models.states[2].state == "ready"
     assert models.states[1].state == "failed"
-    assert models.states[1].detail == f"the engine process {KILLED} while it loaded this model, {LOSSES_MAX} times"
+    assert models.states[1].detail == f"the engine process {KILLED} while it loaded this model, {LOAD_LOSSES_MAX} times"
     assert models.settled
     assert not models.hopeless
 
@@ -49,7 +56,7 @@ def test_the_models_that_were_never_at_fault_load_first() -> None:
 
 def test_the_only_model_is_tried_for_ever() -> None:
     models = EngineModels([4])
-    for _ in range(10 * LOSSES_MAX):
+    for _ in range(10 * LOAD_LOSSES_MAX):
         assert start(models, 4) == []
     assert models.begin() == ([4], False)
 
@@ -58,7 +65,7 @@ def test_a_loss_when_all_had_loaded_is_nobodys_fault() -> None:
     models = EngineModels([0, 1])
     for _ in range(10):
         assert start(models) == [0, 1]
-        models.lost(KILLED)
+        models.lost(KILLED, 0.0)
     assert models.begin() == ([0, 1], False)
 
 
@@ -70,6 +77,76 @@ def test_a_model_that_fails_with_a_reason_is_tried_again_by_the_next_start() -> 
     models.ready(1, INFO)
     assert (models.states[0].state, models.states[0].detail) == ("failed", "no weights")
     assert models.settled
-    models.lost(KILLED)
+    models.lost(KILLED, 0.0)
     assert not models.settled
     assert models.begin() == ([0, 1], False)
+
+
+def works(models: EngineModels) -> None:
+    numbers, _ = models.begin()
+    for number in numbers:
+        models.loads(number)
+        models.ready(number, INFO)
+
+
+def lose(models: EngineModels, running: int, now: float) -> tuple[int, str] | None:
+    works(models)
+    return models.lost(KILLED, now, running)
+
+
+def test_a_model_whose_forwards_end_the_process_again_and_again_is_left_out_for_a_while() -> None:
+    models = EngineModels([0, 1])
+    left_out = [lose(models, 1, now) for now in range(FORWARD_LOSSES_MAX)]
+    assert left_out[:-1] == [None] * (FORWARD_LOSSES_MAX - 1)
+    assert left_out[-1] is not None
+    assert left_out[-1][0] == 1
+    works(models)
+    assert models.states[0].state == "ready"
+    assert models.states[1].state == "failed"
+    assert "left out for 60 s" in models.states[1].detail
+    until = FORWARD_LOSSES_MAX - 1 + LEFT_OUT_S
+    assert models.due(until - 0.1) == []
+    assert models.due(until) == [1]
+    assert models.due(until) == []
+    assert not models.settled
+
+
+def test_one_more_loss_after_its_return_leaves_it_out_for_twice_as_long() -> None:
+    models, now, seen = EngineModels([0, 1]), 0.0, []
+    for _ in range(FORWARD_LOSSES_MAX - 1):
+        assert lose(models, 1, now) is None
+    for _ in range(9):
+        assert lose(models, 1, now) is not None
+        out_s = next(step for step in (60, 120, 240, 480, 960, 1920, 3600) if models.due(now + step) == [1])
+        seen.append(out_s)
+        now += out_s
+    assert seen == [60, 120, 240, 480, 960, 1920, LEFT_OUT_MAX_S, LEFT_OUT_MAX_S, LEFT_OUT_MAX_S]
+
+
+def test_losses_long_ago_are_forgiven() -> None:
+    models = EngineModels([0, 1])
+    for number in range(20):
+        assert lose(models, 1, number * (FORGIVEN_AFTER_S + LEFT_OUT_S + 1)) is None
+
+
+def test_the_only_model_is_never_left_out_for_its_forwards() -> None:
+    models = EngineModels([7])
+    assert all(lose(models, 7, now) is None for now in range(50))
+
+
+def test_the_last_model_that_works_stays_whatever_it_does() -> None:
+    models = EngineModels([0, 1])
+    for now in range(FORWARD_LOSSES_MAX):
+        lose(models, 0, now)
+    assert all(lose(models, 1, now) is None for now in range(50))
+
+
+def test_what_loads_for_too_long_counts_as_failed_until_it_is_ready() -> None:
+    models = EngineModels([0, 1])
+    models.begin()
+    models.ready(0, INFO)
+    assert models.late("not ready 600 s after its start") == [1]
+    assert models.settled
+    assert models.states[1].detail == "not ready 600 s after its start"
+    models.ready(1, INFO)
+    assert models.states[1].state == "ready"

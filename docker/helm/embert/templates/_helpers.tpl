@@ -62,7 +62,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and (has $surge (list "0" "0%")) (has $unavailable (list "0" "0%")) -}}
 {{ fail (printf "rollout.maxSurge is %s and rollout.maxUnavailable is %s: one of them must be above 0" $surge $unavailable) }}
 {{- end -}}
-{{- $set := dict "EMBERT_MODEL" "model" "EMBERT_DRAIN_TIMEOUT" "drainTimeout" "EMBERT_API_KEY" "apiKeys" "EMBERT_API_KEY_FILE" "apiKeys" "EMBERT_HOST" "" "EMBERT_PORT" "" "EMBERT_METRICS_PORT" "" -}}
+{{- if and .Values.model .Values.modelsFile -}}
+{{ fail (printf "model is %s and modelsFile is set, too: the file lists the models" .Values.model) }}
+{{- end -}}
+{{- $set := dict "EMBERT_MODEL" "model" "EMBERT_CONFIG" "modelsFile" "EMBERT_DRAIN_TIMEOUT" "drainTimeout" "EMBERT_API_KEY" "apiKeys" "EMBERT_API_KEY_FILE" "apiKeys" "EMBERT_HOST" "" "EMBERT_PORT" "" "EMBERT_METRICS_PORT" "" -}}
 {{- range $name, $_ := .Values.options -}}
 {{- if hasKey $set $name -}}
 {{ fail (printf "options.%s cannot be set: %s" $name (get $set $name | empty | ternary "the chart decides it" (printf "use the value %s" (get $set $name)))) }}

@@ -1,0 +1,60 @@
+"""The first message to each child: what it is, and what it needs to begin."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from embert.server.config import ServeConfig
+from embert.server.ipc.control import EngineState, StartApi, StartEngine
+from embert.server.supervisor.child import Child
+from embert.server.supervisor.planned_model import PlannedModel
+
+__all__ = ["StartMessages"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartMessages:
+    """What all of them have."""
+
+    config: ServeConfig
+    models: Sequence[PlannedModel]
+    broken: Mapping[str, str]  # models that cannot be read, by name, with the reason
+    folder: str  # of sockets and metrics
+    counters_fd: int
+
+    def engine(self, child: Child, devices: Sequence[str], numbers: Sequence[int], *, one_by_one: bool) -> StartEngine:
+        """Load these models of the server; `devices` are those of all engines."""
+        return StartEngine(
+            config=self.config,
+            models=[self.models[number].start for number in numbers],
+            one_by_one=one_by_one,
+            names=[each.start.name for each in self.models],
+            runtime_folder=self.folder,
+            index=child.index,
+            device=devices[child.index],
+            endpoint=child.endpoint,
+            counters_fd=self.counters_fd,
+            engines=len(devices),
+        )
+
+    def api(
+        self,
+        child: Child,
+        sockets: Sequence[socket.socket],
+        metrics_socket: socket.socket | None,
+        engines: list[EngineState],
+    ) -> StartApi:
+        """Listen on these sockets, which the child has inherited."""
+        return StartApi(
+            config=self.config,
+            models=[each.start for each in self.models],
+            broken=dict(self.broken),
+            runtime_folder=self.folder,
+            socket_fds=[sock.fileno() for sock in sockets],
+            metrics_fd=metrics_socket.fileno() if metrics_socket is not None else None,
+            worker=child.index,
+            counters_fd=self.counters_fd,
+            engines=engines,
+        )

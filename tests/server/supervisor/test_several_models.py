@@ -1,0 +1,192 @@
+"""Several models in one server: each becomes ready by itself, and none takes the others along."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.server.live import ROOT, STAND_IN, Live, live, until
+from tests.server.models import build_classifier, copy_model
+from tests.server.stand_in import CRASH, HELD, expected
+
+GOOD = [101, 7592, 102]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two models that embed and one that reranks."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("a", "b"):
+        copy_model(folder / name)
+    return {"a": folder / "a", "b": folder / "b", "rank": build_classifier(folder / "rank", "relevant")}
+
+
+@pytest.fixture
+def named(folders: dict[str, Path]) -> list[str]:
+    return [f"{name}={folder}" for name, folder in folders.items()]
+
+
+def right(server: Live, model: str, ids: list[int] = GOOD) -> bool:
+    answer = server.post(f"/models/{model}/embed", {"inputs": [ids]})
+    return answer.status_code == 200 and bool(np.allclose(answer.json(), [expected(ids)], atol=1e-5))
+
+
+def state(server: Live, model: str) -> str:
+    answer = server.get(f"/readyz/{model}")
+    return str(answer.json()["models"][model]) if answer.status_code == 200 else str(answer.status_code)
+
+
+@pytest.fixture
+def slow(named: list[str]) -> Iterator[Live]:
+    """Loading of `b` does not end."""
+    with live(*named, *STAND_IN, env={"STAND_IN_LOAD_MODEL": "/b"}, loading=True, ready=False) as server:
+        yield server
+
+
+def test_a_model_is_ready_while_another_loads(slow: Live) -> None:
+    until(lambda: state(slow, "a") == "ready", what="the first model")
+    assert right(slow, "a")
+    assert slow.get("/readyz").status_code == 503
+    assert slow.get("/readyz/b").status_code == 503
+    answer = slow.post("/models/b/embed", {"inputs": [GOOD]})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    slow.end_loading()
+    slow.wait_ready()
+    assert right(slow, "b")
+    slow.wait_announced()
+    assert "models: 3 of 3" in slow.log
+
+
+def test_a_model_that_fails_to_load_does_not_take_the_others_along(named: list[str]) -> None:
+    env = {"STAND_IN_LOAD_MODEL": "/b", "STAND_IN_LOAD": "error"}
+    with live(*named, *STAND_IN, env=env, clean_log=False) as server:
+        server.wait_announced()
+        assert "models: 2 of 3" in server.log
+        assert "b: the stand-in was told not to load" in server.log
+        assert right(server, "a")
+        assert server.get("/readyz").status_code == 200
+        readiness = server.get("/readyz/b")
+        assert readiness.status_code == 503
+        assert "the stand-in was told not to load" in readiness.text
+        answer = server.post("/models/b/embed", {"inputs": [GOOD]})
+        assert answer.status_code == 503
+        assert "the stand-in was told not to load" in answer.json()["error"]
+        assert len(server.engine_pids) == 1
+
+
+def test_a_model_that_ends_its_process_while_it_loads_is_left_out(named: list[str]) -> None:
+    env = {"STAND_IN_LOAD_MODEL": "/b", "STAND_IN_LOAD": "exit"}
+    with live(*named, *STAND_IN, env=env, ready=False, clean_log=False) as server:
+        server.wait_announced()
+        assert "models: 2 of 3" in server.log
+        assert right(server, "a")
+        assert "ended with status 3 while it loaded this model, 3 times" in server.get("/readyz/b").text
+        (pid,) = server.engine_pids
+        assert server.get("/readyz").status_code == 200
+        # Left out of later starts, too.
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: server.engine_pids not in ([], [pid]), what="another engine process")
+        until(lambda: right(server, "a"), what="an answer")
+        assert "3 times" in server.get("/readyz/b").text
+
+
+def test_when_no_model_can_be_loaded_the_server_ends(named: list[str]) -> None:
+    with live(*named, *STAND_IN, env={"STAND_IN_LOAD": "error"}, ready=False, status=1) as server:
+        assert server.wait() == 1
+        assert server.log.count("the stand-in was told not to load") == 3
+
+
+def test_a_folder_that_is_not_there_is_told_of_and_left_out(named: list[str], tmp_path: Path) -> None:
+    with live(f"gone={tmp_path}/gone", *named, *STAND_IN, clean_log=False) as server:
+        server.wait_announced()
+        assert "gone: there is no folder" in server.log
+        assert "models: 3 of 4" in server.log
+        assert right(server, "a")
+        assert server.get("/readyz").status_code == 200
+        gone = server.get("/readyz/gone")
+        assert gone.status_code == 503
+        assert "there is no folder" in gone.text
+
+
+def test_an_engine_that_dies_in_one_model_answers_for_the_others(named: list[str]) -> None:
+    """What waited for another model is sent again; only the request at fault fails."""
+    with live(*named, *STAND_IN, clean_log=False) as server, ThreadPoolExecutor(12) as pool:
+        with server.held() as runs:
+            held = pool.submit(server.post, "/models/b/embed", {"inputs": [[101, HELD, 102]]})
+            until(runs.exists, what="a forward")
+            asked = [pool.submit(right, server, "a", [101, 2000 + number, 102]) for number in range(8)]
+            killer = pool.submit(server.post, "/models/b/embed", {"inputs": [[101, CRASH, 102]]})
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 30, what="all of them")
+        assert held.result().status_code == 200
+        assert killer.result().status_code == 424
+        assert all(each.result() for each in asked)
+        until(lambda: state(server, "b") == "ready", what="the model that killed the engine")
+        assert right(server, "b")
+        assert server.metrics()["embert_admitted_tokens"] == 0
+
+
+def test_a_model_that_kills_the_engine_again_and_again_is_left_out_for_a_while(named: list[str]) -> None:
+    with live(*named, *STAND_IN, clean_log=False) as server:
+        for _ in range(4):
+            server.post("/models/b/embed", {"inputs": [[101, CRASH, 102]]}, timeout=120)
+            until(lambda: right(server, "a"), what="an answer of the other model")
+            if "b is left out" in server.log:
+                break
+        assert "it is left out for 60 s" in server.get("/readyz/b").text
+        answer = server.post("/models/b/embed", {"inputs": [GOOD]})
+        assert answer.status_code == 503
+        assert "again and again" in answer.json()["error"]
+        assert right(server, "a")
+        assert server.get("/readyz").status_code == 200
+
+
+def test_the_models_of_a_file(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text(
+        f"""
+        [[models]]
+        name = "search"
+        model = "{folders["a"]}"
+        max_client_batch_size = 2
+
+        [[models]]
+        name = "rank"
+        model = "{folders["rank"]}"
+        priority = "bulk"
+        """
+    )
+    with live("--config", str(tmp_path / "models.toml"), *STAND_IN) as server:
+        assert [card["id"] for card in server.get("/v1/models").json()["data"]] == ["search", "rank"]
+        assert right(server, "search")
+        refused = server.post("/models/search/embed", {"inputs": [GOOD] * 3})
+        assert refused.status_code == 413
+        assert "the limit is 2" in refused.json()["error"]
+        ranked = server.post("/rerank", {"query": "a cat", "texts": ["a kitten", "a car", "a dog"]})
+        assert ranked.status_code == 200
+        assert len(ranked.json()) == 3
+        priorities = {name for name in server.metrics() if name.startswith("embert_requests_total") and "rank" in name}
+        assert any('priority="bulk"' in name and 'route="/rerank"' in name for name in priorities)
+
+
+def test_models_that_do_not_fit_are_refused_with_the_sum(tmp_path: Path) -> None:
+    """Of a model of a thousand layers nothing but the shapes is read."""
+    from tests.server.live import run_cli
+    from tests.server.models import edit_json
+
+    for name in ("a", "b"):
+        edit_json(copy_model(tmp_path / name) / "config.json", num_hidden_layers=30_000)
+    ended = run_cli("serve", f"a={tmp_path}/a", f"b={tmp_path}/b", "--port", "0", "--host", "127.0.0.1")
+    assert ended.returncode == 2
+    said = ended.stderr
+    assert "the models need " in said
+    assert "of the host's memory" in said
+    assert "(a " in said
+    assert " + b " in said
+    assert "--max-batch-tokens" in said
+    assert str(ROOT) not in said
