@@ -88,7 +88,7 @@ def document() -> str:
     sections.append(f"\n## Processes (all, from /proc)\n{_TABLE}{rows}")
     usual = ", ".join(f"{bound:g}" for bound in REQUEST_BUCKETS_S)
     values = {
-        "`route`": METRIC_ROUTES,
+        "`route` (below `/models/NAME` that of the route without it)": METRIC_ROUTES,
         "`reason` (`queue_full` is answered with 429, `too_large` with 413, the others with 503)": REJECT_REASONS,
         "`stage`": CANCEL_STAGES,
         "`priority` (empty on routes that ask nothing of a model)": PRIORITIES,

@@ -96,7 +96,9 @@ class Admission:
         if self.draining:
             return "the server is shutting down"
         details = "; ".join(map(self._condition, self._states)) or "starting"
-        return f"{self._name or 'the engine'} {'has failed' if self.failed else 'is not ready'} ({details})"
+        if self.failed:
+            return f"{self._name or 'the model'} has failed ({details})"
+        return f"{self._name} is not ready ({details})" if self._name else f"the engine is not ready ({details})"
 
     def _condition(self, state: EngineState) -> str:
         model = state.models.get(self._model)
@@ -225,15 +227,14 @@ class Admission:
 
     def _overloaded(self, admitted: int, tokens: str, limit: int) -> Overloaded:
         whole, rate = self.queue_limit, self.tokens_per_s
-        of_model = f" of {self._name}" if self._name else ""
+        queue = f"the queue of {self._name}" if self._name else "the queue"
         of_bulk = "" if limit >= whole else f", of which bulk requests may fill {BULK_SHARE:.0%}"
         by_time = f"--max-queue-seconds {self._config.max_queue_seconds:g} at {rate:.0f} tokens/s"
         if self._others_s():
             by_time += ", shared with other models"
         set_by = by_time if whole < self.max_queue_tokens else "--max-queue-tokens"
         return Overloaded(
-            f"the queue{of_model} holds {admitted} tokens and this request has {tokens}; "
-            f"the limit is {whole} ({set_by}){of_bulk}",
+            f"{queue} holds {admitted} tokens and this request has {tokens}; the limit is {whole} ({set_by}){of_bulk}",
             retry_after_s=self._retry_after_s(),
         )
 
