@@ -147,7 +147,8 @@ class Replica:
         timeout = aiohttp.ClientTimeout(PROBE_TIMEOUT_S)
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self._client.get(f"{self._url}/readyz", headers=self._probe, timeout=timeout) as answer:
-                return answer.status == 200
+                status: int = answer.status
+                return status == 200
         return False
 
     def _relay(self, log: IO[bytes]) -> None:

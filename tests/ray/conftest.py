@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import shutil
@@ -77,7 +78,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
             "include_dashboard": False,
             "temp_dir": short,
         }
-        nodes = Cluster(initialize_head=True, head_node_args=head)
+        nodes: Any = Cluster(initialize_head=True, head_node_args=head)
         members: set[psutil.Process] = set()
         try:
             made = LocalCluster(nodes, folder)
@@ -90,9 +91,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
             for node in nodes.list_all_nodes():
                 members |= set(family(node))
             with contextlib.suppress(Exception):
-                from ray import serve
-
-                serve.shutdown()
+                serving: Any = importlib.import_module("ray.serve")
+                serving.shutdown()
             ray.shutdown()
             nodes.shutdown()
             for each in members:

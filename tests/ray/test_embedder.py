@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def embedder(*arguments: Any, **options: Any) -> Embedder:
     return Embedder(*arguments, **options)
 
 
-def table(texts: list[str | None] = TEXTS, **columns: Any) -> Any:  # type: ignore[assignment]
+def table(texts: Sequence[str | None] = TEXTS, **columns: Any) -> Any:
     return pa.table({"text": pa.array(texts, pa.string()), "id": range(len(texts))} | columns)
 
 
