@@ -73,7 +73,7 @@ class Embedder:
         """Load the model, once for each actor.
 
         `column` is one name, or two for pairs of texts. `output_column` is by default `embedding`, `sparse`,
-        `multi_vector`, `score` or `classes`. The engine runs on the GPU that Ray gives the actor (`num_gpus=1`), and on
+        `vectors`, `score` or `classes`. The engine runs on the GPU that Ray gives the actor (`num_gpus=1`), and on
         the CPU if it gives none, unless `device` says otherwise.
 
         Raises EmbedderError for a model that cannot be loaded or does not have the task, and for options that are
@@ -160,7 +160,7 @@ _KINDS = {
         (1,),
         lambda engine, given, options: sparse_vectors(engine.embed_sparse(given, **options)),
     ),
-    "multi": _Kind("multi_vector", ("adapter", "is_query"), (1,), _multi),
+    "multi": _Kind("vectors", ("adapter", "is_query"), (1,), _multi),
     "score": _Kind("score", ("raw",), (2,), lambda engine, given, options: pa.array(engine.score(given, **options))),
     "classify": _Kind(
         "classes",

@@ -111,7 +111,7 @@ def test_sparse_vectors(m3: Path) -> None:
 @pytest.mark.parametrize("is_query", [False, True])
 def test_multi_vectors(tmp_path: Path, is_query: bool) -> None:
     folder = late_interaction(tmp_path)
-    made = embedder(str(folder), task="multi", is_query=is_query)(table())["multi_vector"]
+    made = embedder(str(folder), task="multi", is_query=is_query)(table())["vectors"]
     with Engine.load(str(folder), device="cpu") as engine:
         wanted = engine.embed_multi(TEXTS, is_query=is_query)
     assert made.type == pa.list_(pa.list_(pa.float32(), wanted[0].shape[1]))
