@@ -189,7 +189,7 @@ class Pipeline:
                 if block.error:
                     raise BulkError(block.error)
                 if block.skipped and not self.skipped:
-                    self._warn(f"{block.warning}; this row is skipped, and so are others like it")
+                    self._warn(f"{block.warning}; such rows are skipped")
                 self.skipped += block.skipped
                 self._output.write(block, self._slots)
                 self._free.put(block.slot)

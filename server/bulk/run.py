@@ -136,8 +136,8 @@ def embed_files(
         )
         run.run()
         output.finish()
-        if run.skipped > 1:
-            report.warn(f"{run.skipped} rows are skipped")
+        if run.skipped:
+            report.warn(f"rows skipped: {run.skipped}")
 
 
 @contextlib.contextmanager

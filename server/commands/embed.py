@@ -176,7 +176,9 @@ def _output(
     if _is_folder(arguments):
         if not files:
             raise BulkError(f"{path} is a folder, which takes the texts of --file only")
-        return stack.enter_context(Folder(path, job.output_format, arguments.shard_texts or _SHARD_TEXTS))
+        return stack.enter_context(
+            Folder(path, job.output_format, arguments.shard_texts or _SHARD_TEXTS, resume=arguments.resume)
+        )
     if Path(path).exists():
         for file in files:
             if file != STANDARD_INPUT and Path(file).samefile(path):

@@ -35,8 +35,11 @@ _UNFINISHED = 2  # shards that wait for the disk; then writing waits, too
 class Folder:
     """A folder of shards. Use as a context manager."""
 
-    def __init__(self, path: str, format_: OutputFormat, shard_rows: int) -> None:
-        """Make the folder, or open it. Raises BulkError or OSError where that is not possible."""
+    def __init__(self, path: str, format_: OutputFormat, shard_rows: int, *, resume: bool) -> None:
+        """Make the folder, or open it. Raises BulkError or OSError where that is not possible.
+
+        So it does where there are other files, or shards that nobody asked to continue.
+        """
         self.shard_rows: int | None = shard_rows
         self._rows_of_a_shard = shard_rows
         self._path, self._format = Path(path), format_
@@ -61,28 +64,29 @@ class Folder:
         except OSError:
             os.close(self._folder)
             raise BulkError(f"another run is writing {self._path}") from None
+        names = {path.name for path in self._path.iterdir()} - {_MANIFEST + ".new"}
+        wrong = None
+        if _MANIFEST in names and not resume:
+            wrong = "holds the shards of another run; add --resume to continue it, or remove the folder"
+        elif names and _MANIFEST not in names:
+            wrong = f"is not empty, and has no {_MANIFEST} of an earlier run; name another folder"
+        if wrong is not None:
+            os.close(self._folder)
+            raise BulkError(f"{self._path} {wrong}")
         self._thread = ThreadPoolExecutor(1, "embert-commit")
         self._commits: deque[Future[None]] = deque()
 
     def begin(self, facts: dict[str, Any], container: Callable[[], Container], *, resume: bool) -> None:
         """Continue after the complete shards, or begin in an empty folder.
 
-        `facts` is what rows depend on. Raises CannotResume where the shards were made from other facts, BulkError where
-        there are other files, or shards that nobody asked to continue.
+        `facts` is what rows depend on. Raises CannotResume where the shards were made from other facts.
         """
         self._facts, self._container = plain(facts), container
-        names = {path.name for path in self._path.iterdir()}
-        if _MANIFEST in names:
-            if not resume:
-                raise BulkError(
-                    f"{self._path} holds the shards of another run; add --resume to continue it, or remove the folder"
-                )
+        if resume and self._manifest.exists():
             self._resume()
-        elif names - {_MANIFEST + ".new"}:
-            raise BulkError(f"{self._path} is not empty, and has no {_MANIFEST} of an earlier run; name another folder")
         for path in self._path.glob("_part-*.partial"):
             path.unlink()
-        if _MANIFEST not in names:
+        if not self._manifest.exists():
             self._save(finished=False)
 
     def _resume(self) -> None:

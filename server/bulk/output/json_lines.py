@@ -39,7 +39,7 @@ def _kept(job: Job, read: ReadRows) -> Iterable[dict[str, Any]]:
     def columns() -> Iterator[dict[str, Any]]:
         for text, row in zip(read.texts, rows, strict=True):
             if as_text:
-                row = {name: value.decode() for name, value in row.items() if name != job.column} | row
+                row |= {name: value.decode() for name, value in row.items() if name != job.column}
             if job.column in row:
                 row[job.column] = text
             yield row
