@@ -40,7 +40,7 @@ class SingleFile:
         self._path = Path(os.path.realpath(path))  # replace the target of a link, not the link
         self._partial = self._path.with_name(self._path.name + ".partial")
         self._progress = self._path.with_name(self._path.name + ".partial.json")
-        self._had_partial = self._partial.exists()
+        self._had_partial = self._partial.exists() and self._partial.stat().st_size > 0
         self._facts: dict[str, Any] = {}
         self._size = 0  # bytes written
         self.texts = self.rows = 0  # written
