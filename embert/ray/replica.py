@@ -23,7 +23,7 @@ from starlette.responses import Response
 from yarl import URL
 
 from embert.ray.gpus import assigned_device
-from embert.server.api.routes import DIALECTS
+from embert.server.api.routes import dialects_by_path
 from embert.server.config import ServeConfig, read_api_keys
 from embert.server.http.errors import Unavailable, error_body
 
@@ -32,6 +32,7 @@ __all__ = ["Replica", "ReplicaError"]
 LOG_LINES = 20  # of the server's log, in the error of a start that fails
 POLL_S = 0.05  # between two questions whether the server is ready
 PROBE_TIMEOUT_S = 10.0
+_DIALECTS = dialects_by_path()
 # What belongs to one connection. Ray's proxies put the date and the request's id on every answer.
 _NOT_TO_SERVER = frozenset(
     {b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"te", b"transfer-encoding", b"upgrade"}
@@ -84,7 +85,7 @@ class Replica:
                 return response
         except aiohttp.ClientError as error:
             lost = Unavailable(f"the connection to this replica's server broke: {error}", retry_after_s=1)
-            dialect = DIALECTS[scope["path"].removeprefix(scope["root_path"])]
+            dialect = _DIALECTS[scope["path"].removeprefix(scope["root_path"])]
             return Response(error_body(lost, dialect), 503, {"retry-after": "1"}, media_type="application/json")
 
     async def check_health(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
@@ -22,7 +22,7 @@ RAYS_OWN = ("host", "port", "ssl_")  # Ray's proxies listen, for all replicas
 
 
 def deployment(
-    model: str | None = None,
+    model: str | Sequence[str] | None = None,
     *,
     num_cpus: float = 1,
     num_gpus: float = 0,
@@ -30,6 +30,8 @@ def deployment(
     **options: Any,
 ) -> serve.Application:
     """An application for `serve.run`, whose routes, answers and errors are those of `embert serve MODEL`.
+
+    Several models are a list, each as MODEL or NAME=MODEL.
 
     `num_cpus` and `num_gpus` are a replica's, and what its engines run on: a GPU each, or the CPU with so many threads.
     `serve_options` are arguments of `ray.serve.deployment`, in place of ours or beside them; the keys of an
@@ -43,7 +45,8 @@ def deployment(
             raise ConfigError(
                 f"`{name}` is not a replica's: Ray Serve's proxies listen, and serve.start configures them"
             )
-    config = _config({"workers": 1, **options, "model": model})
+    models = (model,) if isinstance(model, str) else tuple(model or ())
+    config = _config({"workers": 1, **options, "model": models})
     given = dict(serve_options or {})
     if given.get("num_replicas", "auto") == "auto":
         scaling = {"min_replicas": 1, "max_replicas": MAX_REPLICAS, "target_ongoing_requests": TARGET_ONGOING_REQUESTS}

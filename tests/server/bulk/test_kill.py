@@ -71,7 +71,7 @@ def test_killed_at_random_sizes_of_the_output(texts: Path, tmp_path: Path, name:
     embed(*into(texts, whole))
     size = written(whole)
     seed = random.randrange(1 << 32)
-    print("seed", seed)  # noqa: T201 - shown where the test fails
+    print("seed", seed)
     moments = sorted(random.Random(seed).randrange(size) for _ in range(KILLS - 1))
     kills = 0
     complete: dict[str, int] = {}
