@@ -128,6 +128,16 @@ class ServeConfig:
     latency_buckets: tuple[float, ...] = _option(
         LATENCY_BUCKETS_S, "bucket bounds of the latency histograms, in seconds"
     )
+    otlp_endpoint: str | None = _option(
+        None, "URL of an OpenTelemetry collector that takes traces over OTLP/HTTP, such as http://collector:4318"
+    )
+    otlp_sampling: float | None = _option(
+        None,
+        "share of the requests that are traced, where the caller does not say; default: OTEL_TRACES_SAMPLER, else 1",
+        low=0.0,
+        high=1.0,
+        metavar="RATIO",
+    )
     log_format: str = _option("text", "format of log lines", choices=("text", "json"))
     log_level: str = _option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
     ssl_keyfile: str | None = _option(None, "file of the TLS private key; default: the file of the certificate")

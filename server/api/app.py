@@ -24,6 +24,7 @@ from embert.server.http.auth import AuthMiddleware, Keys
 from embert.server.http.cors import with_cors
 from embert.server.http.errors import Invalid, NotFound, ServerError, error_body
 from embert.server.http.request_metrics import RequestMetricsMiddleware
+from embert.server.observability.tracing.request_trace import RequestTracer
 
 __all__ = ["create_app"]
 
@@ -33,8 +34,8 @@ _DESCRIPTION = (
 )
 
 
-def create_app(service: Service, keys: Keys) -> ASGIApp:
-    """Everything that answers HTTP."""
+def create_app(service: Service, keys: Keys, tracer: RequestTracer | None = None) -> ASGIApp:
+    """Everything that answers HTTP. `tracer`: None without traces."""
     app = FastAPIOffline(
         docs_url="/docs",
         redoc_url=None,
@@ -43,6 +44,8 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
         version=__version__,
         description=_DESCRIPTION,
         swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
+        # FastAPI's own would double ours where a program around embert sets OpenTelemetry up, and may log a text.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     work = {
         path: TaskEndpoint(service, row.handler, row.dialect, row.needs, reranks=row.reranks)
@@ -59,7 +62,7 @@ def create_app(service: Service, keys: Keys) -> ASGIApp:
     hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
     guarded = AuthMiddleware(app, hot, keys, PROBES, DIALECTS, service.metrics)
     return RequestMetricsMiddleware(
-        with_cors(guarded, service.config, DIALECTS), METRIC_LABELS, DIALECTS, service.metrics
+        with_cors(guarded, service.config, DIALECTS), METRIC_LABELS, DIALECTS, service.metrics, tracer
     )
 
 

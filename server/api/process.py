@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -23,6 +24,9 @@ from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability import gc_tuning
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metrics import use_folder
+from embert.server.observability.tracing.request_trace import RequestTracer
+from embert.server.observability.tracing.sender import RecordSender
+from embert.server.observability.tracing.settings import read_sampler
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -85,7 +89,8 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
             ApiMetrics(METRIC_ROUTES, config.latency_buckets),
         )
         keys = Keys(config, keyless_paths(config.keyless))
-        app = create_app(service, keys)
+        tracer = _tracer(start, keyless_paths(("probes", "metrics")))
+        app = create_app(service, keys, tracer)
     except (EngineError, ConfigError) as error:
         control.send(Failed(str(error)))
         raise SystemExit(1) from None
@@ -106,7 +111,7 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
         servers.append(_Server(_uvicorn_config(config, _MetricsApp(service.scrapes), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
-        keep_running(_write_metrics(service, counters, start.worker)),
+        keep_running(_write_metrics(service, counters, start.worker, tracer)),
         keep_running(_follow(control, service.router, servers, start)),
         keep_running(keys.follow()),
         keep_running(service.bodies.watch()),
@@ -120,6 +125,8 @@ async def _serve(start: StartApi, control: ControlConnection) -> None:
     for task in running:
         task.cancel()
     service.metrics.write()
+    if tracer is not None:
+        tracer.flush()
     service.close()
     await service.router.close()
 
@@ -198,11 +205,21 @@ async def _drain(router: Router, servers: list[_Server], config: ServeConfig) ->
         server.should_exit = True
 
 
-async def _write_metrics(service: Service, counters: SharedCounters, worker: int) -> None:
+async def _write_metrics(service: Service, counters: SharedCounters, worker: int, tracer: RequestTracer | None) -> None:
     while True:
         counters.api_alive[worker] = time.monotonic()
         await asyncio.sleep(service.metrics.WRITE_INTERVAL_S)
         service.write_metrics()
+        if tracer is not None:
+            tracer.flush()
+
+
+def _tracer(start: StartApi, quiet: frozenset[str]) -> RequestTracer | None:
+    """`quiet`: the routes that start no trace."""
+    if start.traces_fd is None:
+        return None
+    sender = RecordSender(start.traces_fd, f"api-{start.worker}")
+    return RequestTracer(sender, read_sampler(start.config.otlp_sampling, os.environ), quiet)
 
 
 class _MetricsApp:

@@ -27,6 +27,7 @@ from embert.server.api.service import Service
 from embert.server.config import option_name
 from embert.server.http.accept import prefers
 from embert.server.http.errors import PayloadTooLarge, UnsupportedEncoding
+from embert.server.observability.tracing.request_trace import SCOPE_KEY, RequestTrace
 
 __all__ = ["JSON", "OCTETS", "Handler", "RequestContext"]
 
@@ -49,12 +50,13 @@ class RequestContext:
 
     __slots__ = (
         "_given", "_is_query", "_param", "_shared", "_size",
-        "breakdown", "headers", "options", "receive", "scope", "service", "truncated",
+        "breakdown", "headers", "options", "receive", "scope", "service", "trace", "truncated",
     )  # fmt: skip
 
     def __init__(self, service: Service, scope: Scope, receive: Receive) -> None:
         """Raises Invalid for request options that cannot be read."""
         self.service, self.scope, self.receive = service, scope, receive
+        self.trace: RequestTrace | None = scope.get(SCOPE_KEY)
         self.breakdown = LatencyBreakdown()
         self.options = read_request_options(scope["headers"], time.monotonic(), service.config.request_timeout)
         self._given: bytes | dict[str, Any] = b""  # the body, or one request of several in it
@@ -147,7 +149,7 @@ class RequestContext:
             is_query=is_query,
             limit=limit,
         )
-        self.truncated += encoded.truncated
+        self._note_tokenized(encoded)
         return encoded
 
     async def tokenize_pairs(
@@ -170,8 +172,14 @@ class RequestContext:
             direction=direction,
             limits=limits,
         )
-        self.truncated += encoded.truncated
+        self._note_tokenized(encoded)
         return encoded
+
+    def _note_tokenized(self, encoded: Encoded) -> None:
+        self.truncated += encoded.truncated
+        if self.trace is not None:
+            now = time.perf_counter()
+            self.trace.tokenized(now, self.breakdown.tokenize_s, encoded.sequences, encoded.tokens)
 
     async def run(
         self, encoded: Encoded, tasks: Task = Task.EMBED, *, dimensions: int = 0, normalize: bool = True
@@ -192,7 +200,13 @@ class RequestContext:
                 )
         try:
             answer = await router.encode(
-                encoded, self.receive, self.options, tasks=tasks, dimensions=dimensions, normalize=normalize
+                encoded,
+                self.receive,
+                self.options,
+                tasks=tasks,
+                dimensions=dimensions,
+                normalize=normalize,
+                trace=self.trace,
             )
         except TooManyWeights as error:
             self._count_weights(error.weights)

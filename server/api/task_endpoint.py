@@ -31,6 +31,8 @@ class TaskEndpoint:
         try:
             service.served.check_tasks(self._needs, reranks=self._reranks)
             context = RequestContext(service, scope, receive)
+            if context.trace is not None:
+                context.trace.model, context.trace.bulk = service.served.name, context.options.bulk
             await context.read_body()
             content_type, body = await self._handler(context)
         except ServerError as error:
@@ -40,7 +42,10 @@ class TaskEndpoint:
             return
         breakdown = context.breakdown
         if breakdown.answered is not None:
-            service.metrics.response_encode_duration.observe(time.perf_counter() - breakdown.answered)
+            now = time.perf_counter()
+            service.metrics.response_encode_duration.observe(now - breakdown.answered)
+            if context.trace is not None:
+                context.trace.stage("encode", breakdown.answered, now)
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *context.answer_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -63,6 +63,7 @@ def document() -> str:
                 "cuda:0", list(GpuMetrics.NAMES)
             ),
             "Server (the supervisor)": lambda: SupervisorMetrics.create([0], __version__),
+            "Traces (the process that exports them)": _trace_metrics,
         }
         known: set[str] = set()
         sections: list[str] = []
@@ -96,6 +97,12 @@ def document() -> str:
             _bullet(f"those that measure time, by default: {usual}"),
         ]
     )
+
+
+def _trace_metrics() -> object:
+    from embert.server.observability.tracing.trace_metrics import TraceMetrics
+
+    return TraceMetrics()
 
 
 def _bullet(text: str) -> str:

@@ -65,6 +65,7 @@ class StartApi(msgspec.Struct, tag=True):
     worker: int
     counters_fd: int
     engines: list[EngineState]
+    traces_fd: int | None = None  # the socket that takes records of sampled requests; None: no traces
 
 
 class StartEngine(msgspec.Struct, tag=True):
@@ -79,6 +80,7 @@ class StartEngine(msgspec.Struct, tag=True):
     endpoint: str
     counters_fd: int
     engines: int  # number of engines in the server
+    traces_fd: int | None = None  # as in StartApi
 
 
 class Progress(msgspec.Struct, tag=True):

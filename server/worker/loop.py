@@ -30,7 +30,9 @@ from embert.server.ipc.messages import Part
 from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
 from embert.server.observability.logs import exit_now
 from embert.server.observability.metrics import EngineMetrics
-from embert.server.worker.batching import batch_of, pack, runs_alone
+from embert.server.observability.tracing.batch_tracer import BatchTracer
+from embert.server.observability.tracing.sender import RecordSender
+from embert.server.worker.batching import batch_of, pack, runs_alone, sampled
 from embert.server.worker.health import Health
 from embert.server.worker.responder import Responder
 from embert.server.worker.scheduler import Batch, Scheduler
@@ -92,6 +94,9 @@ class EngineLoop:
         self._health = Health(start.index, self._counters, self._throughput, self._metrics, self._queue.tokens)
         self._server = SocketServer(self._health.status, self._queue.submit, self._queue.disconnect)
         self._responder = Responder(self._server.send, self._queue.drop, config.max_answer_weights)
+        self._tracer = None  # of batches with sampled requests
+        if start.traces_fd is not None:
+            self._tracer = BatchTracer(RecordSender(start.traces_fd, f"engine-{start.index}"), start.index)
 
     # --- starting ---
 
@@ -147,6 +152,8 @@ class EngineLoop:
         running: _InFlight | None = None
         while True:
             if running is None:
+                if self._tracer is not None:
+                    self._tracer.flush()
                 batch = self._queue.wait_for_batch(PROBE_INTERVAL_S, self._probe_if_idle)
                 if batch is None:
                     return
@@ -205,6 +212,8 @@ class EngineLoop:
             # request at fault ever fails.
             if len(flight.batch.slices) == 1:
                 self._responder.fail(flight.batch.slices, error)
+            flight.ended = time.monotonic()
+            self._trace(flight, error)
             self._give_up(error)
             return
         except EncoderError as error:
@@ -221,12 +230,31 @@ class EngineLoop:
         if rows is None:
             return
         if isinstance(rows, EncoderError):
+            self._trace(flight, rows)
             self._bisect(batch, rows)
         else:
             self._health.succeeded()
             self._throughput.add_batch(started, ended, batch.tokens, queued=flight.queued)
             self._responder.answer(batch.slices, rows, started, ended)
             self._observe(batch, started, ended)
+            self._trace(flight)
+
+    def _trace(self, flight: _InFlight, error: Exception | None = None) -> None:
+        """Record a forward with texts of sampled requests; one that failed is sent at once."""
+        if self._tracer is None:
+            return
+        batch = flight.batch
+        self._tracer.record(
+            sampled(batch.slices),
+            started=flight.started,
+            ended=flight.ended,
+            texts=batch.texts,
+            tokens=batch.tokens,
+            requests=len(batch.slices),
+            reason="" if error is None else str(error),
+        )
+        if error is not None:
+            self._tracer.flush()
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
         """Halve a batch that failed until only the requests that fail by themselves get the error."""
@@ -254,6 +282,8 @@ class EngineLoop:
             metrics.cancelled_texts["batched"].inc(cancelled)
 
     def _probe_if_idle(self) -> None:
+        if self._tracer is not None:
+            self._tracer.flush()  # what the exporting process had no time for
         if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S:
             return
         try:

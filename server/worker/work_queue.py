@@ -88,6 +88,7 @@ class WorkQueue:
             request.admitted,
             request.alone,
             request.adapter,
+            trace=request.trace,
         )
         lengths = np.frombuffer(request.lengths, np.int32).tolist()
         wait_s = self._least_wait_s(len(payload.ids), request)

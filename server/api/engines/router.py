@@ -25,6 +25,7 @@ from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
 from embert.server.ipc.control import EngineState
 from embert.server.ipc.messages import EncodeRequest, Part
 from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.observability.tracing.request_trace import RequestTrace
 
 __all__ = ["Router"]
 
@@ -85,8 +86,9 @@ class Router:
         tasks: Task = Task.EMBED,
         dimensions: int = 0,
         normalize: bool = True,
+        trace: RequestTrace | None = None,
     ) -> Answer:
-        """Admit the texts, run them, return their rows.
+        """Admit the texts, run them, return their rows. `trace`: of a sampled request.
 
         Raises Overloaded over the budget, Unavailable when no engine is ready or time runs out, InferenceFailed when
         the encoder failed on them, TooManyWeights, CancelledError when the client has left.
@@ -106,6 +108,7 @@ class Router:
             now,
             options.bulk,
             adapter=encoded.adapter,
+            trace=b"" if trace is None else trace.context,
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending
@@ -114,8 +117,12 @@ class Router:
         self._send(pending)
         try:
             return await pending.future
-        except asyncio.CancelledError:
-            self._cancel(pending)
+        except (asyncio.CancelledError, Unavailable) as error:
+            # The engine records the wait in the queue of what it runs.
+            if trace is not None and not self._has_run(pending):
+                trace.stage("queue", now, time.monotonic(), str(error) or "the client has left")
+            if isinstance(error, asyncio.CancelledError):
+                self._cancel(pending)
             raise
         finally:
             admission.add(-cost)
@@ -125,6 +132,10 @@ class Router:
                 # The watcher's CancelledError holds its frame, and the frame this request. Without this line the
                 # request would hold the watcher: a cycle that keeps the vectors in memory.
                 pending.watcher = None
+
+    def _has_run(self, pending: PendingRequest) -> bool:
+        """Whether texts of it have run or are running."""
+        return bool(pending.parts) or any(pending.id in self._counters.running(index) for index in self._engines)
 
     def give_up(self) -> None:
         """Answer everything that is pending with 503: the time to drain is over."""
