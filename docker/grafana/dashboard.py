@@ -442,6 +442,15 @@ def runs() -> Iterator[Panel]:
         [target(f"time() - process_start_time_seconds{{{SELECT}}}", each)],
         "s",
     )
+    yield lines(
+        "Spans of traces",
+        "What the collector took, and what was dropped because it did not. Nothing where traces are off.",
+        [
+            target(rate("embert_spans_exported_total"), "exported"),
+            target(rate("embert_spans_dropped_total"), "dropped"),
+        ],
+        "short",
+    )
 
 
 def dashboard() -> Panel:

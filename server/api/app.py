@@ -42,12 +42,18 @@ from embert.server.http.cors import with_cors
 from embert.server.http.errors import Dialects, Invalid, NotFound, ServerError, error_body
 from embert.server.http.request_metrics import RequestMetricsMiddleware
 from embert.server.observability.access_log import AccessLog
+from embert.server.observability.tracing.request_trace import RequestTracer
 
 __all__ = ["create_app"]
 
 
-def create_app(services: Services, keys: Keys, access_log: AccessLog | None) -> ASGIApp:
-    """Everything that answers HTTP. Raises ConfigError where two models would answer at one path."""
+def create_app(
+    services: Services, keys: Keys, access_log: AccessLog | None = None, tracer: RequestTracer | None = None
+) -> ASGIApp:
+    """Everything that answers HTTP. `tracer`: None without traces.
+
+    Raises ConfigError where two models would answer at one path.
+    """
     below = model_paths(services)
     routes = {path: place.route for path, place in below.items()}
     labels, dialects = labels_by_path(routes), dialects_by_path(routes)
@@ -59,6 +65,8 @@ def create_app(services: Services, keys: Keys, access_log: AccessLog | None) -> 
         version=__version__,
         description=description(services),
         swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
+        # FastAPI's own would double ours where a program around embert sets OpenTelemetry up, and may log a text.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     first = services.first
     work = {
@@ -76,7 +84,13 @@ def create_app(services: Services, keys: Keys, access_log: AccessLog | None) -> 
     probes = keyless_paths(("probes",), services.by_name)
     guarded = AuthMiddleware(app, hot, keys, probes, dialects, services.metrics)
     return RequestMetricsMiddleware(
-        with_cors(guarded, services.config, dialects), labels, METRIC_TASKS, dialects, services.metrics, access_log
+        with_cors(guarded, services.config, dialects),
+        labels,
+        METRIC_TASKS,
+        dialects,
+        services.metrics,
+        access_log,
+        tracer,
     )
 
 

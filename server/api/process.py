@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -28,6 +29,9 @@ from embert.server.observability.metrics import use_folder
 from embert.server.observability.request_record import RequestRecord
 from embert.server.observability.scraping.exemplars import publish
 from embert.server.observability.scraping.exposition import Exposition
+from embert.server.observability.tracing.request_trace import RequestTracer
+from embert.server.observability.tracing.sender import RecordSender
+from embert.server.observability.tracing.settings import read_sampler
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -83,7 +87,8 @@ async def _serve(start: StartApi, control: ControlConnection, write_line: Callab
         access_log = None
         if config.access_log != "off":
             access_log = AccessLog(config.access_log, f"api-{start.worker}", write_line)
-        app = create_app(services, keys, access_log)
+        tracer = _tracer(start, keyless_paths(("probes", "metrics"), services.by_name))
+        app = create_app(services, keys, access_log, tracer)
     except (EngineError, ConfigError) as error:
         control.send(Failed(str(error)))
         raise SystemExit(1) from None
@@ -112,7 +117,7 @@ async def _serve(start: StartApi, control: ControlConnection, write_line: Callab
         servers.append(_Server(_uvicorn_config(config, _MetricsApp(services.scrapes), protocol, tls=False)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
-        keep_running(_write_metrics(services, counters, start.worker)),
+        keep_running(_write_metrics(services, counters, start.worker, tracer)),
         keep_running(publish(Path(start.runtime_folder, "metrics"), f"api-{start.worker}", metrics.exemplars)),
         keep_running(_follow(control, router, servers, start)),
         keep_running(keys.follow()),
@@ -127,6 +132,8 @@ async def _serve(start: StartApi, control: ControlConnection, write_line: Callab
     for task in running:
         task.cancel()
     metrics.write()
+    if tracer is not None:
+        tracer.flush()
     services.close()
     await router.close()
 
@@ -204,11 +211,23 @@ async def _drain(router: Router, servers: list[_Server], config: ServeConfig) ->
         server.should_exit = True
 
 
-async def _write_metrics(services: Services, counters: SharedCounters, worker: int) -> None:
+async def _write_metrics(
+    services: Services, counters: SharedCounters, worker: int, tracer: RequestTracer | None
+) -> None:
     while True:
         counters.api_alive[worker] = time.monotonic()
         await asyncio.sleep(services.metrics.WRITE_INTERVAL_S)
         services.write_metrics()
+        if tracer is not None:
+            tracer.flush()
+
+
+def _tracer(start: StartApi, quiet: frozenset[str]) -> RequestTracer | None:
+    """`quiet`: the routes that start no trace."""
+    if start.traces_fd is None:
+        return None
+    sender = RecordSender(start.traces_fd, f"api-{start.worker}")
+    return RequestTracer(sender, read_sampler(start.config.otlp_sampling, os.environ), quiet)
 
 
 _NOTHING = Exposition(b"only GET /metrics is here\n", ((b"content-type", b"text/plain"),))

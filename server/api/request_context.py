@@ -30,6 +30,7 @@ from embert.server.config import option_name
 from embert.server.http.accept import prefers
 from embert.server.http.errors import PayloadTooLarge, UnsupportedEncoding
 from embert.server.observability.request_record import BULK, SCOPE_KEY, RequestRecord
+from embert.server.observability.tracing.request_trace import TRACE_KEY, RequestTrace
 
 __all__ = ["JSON", "OCTETS", "Handler", "RequestContext"]
 
@@ -55,12 +56,13 @@ class RequestContext:
 
     __slots__ = (
         "_choice", "_given", "_is_query", "_param", "_says_model", "_shared", "_size",
-        "breakdown", "headers", "options", "receive", "scope", "service", "truncated",
+        "breakdown", "headers", "options", "receive", "scope", "service", "trace", "truncated",
     )  # fmt: skip
 
     def __init__(self, choice: ModelChoice, scope: Scope, receive: Receive) -> None:
         """Raises Invalid for request options that cannot be read."""
         self._choice, self.scope, self.receive = choice, scope, receive
+        self.trace: RequestTrace | None = scope.get(TRACE_KEY)
         self.breakdown = LatencyBreakdown()
         config = choice.services.config
         self.options = read_request_options(scope["headers"], time.monotonic(), config.request_timeout)
@@ -183,7 +185,7 @@ class RequestContext:
             is_query=is_query,
             limit=limit,
         )
-        self.truncated += encoded.truncated
+        self._note_tokenized(encoded)
         return encoded
 
     async def tokenize_pairs(
@@ -206,8 +208,14 @@ class RequestContext:
             direction=direction,
             limits=limits,
         )
-        self.truncated += encoded.truncated
+        self._note_tokenized(encoded)
         return encoded
+
+    def _note_tokenized(self, encoded: Encoded) -> None:
+        self.truncated += encoded.truncated
+        if self.trace is not None:
+            now = time.perf_counter()
+            self.trace.tokenized(now, self.breakdown.tokenize_s, encoded.sequences, encoded.tokens)
 
     async def run(
         self, encoded: Encoded, tasks: Task = Task.EMBED, *, dimensions: int = 0, normalize: bool = True
@@ -236,6 +244,7 @@ class RequestContext:
                 dimensions=dimensions,
                 normalize=normalize,
                 note_failure=self.breakdown.note_failure,
+                trace=self.trace,
             )
         except TooManyWeights as error:
             self._count_weights(error.weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.types import Receive, Scope, Send
 
 from embert.server.api.models.choice import ModelChoice
@@ -40,6 +42,8 @@ class TaskEndpoint:
             await send_error(send, error, self._dialect)
             return
         context.breakdown.encoded()
+        if context.trace is not None and context.breakdown.answered is not None:
+            context.trace.stage("encode", context.breakdown.answered, time.perf_counter())
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *context.answer_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -225,7 +225,8 @@ def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any])
         parser.add_argument(option_name(option.name), action="append", type=kind, metavar="VALUE", **common)
     else:
         choices = option.metadata.get("choices")
-        metavar = "{" + ",".join(choices) + "}" if choices else {int: "N", float: "SECONDS"}.get(kind, "VALUE")
+        usual = option.metadata.get("metavar", {int: "N", float: "SECONDS"}.get(kind, "VALUE"))
+        metavar = "{" + ",".join(choices) + "}" if choices else usual
         parser.add_argument(option_name(option.name), type=kind, metavar=metavar, **common)
 
 

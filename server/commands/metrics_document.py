@@ -73,6 +73,7 @@ def document() -> str:
                 "cuda:0", list(GpuMetrics.NAMES)
             ),
             "Server (the supervisor)": lambda: SupervisorMetrics.create([0], __version__),
+            "Traces (the process that exports them)": _trace_metrics,
         }
         processes = _families()
         known = {family.name for family in processes}
@@ -132,6 +133,12 @@ def _make_engine_metrics() -> None:
     metrics.of("m")
     metrics.describe(dict.fromkeys(MODEL_FACTS, ""))
     metrics.last_success.set(1)  # a timestamp that was never set is not exported
+
+
+def _trace_metrics() -> object:
+    from embert.server.observability.tracing.trace_metrics import TraceMetrics
+
+    return TraceMetrics()
 
 
 def _bullet(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -12,6 +13,7 @@ from embert import __version__
 from embert.server.commands.models import plan
 from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys
 from embert.server.observability.logs import configure_logging, exit_now
+from embert.server.observability.tracing.settings import TracingUnavailable, read_sampler, shown, traces_url
 from embert.server.supervisor.sockets import listen, listen_for_each
 from embert.server.supervisor.supervisor import Supervisor
 
@@ -33,6 +35,7 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
     _check_tls(config)
     read_api_keys(config)
     configs = model_configs(config)
+    traces = _traces_url(config)
     sockets = sockets or listen_for_each(config.host, config.port, config.http_processes)
     metrics_socket = None
     if config.metrics_port is not None:
@@ -41,7 +44,26 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
     planned, broken = plan(configs)
     if not planned:
         return 1
-    return Supervisor(config, planned, broken, sockets, metrics_socket, began).run()
+    if traces is not None:
+        log.info("traces   to %s", shown(traces))
+    return Supervisor(config, planned, broken, sockets, metrics_socket, began, traces).run()
+
+
+def _traces_url(config: ServeConfig) -> str | None:
+    """Where spans go, if anywhere. Raises ConfigError where --otlp-endpoint cannot be used.
+
+    OpenTelemetry's variables may be meant for every program of a machine: where they cannot be used, a line says so.
+    """
+    try:
+        url = traces_url(config.otlp_endpoint, os.environ)
+        if url is not None:
+            read_sampler(config.otlp_sampling, os.environ)
+    except TracingUnavailable as error:
+        if config.otlp_endpoint is not None:
+            raise ConfigError(str(error)) from None
+        log.warning("%s; serving without traces", error)
+        return None
+    return url
 
 
 def _on_sigterm(number: int, frame: object) -> None:

@@ -137,6 +137,16 @@ class ServeConfig:
         "bucket bounds of the latency histograms, in seconds; default: 50 µs to 1 s for tokenise and encode, 100 µs to "
         "60 s for all others",
     )
+    otlp_endpoint: str | None = _option(
+        None, "URL of an OpenTelemetry collector that takes traces over OTLP/HTTP, such as http://collector:4318"
+    )
+    otlp_sampling: float | None = _option(
+        None,
+        "share of the requests that are traced, where the caller does not say; default: OTEL_TRACES_SAMPLER, else 1",
+        low=0.0,
+        high=1.0,
+        metavar="RATIO",
+    )
     log_format: str = _option("text", "format of log lines", choices=("text", "json"))
     access_log: str = _option("off", "a log line for each request", choices=("off", "text", "json"))
     log_level: str = _option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))

@@ -217,5 +217,6 @@ async def send_error(send: Send, error: ServerError, dialect: Dialect) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 415:
         headers.append((b"accept-encoding", b"identity"))
-    await send({"type": "http.response.start", "status": status_of(error, dialect), "headers": headers})
+    begin = {"type": "http.response.start", "status": status_of(error, dialect), "headers": headers}
+    await send({**begin, "reason": error.message})  # the reason is for traces; servers ignore it
     await send({"type": "http.response.body", "body": body})

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from embert.server.http.errors import Dialects, ServerError, send_error
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.request_record import INTERACTIVE, SCOPE_KEY, RequestRecord
+from embert.server.observability.request_record import BULK, INTERACTIVE, SCOPE_KEY, RequestRecord
+from embert.server.observability.tracing.request_trace import RequestTracer
 
 __all__ = ["RequestMetricsMiddleware", "ids_of"]
 
@@ -41,10 +42,14 @@ class RequestMetricsMiddleware:
         dialects: Dialects,
         metrics: ApiMetrics,
         access_log: AccessLog | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
-        """`labels` gives the metric label of every path that there can be; `tasks`: those that ask a model."""
+        """`labels` gives the metric label of every path that there can be; `tasks`: those that ask a model.
+
+        `tracer`: None without traces.
+        """
         self._app, self._labels, self._dialects, self._metrics = app, labels, dialects, metrics
-        self._tasks, self._access_log = tasks, access_log
+        self._tasks, self._access_log, self._tracer = tasks, access_log, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -56,10 +61,13 @@ class RequestMetricsMiddleware:
         request_id, trace_id = ids_of(scope["headers"])
         asks = scope["method"] == "POST" and route in self._tasks
         record = scope[SCOPE_KEY] = RequestRecord(route, request_id, trace_id, INTERACTIVE if asks else "")
+        trace = None if self._tracer is None else self._tracer.begin(scope, route, started)
 
         async def send_noting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                if trace is not None:
+                    trace.reason = message.get("reason", "")
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
@@ -73,15 +81,20 @@ class RequestMetricsMiddleware:
             record.status = CLIENT_LEFT
         except Exception as error:  # noqa: BLE001 - a bug of ours: the client still gets an answer
             _log_bug(error, request_id, route)
+            if trace is not None:
+                trace.exception = type(error).__name__
             if not record.status:
                 answer = ServerError("internal error; the log has more")
                 await send_error(send_noting, answer, self._dialects[scope["path"]])
         finally:
             metrics.requests_in_flight -= 1
-            seconds = time.perf_counter() - started
-            metrics.observe(record, seconds)
+            ended = time.perf_counter()
+            metrics.observe(record, ended - started)
             if self._access_log is not None:
-                self._access_log.note(record, seconds, scope.get("client"))
+                self._access_log.note(record, ended - started, scope.get("client"))
+            if trace is not None:
+                trace.model, trace.bulk = record.model, record.priority == BULK
+                trace.end(record.status, request_id, ended)
 
 
 def ids_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:

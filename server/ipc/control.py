@@ -94,6 +94,7 @@ class StartApi(msgspec.Struct, tag=True):
     worker: int
     counters_fd: int
     engines: list[EngineState]
+    traces_fd: int | None = None  # the socket that takes records of sampled requests; None: no traces
 
 
 class StartEngine(msgspec.Struct, tag=True):
@@ -109,6 +110,7 @@ class StartEngine(msgspec.Struct, tag=True):
     endpoint: str
     counters_fd: int
     engines: int  # number of engines in the server
+    traces_fd: int | None = None  # as in StartApi
 
 
 class LoadModel(msgspec.Struct, tag=True):

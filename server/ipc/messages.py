@@ -37,6 +37,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     alone: bool = False  # an engine was lost while it ran this: give it a batch of its own
     adapter: int = -1  # the model's that runs on all of its texts; -1: none
     model: int = 0  # its number
+    trace: bytes = b""  # of a sampled request: RequestTrace.context
 
 
 class Submit(msgspec.Struct, array_like=True):

@@ -12,12 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import NoReturn
 
 import orjson
 
-__all__ = ["configure_logging", "exit_now"]
+__all__ = ["configure_logging", "exit_now", "trace_id"]
 
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 _STDERR = 2
@@ -25,10 +26,17 @@ WAITING_BYTES = 1 << 20  # of lines that stderr does not accept yet
 FLUSH_S = 0.5
 RETRY_S = 0.01
 
+# Of the request that this task works on, in hexadecimal; empty: it has no trace.
+trace_id: ContextVar[str] = ContextVar("trace_id", default="")
+
 
 class _Text(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)-7s {process:<10} %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        line = super().formatMessage(record)
+        return f"{line} trace_id={found}" if (found := _trace_id(record)) else line
 
 
 class _Json(logging.Formatter):
@@ -44,10 +52,17 @@ class _Json(logging.Formatter):
             "pid": record.process,
             "message": record.getMessage(),
         }
+        if found := _trace_id(record):
+            line["trace_id"] = found
         line.update((key, value) for key, value in record.__dict__.items() if key not in _OWN)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str).decode()
+
+
+def _trace_id(record: logging.LogRecord) -> str:
+    """Of the line itself (`extra`), else of the request that is worked on."""
+    return str(getattr(record, "trace_id", "")) or trace_id.get()
 
 
 class _Stderr(logging.Handler):

@@ -24,7 +24,15 @@ class StartMessages:
     folder: str  # of sockets and metrics
     counters_fd: int
 
-    def engine(self, child: Child, devices: Sequence[str], numbers: Sequence[int], *, one_by_one: bool) -> StartEngine:
+    def engine(
+        self,
+        child: Child,
+        devices: Sequence[str],
+        numbers: Sequence[int],
+        *,
+        one_by_one: bool,
+        traces_fd: int | None,
+    ) -> StartEngine:
         """Load these models of the server; `devices` are those of all engines."""
         return StartEngine(
             config=self.config,
@@ -37,6 +45,7 @@ class StartMessages:
             endpoint=child.endpoint,
             counters_fd=self.counters_fd,
             engines=len(devices),
+            traces_fd=traces_fd,
         )
 
     def api(
@@ -45,6 +54,7 @@ class StartMessages:
         sockets: Sequence[socket.socket],
         metrics_socket: socket.socket | None,
         engines: list[EngineState],
+        traces_fd: int | None,
     ) -> StartApi:
         """Listen on these sockets, which the child has inherited."""
         return StartApi(
@@ -57,4 +67,5 @@ class StartMessages:
             worker=child.index,
             counters_fd=self.counters_fd,
             engines=engines,
+            traces_fd=traces_fd,
         )

@@ -43,6 +43,7 @@ from embert.server.supervisor.hangs import HangDetector
 from embert.server.supervisor.planned_model import PlannedModel
 from embert.server.supervisor.restarts import FIRST_STARTS, STABLE_S, Outages
 from embert.server.supervisor.start_messages import StartMessages
+from embert.server.supervisor.trace_exporter import TraceExporter
 
 if TYPE_CHECKING:
     from embert.server.observability.metrics import SupervisorMetrics
@@ -68,6 +69,7 @@ class Supervisor:
     sockets: list[list[socket.socket]]  # of each API process
     metrics_socket: socket.socket | None
     began: float
+    traces_url: str | None = None  # where spans go; None: no traces
     _folder: Path = field(init=False)
     _apis: list[Child] = field(init=False)
     _engines: list[Child] = field(init=False)
@@ -78,6 +80,7 @@ class Supervisor:
     _messages: StartMessages = field(init=False)
     _hangs: HangDetector = field(init=False)
     _outages: Outages = field(init=False)
+    _traces: TraceExporter | None = field(default=None, init=False)
     _watched: float = field(default_factory=time.monotonic, init=False)  # when `_watch` last ran
     _stopping: bool = field(default=False, init=False)
     _kill_at: float = field(default=float("inf"), init=False)
@@ -95,7 +98,9 @@ class Supervisor:
             return 1
         use_folder(self._folder / "metrics", "supervisor")
         from embert.server.observability.metrics import SupervisorMetrics
+        from embert.server.observability.tracing.trace_metrics import TraceMetrics
 
+        TraceMetrics()
         devices = self.devices
         self._metrics = SupervisorMetrics.create(range(len(devices)), __version__)
         self._counters = SharedCounters.create(self.config.http_processes, len(devices), len(self.models))
@@ -119,6 +124,9 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop
         try:
+            if self.traces_url is not None:
+                self._traces = TraceExporter(self.config, self.traces_url, self._folder)
+                self._traces.watch()
             for child in self._children:
                 self._start(child)
             while self._awaited():
@@ -135,6 +143,8 @@ class Supervisor:
         finally:
             for child in self._children:
                 child.kill()
+            if self._traces is not None:
+                self._traces.close(lambda: self._kill_at)
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._status
 
@@ -169,7 +179,7 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         """Start a child, or schedule another try where the system has no descriptors, memory or processes left."""
-        inherited = [self._counters.fd]
+        inherited = [self._counters.fd, *([self._traces.fd] if self._traces is not None else [])]
         if child.kind == "api":
             inherited += [sock.fileno() for sock in self.sockets[child.index]]
             inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
@@ -186,11 +196,12 @@ class Supervisor:
         log.debug("%s started, pid %d", child.name, child.process.pid)
 
     def _instructions(self, child: Child) -> Message:
+        traces_fd = None if self._traces is None else self._traces.fd
         if child.kind == "engine":
             numbers, one_by_one = self._engine_models[child.index].begin()
-            return self._messages.engine(child, self.devices, numbers, one_by_one=one_by_one)
+            return self._messages.engine(child, self.devices, numbers, one_by_one=one_by_one, traces_fd=traces_fd)
         metrics_socket = self.metrics_socket if child.index == 0 else None
-        return self._messages.api(child, self.sockets[child.index], metrics_socket, self._states)
+        return self._messages.api(child, self.sockets[child.index], metrics_socket, self._states, traces_fd)
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -311,6 +322,8 @@ class Supervisor:
             elif not child.ready and now - child.reported > self.config.start_timeout / PROGRESS_REPORTS:
                 child.reported = now
                 log.info("%s is still starting after %.0f s: %s", child.name, now - child.started, child.doing)
+        if self._traces is not None:
+            self._traces.watch()
         if was_stopped:
             self._outages.restart_clocks(now)
         for engine in self._engines:

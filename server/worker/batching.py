@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from embert.engine import PackedBatch, Task
 from embert.server.ipc.framing import Channel
+from embert.server.observability.tracing.records import Member
 from embert.server.worker.scheduling import Batch, Slice
 
-__all__ = ["Payload", "batch_of", "pack", "runs_alone"]
+__all__ = ["Payload", "batch_of", "pack", "runs_alone", "sampled"]
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class Payload:
     alone: bool = False
     adapter: int = -1  # of each text; -1: none
     weights: int = 0  # of its sparse vectors so far
+    trace: bytes = b""  # of a sampled request: RequestTrace.context
 
 
 def pack(slices: list[Slice]) -> PackedBatch:
@@ -72,6 +74,15 @@ def batch_of(model: Any, slices: list[Slice]) -> Batch:
     """A batch of these slices."""
     tokens, texts = sum(piece.tokens for piece in slices), sum(piece.stop - piece.start for piece in slices)
     return Batch(model, slices, tokens, texts)
+
+
+def sampled(slices: list[Slice]) -> list[Member]:
+    """What traces tell of these slices: those of sampled requests."""
+    return [
+        Member(payload.trace, piece.stop - piece.start, piece.tokens, 0.0 if piece.start else payload.admitted)
+        for piece in slices
+        if (payload := piece.request.payload).trace
+    ]
 
 
 def runs_alone(batch: Batch) -> bool:

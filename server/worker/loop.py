@@ -28,7 +28,9 @@ from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCount
 from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.logs import exit_now
 from embert.server.observability.metrics import EngineMetrics
-from embert.server.worker.batching import batch_of, pack, runs_alone
+from embert.server.observability.tracing.batch_tracer import BatchTracer
+from embert.server.observability.tracing.sender import RecordSender
+from embert.server.worker.batching import batch_of, pack, runs_alone, sampled
 from embert.server.worker.health import Health
 from embert.server.worker.loaded_model import LoadedModel
 from embert.server.worker.responder import Responder
@@ -90,6 +92,9 @@ class EngineLoop:
         self._server = SocketServer(self._health.status, self._queue.submit, self._queue.disconnect)
         self._responder = Responder(self._server.send, self._queue.drop)
         self._probed = 0  # idle probes so far
+        self._tracer = None  # of batches with sampled requests
+        if start.traces_fd is not None:
+            self._tracer = BatchTracer(RecordSender(start.traces_fd, f"engine-{start.index}"), start.index)
 
     # --- starting ---
 
@@ -129,6 +134,8 @@ class EngineLoop:
         running: _InFlight | None = None
         while True:
             if running is None:
+                if self._tracer is not None:
+                    self._tracer.flush()
                 batch = self._queue.wait_for_batch(PROBE_INTERVAL_S, self._probe_if_idle)
                 if batch is None:
                     return
@@ -187,6 +194,8 @@ class EngineLoop:
             # request at fault ever fails.
             if len(flight.batch.slices) == 1:
                 self._responder.fail(flight.batch.slices, error)
+            flight.ended = time.monotonic()
+            self._trace(flight, error)
             self.give_up(error)
             return
         except EncoderError as error:
@@ -206,12 +215,31 @@ class EngineLoop:
             return
         queued = self._queue.settle(batch, flight.seconds)
         if isinstance(rows, EncoderError):
+            self._trace(flight, rows)
             self._bisect(batch, rows)
         else:
             self._health.succeeded()
             model.throughput.add_batch(flight.seconds, batch.tokens, queued=queued)
             self._responder.answer(batch.slices, rows, flight.began, flight.ended, model.config.max_answer_weights)
             self._observe(flight)
+            self._trace(flight)
+
+    def _trace(self, flight: _InFlight, error: Exception | None = None) -> None:
+        """Record a forward with texts of sampled requests; one that failed is sent at once."""
+        if self._tracer is None:
+            return
+        batch = flight.batch
+        self._tracer.record(
+            sampled(batch.slices),
+            started=flight.began if error is None else flight.started,
+            ended=flight.ended,
+            texts=batch.texts,
+            tokens=batch.tokens,
+            requests=len(batch.slices),
+            reason="" if error is None else str(error),
+        )
+        if error is not None:
+            self._tracer.flush()
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
         """Halve a batch that failed until only the requests that fail by themselves get the error."""
@@ -237,6 +265,8 @@ class EngineLoop:
             self._metrics.cancelled_texts["batched"].inc(cancelled)
 
     def _probe_if_idle(self) -> None:
+        if self._tracer is not None:
+            self._tracer.flush()  # what the exporting process had no time for
         models = list(self._models.values())
         if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S or not models:
             return

@@ -11,6 +11,7 @@ from embert.engine import Rows, Task
 from embert.engine.errors import EncoderError
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import Part, TaskRows
+from embert.server.observability.tracing.trace_context import TRACE_BYTES
 from embert.server.worker.batching import Payload
 from embert.server.worker.scheduling import Slice
 
@@ -79,7 +80,8 @@ class Responder:
 
     def fail(self, slices: list[Slice], error: Exception) -> None:
         """Answer these requests with an error. Their other texts need not run."""
-        log.error("%d request(s) failed: %s", len(slices), error)
+        trace_id = slices[0].request.payload.trace[:TRACE_BYTES].hex()
+        log.error("%d request(s) failed: %s", len(slices), error, extra={"trace_id": trace_id} if trace_id else None)
         for piece in slices:
             payload: Payload = piece.request.payload
             self._drop(piece.request.key)

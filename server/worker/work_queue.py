@@ -91,6 +91,7 @@ class WorkQueue:
             request.admitted,
             request.alone,
             request.adapter,
+            trace=request.trace,
         )
         lengths = np.frombuffer(request.lengths, np.int32).tolist()
         if request.model not in self._models:

@@ -70,9 +70,17 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
 
 def test_nothing_is_open_to_other_hosts_unless_asked_for() -> None:
     published = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert len(published) == 4
+    assert len(published) == 5
     for port in published:
         assert port.startswith(("127.0.0.1:", "${BIND_ADDRESS:-127.0.0.1}:")), port
+
+
+def test_traces_go_where_the_shell_says() -> None:
+    """Nowhere by default: without the profile there would be nobody to take them."""
+    assert SERVICES["jaeger"]["profiles"] == ["traces"]
+    for name in OURS:
+        assert SERVICES[name]["environment"]["EMBERT_OTLP_ENDPOINT"] is None
+    assert "EMBERT_OTLP_ENDPOINT=http://jaeger:4318 " in (FOLDER / "compose.yaml").read_text()
 
 
 def test_the_load_is_ours() -> None:

@@ -26,6 +26,7 @@ from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
 from embert.server.ipc.control import EngineState, ModelInfo, StartModel
 from embert.server.ipc.messages import EncodeRequest, Part
 from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.observability.tracing.request_trace import RequestTrace
 
 __all__ = ["Router"]
 
@@ -100,8 +101,9 @@ class Router:
         dimensions: int = 0,
         normalize: bool = True,
         note_failure: Callable[[int, float], None] | None = None,
+        trace: RequestTrace | None = None,
     ) -> Answer:
-        """Admit texts for the model of this number, run them, return their rows.
+        """Admit texts for the model of this number, run them, return their rows. `trace`: of a sampled request.
 
         Raises Overloaded over the budget, Unavailable when the model is ready on no engine or time runs out,
         InferenceFailed when the encoder failed on them, TooManyWeights, CancelledError when the client has left. Once
@@ -123,6 +125,7 @@ class Router:
             options.bulk,
             adapter=encoded.adapter,
             model=model,
+            trace=b"" if trace is None else trace.context,
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending
@@ -132,6 +135,10 @@ class Router:
         try:
             return await pending.future
         except BaseException as error:
+            # The engine records the wait in the queue of what it runs.
+            waited = isinstance(error, asyncio.CancelledError | Unavailable)
+            if trace is not None and waited and not self._has_run(pending):
+                trace.stage("queue", now, time.monotonic(), str(error) or "the client has left")
             if isinstance(error, asyncio.CancelledError):
                 self._cancel(pending)
             if note_failure is not None:
@@ -145,6 +152,10 @@ class Router:
                 # The watcher's CancelledError holds its frame, and the frame this request. Without this line the
                 # request would hold the watcher: a cycle that keeps the vectors in memory.
                 pending.watcher = None
+
+    def _has_run(self, pending: PendingRequest) -> bool:
+        """Whether texts of it have run or are running."""
+        return bool(pending.parts) or any(pending.id in self._counters.running(index) for index in self._engines)
 
     def give_up(self, *, unready: bool = False) -> None:
         """Answer everything that is pending with 503, or with `unready` what is for models that cannot work now.

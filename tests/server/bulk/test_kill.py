@@ -60,7 +60,7 @@ def kill_at(size: int, command: list[str], target: Path) -> bool:
         children = psutil.Process(process.pid).children() if process.poll() is None else []
         process.kill()
         killed = process.wait() == -9
-        gone, alive = psutil.wait_procs(children, 60)
+        _, alive = psutil.wait_procs(children, 60)
         assert not alive, "processes outlive their run"
         return killed
 

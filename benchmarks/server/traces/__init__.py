@@ -1,0 +1,1 @@
+"""What OpenTelemetry traces cost the server."""

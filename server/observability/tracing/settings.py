@@ -1,0 +1,122 @@
+"""Where spans go, and which requests have any: from the options of `embert serve` and OpenTelemetry's own variables.
+
+The specification of the variables: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from embert.server.observability.tracing.trace_context import SPAN_BYTES, TRACE_BYTES
+
+__all__ = ["INSTALL_OTEL", "Sampler", "TracingUnavailable", "read_sampler", "shown", "traces_url"]
+
+INSTALL_OTEL = "pip install 'embert[otel]'"
+_EXPORTER = "opentelemetry.exporter.otlp.proto.http"
+_PATH = "/v1/traces"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")  # the first is taken as it is
+_PARENT_BASED = "parentbased_"
+_SAMPLERS = ("always_on", "always_off", "traceidratio")
+
+
+class TracingUnavailable(ValueError):
+    """Traces were asked for and cannot be exported; the message is one sentence for users."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Decides which requests have spans."""
+
+    ratio: float  # of the requests without a caller's decision, 0 … 1
+    parent_based: bool = True  # a caller's decision counts
+
+    def takes(self, trace_id: bytes) -> bool:
+        """Whether `ratio` includes this trace: by its id, so that every service decides alike."""
+        # As OpenTelemetry's TraceIdRatioBased.
+        return int.from_bytes(trace_id[TRACE_BYTES - SPAN_BYTES :]) < round(self.ratio * 2**64)
+
+
+def traces_url(option: str | None, environment: Mapping[str, str]) -> str | None:
+    """The URL that takes spans; None where nobody asked for traces.
+
+    `option` is that of --otlp-endpoint. Raises TracingUnavailable where spans cannot be exported there.
+    """
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    named = next((name for name in _ENDPOINTS if environment.get(name)), None)
+    if option is not None:
+        named, given = "--otlp-endpoint", option
+    elif named is None or environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
+        return None
+    else:
+        given = environment[named]
+    if not _is_url(given):
+        raise TracingUnavailable(f"{named} must be a URL such as http://collector:4318; it is {shown(given)}")
+    _check_protocol(environment)
+    if not _is_installed():
+        raise TracingUnavailable(f"{named} {shown(given)} needs OpenTelemetry's exporter: {INSTALL_OTEL}")
+    return given if named == _ENDPOINTS[0] else _with_path(given)
+
+
+def shown(url: str) -> str:
+    """The URL for log lines, without a password or a key in it."""
+    scheme, slashes, rest = url.partition("?")[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return scheme + slashes + host.rpartition("@")[2] + slash + path
+
+
+def _with_path(base: str) -> str:
+    """The URL for traces below a collector's base URL; a URL for traces stays as it is."""
+    return base if urlsplit(base).path.endswith(_PATH) else base.removesuffix("/") + _PATH
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _check_protocol(environment: Mapping[str, str]) -> None:
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if protocol := environment.get(name, ""):
+            if protocol != "http/protobuf":
+                raise TracingUnavailable(
+                    f"{name} must be http/protobuf, which collectors take on port 4318; it is {protocol}"
+                )
+            return
+
+
+def _is_installed() -> bool:
+    try:
+        return importlib.util.find_spec(_EXPORTER) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def read_sampler(option: float | None, environment: Mapping[str, str]) -> Sampler:
+    """Which requests have spans: by --otlp-sampling, else by OTEL_TRACES_SAMPLER and its argument, else all of them.
+
+    Raises TracingUnavailable for values that it does not know.
+    """
+    if option is not None:
+        return Sampler(option)
+    name = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
+    kind = name.removeprefix(_PARENT_BASED)
+    if kind not in _SAMPLERS:
+        known = ", ".join((*_SAMPLERS, *(_PARENT_BASED + each for each in _SAMPLERS)))
+        raise TracingUnavailable(f"OTEL_TRACES_SAMPLER must be one of {known}; it is {name}")
+    ratio = 1.0 if kind != "always_off" else 0.0
+    if kind == "traceidratio":
+        argument = environment.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1"
+        try:
+            ratio = float(argument)
+        except ValueError:
+            ratio = -1.0
+        if not 0.0 <= ratio <= 1.0:
+            raise TracingUnavailable(f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1; it is {argument}")
+    return Sampler(ratio, name != kind)

@@ -1,0 +1,212 @@
+"""Options and OpenTelemetry's variables: where spans go, which requests have some, and what is refused at the start."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from embert.server.observability.tracing import settings
+from embert.server.observability.tracing.settings import (
+    Sampler,
+    TracingUnavailable,
+    read_sampler,
+    shown,
+    traces_url,
+)
+from tests.server.live import STAND_IN, live, run_cli, until
+from tests.server.observability.tracing.traced import AT_ONCE, OtlpReceiver, new_trace, received
+
+ANY, TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "url"),
+    [
+        (None, {}, None),
+        ("http://a:4318", {}, "http://a:4318/v1/traces"),
+        ("https://a/otlp/", {}, "https://a/otlp/v1/traces"),
+        ("http://a:4318/v1/traces", {}, "http://a:4318/v1/traces"),
+        (None, {ANY: "http://a:4318"}, "http://a:4318/v1/traces"),
+        (None, {TRACES: "http://b/spans", ANY: "http://a:4318"}, "http://b/spans"),
+        ("http://c:1", {TRACES: "http://b/spans"}, "http://c:1/v1/traces"),
+        (None, {ANY: ""}, None),
+        (None, {ANY: "http://a:4318", "OTEL_TRACES_EXPORTER": "none"}, None),
+        (None, {ANY: "http://a:4318", "OTEL_TRACES_EXPORTER": "otlp"}, "http://a:4318/v1/traces"),
+        ("http://a:4318", {"OTEL_TRACES_EXPORTER": "none"}, "http://a:4318/v1/traces"),
+        ("http://a:4318", {"OTEL_SDK_DISABLED": "true"}, None),
+        ("http://a:4318", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http://a:4318/v1/traces"),
+        (
+            "http://a:4318",
+            {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "http://a:4318/v1/traces",
+        ),
+    ],
+)
+def test_where_spans_go(option: str | None, environment: dict[str, str], url: str | None) -> None:
+    assert traces_url(option, environment) == url
+
+
+@pytest.mark.parametrize("url", ["", "collector:4318", "grpc://a:4317", "http://", "http://[::1", "http://a:0", "/x"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(TracingUnavailable, match=r"--otlp-endpoint must be a URL such as http://collector:4318; it is"):
+        traces_url(url, {})
+
+
+def test_another_protocol_is_refused() -> None:
+    with pytest.raises(TracingUnavailable, match=r"OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf.*; it is grpc"):
+        traces_url("http://a:4317", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+
+
+def test_no_password_is_shown() -> None:
+    assert shown("https://me:secret@host:4318/v1/traces?key=secret") == "https://host:4318/v1/traces"
+    assert shown("http://host:4318") == "http://host:4318"
+    with pytest.raises(TracingUnavailable) as told:
+        traces_url("ftp://me:secret@host", {})
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "sampler"),
+    [
+        (None, {}, Sampler(1.0)),
+        (0.25, {}, Sampler(0.25)),
+        (0.25, {"OTEL_TRACES_SAMPLER": "always_on"}, Sampler(0.25)),
+        (None, {"OTEL_TRACES_SAMPLER": "always_on"}, Sampler(1.0, False)),
+        (None, {"OTEL_TRACES_SAMPLER": "always_off"}, Sampler(0.0, False)),
+        (None, {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}, Sampler(0.0)),
+        (None, {"OTEL_TRACES_SAMPLER": "traceidratio"}, Sampler(1.0, False)),
+        (None, {"OTEL_TRACES_SAMPLER": "ParentBased_TraceIdRatio", "OTEL_TRACES_SAMPLER_ARG": "0.1"}, Sampler(0.1)),
+        (None, {"OTEL_TRACES_SAMPLER": "always_on", "OTEL_TRACES_SAMPLER_ARG": "0.1"}, Sampler(1.0, False)),
+    ],
+)
+def test_which_requests_have_spans(option: float | None, environment: dict[str, str], sampler: Sampler) -> None:
+    assert read_sampler(option, environment) == sampler
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "said"),
+    [
+        ("jaeger_remote", "", "OTEL_TRACES_SAMPLER must be one of always_on, .*; it is jaeger_remote"),
+        ("traceidratio", "2", "OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1; it is 2"),
+        ("traceidratio", "half", "OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1; it is half"),
+        ("traceidratio", "nan", "OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1; it is nan"),
+    ],
+)
+def test_samplers_that_there_are_not(name: str, argument: str, said: str) -> None:
+    with pytest.raises(TracingUnavailable, match=said):
+        read_sampler(None, {"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": argument})
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1e-3, 0.1, 0.5, 1.0])
+def test_the_ratio_takes_what_opentelemetrys_own_takes(ratio: float) -> None:
+    from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+
+    sampler, theirs = Sampler(ratio), TraceIdRatioBased(ratio)
+    ids = [secrets.token_bytes(16) for _ in range(2000)]
+    edge = theirs.bound
+    ids += [bytes(8) + number.to_bytes(8) for number in (0, edge - 1, edge, 2**64 - 1) if 0 <= number < 2**64]
+    for each in ids:
+        decision = theirs.should_sample(None, int.from_bytes(each), "span").decision
+        assert sampler.takes(each) == decision.is_sampled()  # type: ignore[no-untyped-call]
+
+
+# --- the command line ---
+
+
+def without_the_extra(folder: Path) -> dict[str, str]:
+    """An environment in which OpenTelemetry's exporter cannot be found, nor its API."""
+    package = folder / "opentelemetry"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    return {"PYTHONPATH": f"{folder}"}
+
+
+def test_without_the_extra_the_option_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    ran = run_cli("serve", "--port", "0", "--otlp-endpoint", "http://a:4318", env=without_the_extra(tmp_path))
+    assert ran.returncode == 2
+    assert ran.stderr == (
+        "embert: error: --otlp-endpoint http://a:4318 needs OpenTelemetry's exporter: pip install 'embert[otel]'\n"
+    )
+
+
+def test_without_the_extra_a_variable_for_all_programs_costs_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not keep a server from starting that has served without traces until now."""
+    from embert.server.commands import serve
+    from embert.server.config import ConfigError, ServeConfig
+
+    said: list[str] = []
+    monkeypatch.setattr(settings, "_EXPORTER", "opentelemetry.exporter.of.nobody")
+    monkeypatch.setattr(serve.log, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setenv(ANY, "http://a:4318")
+    assert serve._traces_url(ServeConfig()) is None
+    assert said == [
+        f"{ANY} http://a:4318 needs OpenTelemetry's exporter: pip install 'embert[otel]'; serving without traces"
+    ]
+    with pytest.raises(ConfigError, match="--otlp-endpoint http://b:1 needs"):
+        serve._traces_url(ServeConfig(otlp_endpoint="http://b:1"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "said"),
+    [
+        (("--otlp-endpoint", "nowhere"), {}, "--otlp-endpoint must be a URL such as http://collector:4318"),
+        (("--otlp-sampling", "1.5"), {}, "--otlp-sampling must be 0.0 to 1.0; it is 1.5"),
+        (
+            ("--otlp-endpoint", "http://a:4318"),
+            {"OTEL_TRACES_SAMPLER": "xray"},
+            "OTEL_TRACES_SAMPLER must be one of always_on",
+        ),
+    ],
+)
+def test_wrong_options_end_the_start(arguments: tuple[str, ...], env: dict[str, str], said: str) -> None:
+    ran = run_cli("serve", "--port", "0", *arguments, env=env)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+
+
+def test_opentelemetrys_variables_alone_are_enough() -> None:
+    with OtlpReceiver() as receiver:
+        env = {
+            ANY: receiver.url,
+            "OTEL_SERVICE_NAME": "embeddings-of-shop",
+            "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test,service.version=7",
+            "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=shop",
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+            "OTEL_TRACES_SAMPLER": "traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "1",
+            **AT_ONCE,
+        }
+        with live(*STAND_IN, env=env) as server:
+            trace = new_trace(sampled=False)  # which traceidratio does not ask for
+            assert server.post("/embed", {"inputs": "a"}, headers=trace.headers).status_code == 200
+            span = received(receiver, trace, ("POST /embed", "tokenize", "queue", "inference", "encode"))[0]
+            assert f"traces   to {receiver.url}/v1/traces" in server.log
+        assert span.resource["service.name"] == "embeddings-of-shop"
+        assert span.resource["deployment.environment.name"] == "test"
+        assert span.resource["service.version"] == "7"
+        (headers, *_) = receiver.headers
+        assert headers["x-tenant"] == "shop"
+        assert headers["content-encoding"] == "gzip"
+
+
+def test_nothing_of_opentelemetrys_sdk_is_there_without_traces() -> None:
+    """Nor with them, in the processes that answer: FastAPI alone imports its API."""
+    with OtlpReceiver() as receiver:
+        for options in ((), ("--otlp-endpoint", receiver.url)):
+            with live(*STAND_IN, *options, env=AT_ONCE) as server:
+                assert server.post("/embed", {"inputs": "a"}).status_code == 200
+                if options:
+                    until(lambda: receiver.count, what="spans")
+                for pid in server.pids:
+                    maps = Path(f"/proc/{pid}/maps").read_text()
+                    assert "/google/_upb/" not in maps  # protobuf's extension, which the exporter needs
+                exporters = [line for line in _commands(server.process.pid) if "tracing.process" in line]
+                assert len(exporters) == bool(options)
+
+
+def _commands(pid: int) -> list[str]:
+    import psutil
+
+    return [" ".join(child.cmdline()) for child in psutil.Process(pid).children()]

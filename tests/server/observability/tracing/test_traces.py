@@ -1,0 +1,383 @@
+"""The spans of requests, as a receiver of the protocol sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.server.connections import connect, head, one_to_each
+from tests.server.live import Live, until
+from tests.server.observability.tracing.traced import (
+    CALLER,
+    OtlpReceiver,
+    ReceivedSpan,
+    Trace,
+    by_name,
+    new_trace,
+    received,
+    traced,
+)
+from tests.server.stand_in import CRASH, FAIL, HELD, LOSE, SLEEP
+
+GOOD = [101, 7592, 102]
+EMBED, OPENAI = "POST /embed", "POST /v1/embeddings"
+STAGES = ("tokenize", "queue", "inference", "encode")
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+MARKER = "xyzzy-7f3a-marker"
+
+Pair = tuple[Live, OtlpReceiver]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Of requests without a caller's span, none are sampled."""
+    with traced("--otlp-sampling", "0", "--max-batch-tokens", "256") as (server, receiver):
+        yield server, receiver
+
+
+def order(number: int) -> list[int]:
+    return [101, number, 102]
+
+
+def ask(server: Live, ids: list[int] | list[list[int]], trace: Trace, **headers: str) -> httpx.Response:
+    return server.post("/embed", {"inputs": ids}, headers=trace.headers | headers)
+
+
+def within(inner: ReceivedSpan, outer: ReceivedSpan) -> bool:
+    return outer.started <= inner.started <= inner.ended <= outer.ended
+
+
+def test_a_request_is_a_tree_of_spans(pair: Pair) -> None:
+    server, receiver = pair
+    trace = new_trace()
+    headers = {"x-request-id": "r-1", "x-priority": "bulk", "tracestate": "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"}
+    body = {"input": [f"{MARKER} one", "and two"], "model": MODEL}
+    assert server.post("/v1/embeddings", body, headers=trace.headers | headers).status_code == 200
+    spans = received(receiver, trace, (OPENAI, *STAGES))
+    root = by_name(spans, OPENAI)
+    assert root.is_server
+    assert root.parent_id == CALLER
+    tokens = root.attributes.pop("embert.tokens")
+    assert tokens > 8
+    assert root.attributes == {
+        "http.request.method": "POST",
+        "http.route": "/v1/embeddings",
+        "http.response.status_code": 200,
+        "url.scheme": "http",
+        "url.path": "/v1/embeddings",
+        "embert.model": MODEL,
+        "embert.texts": 2,
+        "embert.priority": "bulk",
+        "embert.request_id": "r-1",
+        "embert.process": "api-0",
+    }
+    assert {span.state for span in spans} == {headers["tracestate"]}
+    stages = [by_name(spans, name) for name in STAGES]
+    assert {span.parent_id for span in stages} == {root.span_id}
+    assert all(within(span, root) for span in stages)
+    for before, after in itertools.pairwise(stages):
+        assert before.ended <= after.started + 100_000  # nanoseconds; the exporter reads two clocks
+    assert not any(span.failed or span.is_server for span in stages)
+    inference = by_name(spans, "inference")
+    assert inference.attributes == {"embert.texts": 2, "embert.tokens": tokens, "embert.engine": 0}
+    (batch,) = (span for span in receiver.spans if [(span.trace_id, span.span_id)] == inference.links)
+    assert (batch.name, batch.parent_id, batch.is_server) == ("batch", "", False)
+    assert batch.links == [(trace.id, root.span_id)]
+    assert batch.attributes == {
+        "embert.engine": 0,
+        "embert.batch.texts": 2,
+        "embert.batch.tokens": tokens,
+        "embert.batch.requests": 1,
+    }
+    assert (batch.started, batch.ended) == (inference.started, inference.ended)
+    assert not any(MARKER.encode() in body for body in receiver.bodies)
+
+
+def test_the_resource_names_the_server(pair: Pair) -> None:
+    server, receiver = pair
+    trace = new_trace()
+    assert ask(server, GOOD, trace).status_code == 200
+    (resource,) = {tuple(sorted(span.resource.items())) for span in received(receiver, trace, (EMBED, *STAGES))}
+    found = dict(resource)
+    assert found["service.name"] == "embert"
+    assert found["telemetry.sdk.name"] == "opentelemetry"
+    assert found.keys() >= {"service.version", "service.instance.id", "host.name"}
+
+
+def test_a_caller_that_does_not_sample_gets_no_spans(pair: Pair) -> None:
+    server, receiver = pair
+    silent, after = new_trace(sampled=False), new_trace()
+    assert ask(server, GOOD, silent).status_code == 200
+    assert ask(server, GOOD, after).status_code == 200
+    received(receiver, after, (EMBED, *STAGES))
+    assert silent.spans(receiver) == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "", "nonsense", f"00-{'0' * 32}-{CALLER}-01", f"00-{'ab' * 16}-{'0' * 16}-01", f"ff-{'ab' * 16}-{CALLER}-01",
+        f"00-{'AB' * 16}-{CALLER}-01", f"00-{'ab' * 16}-{CALLER}-01-more", f"00-{'ab' * 16}-{CALLER}", "0" * 600,
+    ],
+)  # fmt: skip
+def test_a_malformed_traceparent_is_ignored(pair: Pair, header: str) -> None:
+    """As if there were none: the request is not sampled here, and is answered."""
+    server, receiver = pair
+    answer = server.post("/embed", {"inputs": GOOD}, headers={"traceparent": header, "x-request-id": "malformed"})
+    assert answer.status_code == 200
+    after = new_trace()
+    ask(server, GOOD, after)
+    received(receiver, after, (EMBED, *STAGES))
+    assert "malformed" not in {span.attributes.get("embert.request_id") for span in receiver.spans}
+
+
+@pytest.mark.parametrize("state", ["no member", "a=1," * 200, "ü=1"])
+def test_a_malformed_tracestate_is_left_out(pair: Pair, state: str) -> None:
+    server, receiver = pair
+    trace = new_trace()
+    headers = [*trace.headers.items(), ("tracestate", state.encode())]
+    with server.client() as client:
+        assert client.post("/embed", json={"inputs": GOOD}, headers=httpx.Headers(headers)).status_code == 200  # type: ignore[arg-type]
+    assert {span.state for span in received(receiver, trace, (EMBED, *STAGES))} == {""}
+
+
+def test_an_answer_carries_no_trace_headers(pair: Pair) -> None:
+    """No specification that is finished asks for any."""
+    server, _ = pair
+    answer = ask(server, GOOD, new_trace())
+    assert not {name for name in answer.headers if name.startswith("trace")}
+
+
+def test_requests_of_one_batch_are_linked_from_its_span(pair: Pair) -> None:
+    server, receiver = pair
+    traces = [new_trace(), new_trace(), new_trace(sampled=False)]
+    holding = new_trace(sampled=False)
+    with ThreadPoolExecutor(4) as pool:
+        with server.held() as runs:
+            first = pool.submit(ask, server, order(HELD), holding)
+            until(runs.exists, what="the batch that the others wait for")
+            asked = [pool.submit(ask, server, GOOD, trace) for trace in traces]
+            until(lambda: server.metrics()["embert_queue_tokens"] == 9, what="the others in the queue")
+        assert {future.result().status_code for future in (first, *asked)} == {200}
+    found = [received(receiver, trace, (EMBED, *STAGES)) for trace in traces[:2]]
+    inferences = [by_name(spans, "inference") for spans in found]
+    assert inferences[0].links == inferences[1].links
+    (batch,) = (span for span in receiver.spans if [(span.trace_id, span.span_id)] == inferences[0].links)
+    roots = [by_name(spans, EMBED) for spans in found]
+    assert sorted(batch.links) == sorted((root.trace_id, root.span_id) for root in roots)
+    assert batch.attributes["embert.batch.requests"] == batch.attributes["embert.batch.texts"] == 3
+    assert traces[2].spans(receiver) == holding.spans(receiver) == []
+    assert all(by_name(spans, "queue").ended == batch.started for spans in found)
+
+
+def test_a_request_in_several_batches_has_an_inference_for_each(pair: Pair) -> None:
+    server, receiver = pair
+    trace = new_trace()
+    assert ask(server, [[7] * 200] * 3, trace).status_code == 200
+    spans = received(receiver, trace, (EMBED, "tokenize", "queue", *["inference"] * 3, "encode"))
+    inferences = [span for span in spans if span.name == "inference"]
+    assert len({span.links[0] for span in inferences}) == 3
+    assert by_name(spans, "queue").ended == min(span.started for span in inferences)
+    assert by_name(spans, EMBED).attributes["embert.tokens"] == 600
+
+
+def test_a_failed_forward(pair: Pair) -> None:
+    """424 is the request's own fault: the span of the forward says what happened."""
+    server, receiver = pair
+    trace = new_trace()
+    assert ask(server, order(FAIL), trace).status_code == 424
+    spans = received(receiver, trace, (EMBED, "tokenize", "queue", "inference"))
+    root, inference = by_name(spans, EMBED), by_name(spans, "inference")
+    assert root.attributes["http.response.status_code"] == 424
+    assert not root.failed
+    (batch,) = (span for span in receiver.spans if [(span.trace_id, span.span_id)] == inference.links)
+    for span in (inference, batch):
+        assert span.failed
+        assert "told to fail" in span.message
+
+
+def test_a_batch_that_is_run_again_in_halves_has_a_span_for_each(pair: Pair) -> None:
+    server, receiver = pair
+    good, bad, holding = new_trace(), new_trace(), new_trace(sampled=False)
+    with ThreadPoolExecutor(3) as pool:
+        with server.held() as runs:
+            first = pool.submit(ask, server, order(HELD), holding)
+            until(runs.exists, what="the batch that the others wait for")
+            asked = [pool.submit(ask, server, ids, trace) for ids, trace in ((GOOD, good), (order(FAIL), bad))]
+            until(lambda: server.metrics()["embert_queue_tokens"] == 6, what="both in the queue")
+        assert [future.result().status_code for future in (first, *asked)] == [200, 200, 424]
+    spans = received(receiver, good, (EMBED, "tokenize", *["queue"] * 2, *["inference"] * 2, "encode"))
+    assert sorted(span.failed for span in spans if span.name == "inference") == [False, True]
+    received(receiver, bad, (EMBED, "tokenize", *["queue"] * 2, *["inference"] * 2))
+
+
+def test_a_deadline_that_passes_is_an_error(pair: Pair) -> None:
+    server, receiver = pair
+    trace, holding = new_trace(), new_trace(sampled=False)
+    with ThreadPoolExecutor(1) as pool, server.held() as runs:
+        first = pool.submit(ask, server, order(HELD), holding)
+        until(runs.exists, what="the batch that the other waits for")
+        answer = ask(server, GOOD, trace, **{"x-request-timeout": "0.2"})
+        assert answer.status_code == 503
+        spans = received(receiver, trace, (EMBED, "tokenize", "queue"))
+    assert first.result().status_code == 200
+    root, queue = by_name(spans, EMBED), by_name(spans, "queue")
+    assert root.attributes["http.response.status_code"] == 503
+    assert root.attributes["error.type"] == "503"
+    assert root.failed
+    assert root.message == answer.json()["error"]
+    assert "was not answered within 0.2 s" in root.message
+    assert queue.failed
+    assert queue.ended - queue.started > 0.1e9
+
+
+def test_a_client_that_leaves(pair: Pair) -> None:
+    """Before its texts run, and while they do."""
+    server, receiver = pair
+    waits, runs_on = new_trace(), new_trace()
+    with server.held() as runs:
+        with ask_and_leave(server, order(HELD), runs_on):
+            until(runs.exists, what="the batch")
+        with ask_and_leave(server, GOOD, waits):
+            until(lambda: server.metrics()["embert_queue_tokens"] == 3, what="the other in the queue")
+        left = received(receiver, waits, (EMBED, "tokenize", "queue"))
+        assert by_name(left, "queue").message == "the client has left"
+        until(lambda: by_name(runs_on.spans(receiver), EMBED), what="the end of the other request")
+    spans = received(receiver, runs_on, (EMBED, "tokenize", "queue", "inference"))
+    assert not by_name(spans, "queue").failed
+    for root in (by_name(left, EMBED), by_name(spans, EMBED)):
+        assert root.attributes["embert.client_left"] is True
+        assert "http.response.status_code" not in root.attributes
+        assert not root.failed
+
+
+@contextlib.contextmanager
+def ask_and_leave(server: Live, ids: list[int], trace: Trace) -> Iterator[None]:
+    """Send a request, and close the connection at the end of the block."""
+    content = json.dumps({"inputs": ids}).encode()
+    with connect(server) as sock:
+        begin = head(len(content)).removesuffix(b"\r\n")
+        sock.sendall(begin + f"traceparent: {trace.headers['traceparent']}\r\n\r\n".encode() + content)
+        yield
+
+
+def test_a_refused_request_says_why(pair: Pair) -> None:
+    server, receiver = pair
+    trace = new_trace()
+    assert server.post("/embed", {"inputs": "a", "truncate": "perhaps"}, headers=trace.headers).status_code == 422
+    (root,) = received(receiver, trace, (EMBED,))
+    assert root.attributes["http.response.status_code"] == 422
+    assert not root.failed
+
+
+def test_paths_that_are_no_routes_are_not_told(pair: Pair) -> None:
+    server, receiver = pair
+    trace = new_trace()
+    assert server.post(f"/{MARKER}", {}, headers=trace.headers).status_code == 404
+    (root,) = received(receiver, trace, ("POST",))
+    assert root.attributes.keys() & {"http.route", "url.path"} == set()
+    assert not any(MARKER.encode() in body for body in receiver.bodies)
+
+
+def test_a_vertex_request_is_one_tree(pair: Pair) -> None:
+    server, receiver = pair
+    trace = new_trace()
+    body = {"instances": [{"inputs": "one"}, {"inputs": ["two", "three"]}]}
+    assert server.post("/vertex", body, headers=trace.headers | {"x-priority": "bulk"}).status_code == 200
+    spans = until(lambda: s if len(s := trace.spans(receiver)) == 8 else [], what="two requests' spans in one tree")
+    root = by_name(spans, "POST /vertex")
+    assert root.attributes["embert.texts"] == 3
+    assert root.attributes["embert.priority"] == "bulk"
+    assert {span.parent_id for span in spans if span is not root} == {root.span_id}
+
+
+def test_an_engine_that_is_killed_in_between() -> None:
+    """The request runs again, and its trace is whole; a request that kills engines has no forward that anybody saw."""
+    with traced("--otlp-sampling", "0", clean_log=False) as (server, receiver):
+        trace = new_trace()
+        with ThreadPoolExecutor(1) as pool:
+            with server.held() as runs:
+                asked = pool.submit(ask, server, order(HELD), trace)
+                until(runs.exists, what="the batch")
+                (engine,) = server.engine_pids
+                os.kill(engine, signal.SIGKILL)
+                until(lambda: server.engine_pids not in ([], [engine]), what="another engine")
+            assert asked.result().status_code == 200
+        spans = received(receiver, trace, (EMBED, *STAGES))
+        queue = by_name(spans, "queue")
+        assert queue.ended == by_name(spans, "inference").started
+        assert all(within(span, by_name(spans, EMBED)) for span in spans)
+
+        fatal = new_trace()
+        assert ask(server, order(CRASH), fatal).status_code == 424
+        received(receiver, fatal, (EMBED, "tokenize"))
+
+
+def test_an_encoder_that_is_lost_is_told() -> None:
+    with traced("--otlp-sampling", "0", clean_log=False) as (server, receiver):
+        trace = new_trace()
+        assert ask(server, order(LOSE), trace).status_code == 424
+        inference = by_name(received(receiver, trace, (EMBED, "tokenize", "queue", "inference")), "inference")
+        assert inference.failed
+        assert "told to be lost" in inference.message
+
+
+def test_several_http_processes() -> None:
+    with (
+        traced("--workers", "2", "--otlp-sampling", "0") as (server, receiver),
+        one_to_each(server) as connections,
+    ):
+        traces = [new_trace() for _ in connections]
+        for connection, trace in zip(connections.values(), traces, strict=True):
+            headers = {"content-type": "application/json", **trace.headers}
+            connection.request("POST", "/embed", f'{{"inputs": {GOOD}}}', headers)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200
+        roots = [by_name(received(receiver, trace, (EMBED, *STAGES)), EMBED) for trace in traces]
+        assert {root.attributes["embert.process"] for root in roots} == {"api-0", "api-1"}
+
+
+def test_the_last_spans_leave_before_the_server_ends() -> None:
+    """Though the exporter would wait a minute."""
+    trace = new_trace()
+    with traced(env={"OTEL_BSP_SCHEDULE_DELAY": "60000"}) as (server, receiver):
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, server, order(SLEEP + 5), trace)
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request")
+            server.signal()
+            assert asked.result().status_code == 200
+        assert server.wait() == 0
+        received(receiver, trace, (EMBED, *STAGES))
+        assert "not take" not in server.log
+
+
+def test_without_a_caller_the_ratio_decides() -> None:
+    with traced("--otlp-sampling", "0.25") as (server, receiver), server.client() as client:
+        for _ in range(400):
+            assert client.post("/embed", json={"inputs": GOOD}).status_code == 200
+        last = new_trace()
+        ask(server, GOOD, last)
+        received(receiver, last, (EMBED, *STAGES))
+        roots = [span for span in receiver.spans if span.is_server and not span.parent_id]
+        assert 50 < len(roots) < 150  # 100 ± 8.7: less likely to miss than once in 10⁷ runs
+
+
+def test_probes_and_scrapes_start_no_trace() -> None:
+    with traced() as (server, receiver):
+        for path in ("/livez", "/readyz", "/health", "/ping", "/metrics"):
+            assert server.get(path).status_code == 200
+        assert server.get("/info").status_code == 200
+        until(lambda: [span for span in receiver.spans if span.name == "GET /info"], what="its span")
+        assert {span.name for span in receiver.spans} == {"GET /info"}
+        trace = new_trace()
+        server.get("/livez", headers=trace.headers)
+        received(receiver, trace, ("GET /livez",))  # the caller asks for it
