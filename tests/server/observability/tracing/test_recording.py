@@ -162,7 +162,7 @@ async def drains(scope: Scope, receive: Receive, send: Send) -> None:
     from embert.server.http.errors import send_error
 
     scope["embert.trace"].stage("tokenize", 1.0, 2.0, "x" * 10_000)
-    await send_error(send, Unavailable("the server is shutting down " + "!" * 10_000), DIALECTS["/embed"])
+    await send_error(send, Unavailable("the server is shutting down " + "!" * 10_000), dialects_by_path()["/embed"])
 
 
 def test_a_bug_is_an_error_with_the_exceptions_name(
