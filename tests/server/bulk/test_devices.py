@@ -120,7 +120,7 @@ def test_ctrl_c_ends_at_once_and_can_be_resumed(texts: Path, whole: Path, tmp_pa
         _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err.endswith("texts are complete; --resume goes on after them\n")
-    gone, alive = psutil.wait_procs(children, 60)
+    _, alive = psutil.wait_procs(children, 60)
     assert not alive
     embed(*into(texts, target), "--resume")
     assert target.read_bytes() == whole.read_bytes()

@@ -60,7 +60,7 @@ def kill_at(size: int, command: list[str], target: Path) -> bool:
         children = psutil.Process(process.pid).children() if process.poll() is None else []
         process.kill()
         killed = process.wait() == -9
-        gone, alive = psutil.wait_procs(children, 60)
+        _, alive = psutil.wait_procs(children, 60)
         assert not alive, "processes outlive their run"
         return killed
 
@@ -71,7 +71,7 @@ def test_killed_at_random_sizes_of_the_output(texts: Path, tmp_path: Path, name:
     embed(*into(texts, whole))
     size = written(whole)
     seed = random.randrange(1 << 32)
-    print("seed", seed)  # noqa: T201 - shown where the test fails
+    print("seed", seed)
     moments = sorted(random.Random(seed).randrange(size) for _ in range(KILLS - 1))
     kills = 0
     complete: dict[str, int] = {}
