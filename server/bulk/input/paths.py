@@ -53,7 +53,9 @@ def input_format(files: Sequence[str], asked: InputFormat | None) -> InputFormat
     """The format of all files. Raises BulkError where their names say several, or what is not read."""
     if asked is not None:
         return asked
-    formats = {_format(file): file for file in reversed(files)}
+    formats: dict[InputFormat, str] = {}
+    for file in files:
+        formats.setdefault(_format(file), file)
     if len(formats) > 1:
         named = " and ".join(f"{file} ({format_})" for format_, file in formats.items())
         raise BulkError(f"all files of a run must have one format, found {named}; --input-format overrides the names")

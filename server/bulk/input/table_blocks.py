@@ -31,6 +31,8 @@ class _Headed(io.RawIOBase):
         head = bytearray()
         while b"\n" not in head and len(head) < _HEADER_BYTES and (data := stream.read(65536)):
             head += data
+        if b"\n" not in head and len(head) < _HEADER_BYTES:  # pyarrow wants a header to end
+            head += b"\n"
         self._head = memoryview(bytes(head))
         text = head.decode("utf-8-sig", "replace")
         self.names = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), []) if text.strip() else []
@@ -274,5 +276,5 @@ class TableBlocks:
         """Errors of pyarrow, with the file's name."""
         try:
             yield
-        except self._pa.ArrowException as error:
+        except (self._pa.ArrowException, OSError) as error:  # pyarrow raises both for damaged files
             raise BulkError(f"{shown(file)} cannot be read: {error}") from None

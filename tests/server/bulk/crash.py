@@ -1,4 +1,6 @@
-"""Writes an output, and dies before its N-th step that lasts: `python -m tests.server.bulk.crash KIND PATH N`.
+"""Writes an output, and dies before its N-th step that lasts.
+
+`python -m tests.server.bulk.crash file|folder PATH N [--resume]`
 
 Steps are calls that change what is on the disk. 0 lets the run end. Prints how many rows it goes on after.
 """

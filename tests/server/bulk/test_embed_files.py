@@ -1,0 +1,257 @@
+"""`embert embed --file` from the outside: formats in, formats out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from embert.server.commands.cli import main
+from tests.engine.heads.m3 import build_m3
+from tests.server.bulk.running import embed, embedded
+from tests.server.live import EMBERT, ROOT, STAND_IN, environment
+
+ROWS = [{"id": n, "text": f"text {n}", "tags": ["x"] * (n % 3), "meta": {"a": n}} for n in range(5000)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same texts in every format, and their vectors in whole.npy."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "a.txt").write_text("".join(f"{row['text']}\n" for row in ROWS))
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "a.csv").write_text("id,text\n" + "".join(f"{row['id']},{row['text']}\n" for row in ROWS))
+    (folder / "a.tsv").write_text("id\ttext\n" + "".join(f"{row['id']}\t{row['text']}\n" for row in ROWS))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "a.parquet", row_group_size=700)
+    for part in range(2):
+        with (folder / f"half-{part}.jsonl").open("w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in ROWS[2500 * part : 2500 * (part + 1)])
+    embed("--dimensions", "8", "-f", folder / "a.txt", "-o", folder / "whole.npy")
+    return folder
+
+
+def into(source: Path | str, target: Path, *options: str) -> str:
+    return embed("--dimensions", "8", "-f", source, "-o", target, *options)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.parquet", "half-*.jsonl"])
+def test_every_input_gives_the_same_vectors(folder: Path, tmp_path: Path, name: str) -> None:
+    into(f"{folder}/{name}", tmp_path / "vectors.npy")
+    assert (tmp_path / "vectors.npy").read_bytes() == (folder / "whole.npy").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [((), ["text"]), (("--keep", "id", "meta"), ["id", "meta"]), (("--keep-all",), ["id", "text", "tags", "meta"])],
+    ids=["default", "keep", "keep-all"],
+)
+def test_kept_columns(folder: Path, tmp_path: Path, name: str, options: tuple[str, ...], kept: list[str]) -> None:
+    expected = [{key: row[key] for key in kept} for row in ROWS]
+    into(folder / name, tmp_path / "vectors.parquet", *options)
+    table = pyarrow.parquet.read_table(tmp_path / "vectors.parquet")
+    assert table.schema.names == [*kept, "embedding"]
+    assert table.drop(["embedding"]).to_pylist() == expected
+    type_ = table.schema.field("embedding").type
+    assert (type_.list_size, type_.value_type) == (8, pyarrow.float32())
+    vectors = np.load(folder / "whole.npy")
+    assert np.array_equal(table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, 8), vectors)
+    into(folder / name, tmp_path / "vectors.jsonl", *options)
+    lines = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text().splitlines()]
+    assert np.array_equal(np.array([line.pop("embedding") for line in lines], np.float32), vectors)
+    assert lines == expected
+
+
+def test_csv_has_strings(folder: Path, tmp_path: Path) -> None:
+    into(folder / "a.csv", tmp_path / "vectors.parquet", "--keep", "id")
+    assert pyarrow.parquet.read_table(tmp_path / "vectors.parquet")["id"].to_pylist() == [str(n) for n in range(5000)]
+    out = embed("--dimensions", "2", "-f", folder / "a.csv", "--keep-all").splitlines()
+    assert [json.loads(line)["id"] for line in out] == [str(n) for n in range(5000)]
+
+
+def test_sparse_and_multi_vectors(folder: Path, tmp_path: Path) -> None:
+    model = str(build_m3(tmp_path / "m3"))
+    for option, names in (("--sparse", ["indices", "values"]), ("--multi", ["vectors"])):
+        out = embed("-m", model, option, "-f", folder / "half-0.jsonl").splitlines()
+        embed("-m", model, option, "-f", folder / "half-0.jsonl", "-o", tmp_path / "vectors.parquet")
+        table = pyarrow.parquet.read_table(tmp_path / "vectors.parquet")
+        assert table.schema.names == ["text", *names]
+        rows = table.to_pylist()
+        assert len(rows) == len(out) == 2500
+        for row, line in zip(rows[::100], map(json.loads, out[::100]), strict=True):
+            assert row["text"] == line["text"]
+            for name in names:
+                assert np.array_equal(np.array(row[name], np.float32), np.array(line[name], np.float32))
+
+
+@pytest.mark.parametrize("option", ["fail", "skip"])
+def test_rows_without_a_text(tmp_path: Path, option: str) -> None:
+    rows: list[Any] = [{"text": f"text {n}", "id": n} for n in range(5000)]
+    rows[10] = {"id": 10}
+    rows[4500] = {"text": None, "id": 4500}
+    source, target = tmp_path / "a.jsonl", tmp_path / "vectors.parquet"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = embedded("-f", source, "-o", target, "--keep", "id", "--on-error", option)
+    first = f"{source} line 11 has no field 'text'; it has id; --column names another"
+    if option == "fail":
+        assert (ended.returncode, ended.stderr) == (1, f"embert: error: {first}\n")
+        assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+        return
+    assert (ended.returncode, ended.stderr) == (0, f"embert: {first}; such rows are skipped\nembert: rows skipped: 2\n")
+    found = pyarrow.parquet.read_table(target)["id"].to_pylist()
+    assert found == [n for n in range(5000) if n not in (10, 4500)]
+
+
+def test_a_text_that_is_too_long_is_named(folder: Path) -> None:
+    rows = folder / "long.jsonl"
+    rows.write_text('{"text": "short"}\n\n{"text": "' + "word " * 300 + '"}\n')
+    ended = embedded("-f", rows, "--no-truncate")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"embert: error: {rows} line 3 has ")
+    assert "the limit is 256" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("-f", "a.txt", "--column", "body"), 2, "--column goes with JSON lines, CSV and Parquet"),
+        (("-f", "a.txt", "--keep", "id"), 2, "--keep goes with JSON lines, CSV and Parquet"),
+        (("-f", "a.jsonl", "--keep", "id", "--keep-all"), 2, "--keep and --keep-all exclude each other"),
+        (("-f", "a.jsonl", "-o", "x/", "--shard-texts", "0"), 2, "--shard-texts must be at least 1; it is 0"),
+        (("-f", "a.jsonl", "-o", "x.npy", "--on-error", "skip"), 2, "--on-error skip goes with JSON lines and Parquet"),
+        (("-f", "a.jsonl", "--output-format", "parquet"), 1, "standard output takes JSON lines only, and parquet"),
+        (("-f", "a.jsonl", "-o", "a.jsonl"), 1, "a.jsonl is read: it cannot be written, too"),
+        (("-f", "a.jsonl", "-o", "x.parquet", "--keep", "nix"), 1, "no field 'nix' in the first 4096 lines; --keep"),
+        (("-f", "a.jsonl", "--column", "body"), 1, "a.jsonl line 1 has no field 'body'; it has id, text, tags, meta"),
+        (("-f", "a.csv", "--column", "body"), 1, "a.csv has no column 'body'; --column names one of its columns: id"),
+        (("-f", "a.txt", "a.jsonl"), 1, "all files of a run must have one format"),
+        (("-f", "a.txt", "--input-format", "parquet"), 1, "a.txt cannot be read: "),
+        (("-f", "none.parquet"), 1, "No such file or directory: 'none.parquet'"),
+        (("-f", "."), 1, "Is a directory: '.'"),
+        (("-f", "a.txt", "-o", "other/"), 1, "other is not empty, and has no _manifest.json of an earlier run"),
+        (("-f", "a.txt", "-o", "none/folder/"), 1, "No such file or directory: 'none/folder'"),
+        (("-f", "a.txt", "-o", "a.csv/"), 1, "File exists: 'a.csv'"),
+        (("text", "-o", "other"), 1, "other is a folder, which takes the texts of --file only"),
+        (("-f", "a.txt", "--dimensions", "1000"), 1, "`dimensions` must be from 1 to 384, found 1000"),
+        (("-f", "a.txt", "--prompt-name", "nix"), 1, "`prompt_name` 'nix' is not known"),
+    ],
+)
+def test_what_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    arguments: tuple[str, ...],
+    status: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    Path("other").mkdir(exist_ok=True)
+    Path("other/file").touch()
+    before = sorted(path.name for path in folder.rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        main(("embed", "-q", *arguments, *STAND_IN))
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (status, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert sorted(path.name for path in folder.rglob("*")) == before
+
+
+def test_a_vector_must_have_a_name_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "embedding": [1]}\n')
+    ended = embedded("-f", tmp_path / "a.jsonl", "-o", tmp_path / "b.parquet", "--keep-all")
+    assert ended.returncode == 1
+    assert "the column 'embedding' of the input has the name of one of the output" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.parquet", "shards/"])
+def test_a_disk_that_is_full(tmp_path: Path, name: str) -> None:
+    """Or a file that must not grow: the run fails with one sentence, and goes on once there is room."""
+    source, target = tmp_path / "texts", f"{tmp_path}/{name}"
+    source.write_text("".join(f"text {number}\n" for number in range(20_000)))
+    command = [*EMBERT, "embed", "-q", "--dimensions", "64", "-f", str(source), "-o", target, *STAND_IN]
+
+    def bounded() -> None:  # the output has 5 MB; a slot, which is a file too, at most 4
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_400_000, 4_400_000))
+
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, preexec_fn=bounded
+    )
+    assert ended.returncode == 1
+    *complete, error = ended.stderr.splitlines()
+    assert error.endswith("cannot be written: File too large")
+    assert [line.endswith("texts are complete; --resume goes on after them") for line in complete] == (
+        [] if name == "shards/" else [True]
+    )
+    embed("--dimensions", "64", "-f", source, "-o", target, "--resume")
+    embed("--dimensions", "64", "-f", source, "-o", f"{tmp_path}/whole-{name}")
+    for path in [Path(target)] if Path(target).is_file() else Path(target).glob("part-*"):
+        assert path.read_bytes() == Path(str(path).replace(f"{tmp_path}/", f"{tmp_path}/whole-")).read_bytes()
+
+
+def test_a_folder_that_must_not_be_written(folder: Path, tmp_path: Path) -> None:
+    command = ["embed", "-q", "-f", f"{folder}/a.txt", "-o", "/proc/self/", *STAND_IN]
+    ended = subprocess.run(
+        [*EMBERT, *command], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_folder_of_another_run_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    into(folder / "a.parquet", tmp_path / "out", "--shard-texts", "2000")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+
+    def refused(*options: str) -> str:
+        ended = embedded("--dimensions", "8", "-f", folder / "a.parquet", "-o", tmp_path / "out", *options)
+        assert ended.returncode == 1
+        return ended.stderr
+
+    again = f"remove {tmp_path / 'out'} to begin anew"
+    assert "holds the shards of another run; add --resume to continue it" in refused()
+    assert f"--shard-texts was 2000 in {tmp_path}/out, and is 1000; {again}" in refused(
+        "--resume", "--shard-texts", "1000"
+    )
+    assert f"--keep was ['text'] in {tmp_path}/out, and is ['id']" in refused(
+        "--resume", "--shard-texts", "2000", "--keep", "id"
+    )
+    copied = folder / "copy.parquet"
+    copied.write_bytes((folder / "a.parquet").read_bytes())
+    ended = embedded(
+        "--dimensions", "8", "-f", copied, "-o", tmp_path / "out", "--resume", "--shard-texts", "2000"
+    )  # fmt: skip
+    assert "cannot resume: input files was" in ended.stderr
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    shard = tmp_path / "out" / "part-000001.parquet"
+    shard.write_bytes(b"short")
+    assert f"cannot resume: {shard} is missing or has changed" in refused("--resume", "--shard-texts", "2000")
+
+
+def test_without_pyarrow_the_command_that_installs_it_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyarrow.py").write_text("raise ModuleNotFoundError('no pyarrow', name='pyarrow')\n")
+    hidden = environment()
+    hidden["PYTHONPATH"] = f"{tmp_path}:{hidden['PYTHONPATH']}"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*EMBERT, "embed", "-q", "--dimensions", "8", *arguments, *STAND_IN]
+        return subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, check=False)
+
+    for arguments, what in (
+        (("-f", f"{folder}/a.parquet"), "parquet"),
+        (("-f", f"{folder}/a.csv"), "csv"),
+        (("-f", f"{folder}/a.txt", "-o", f"{tmp_path}/vectors.parquet"), "Parquet"),
+    ):
+        ended = run(*arguments)
+        assert (ended.returncode, ended.stderr) == (
+            1,
+            f"embert: error: {what} needs pyarrow: pip install 'embert[bulk]'\n",
+        )
+    ended = run("-f", f"{folder}/a.jsonl", "-o", f"{tmp_path}/vectors.npy")
+    assert (ended.returncode, ended.stderr) == (0, "")

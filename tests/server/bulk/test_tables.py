@@ -1,0 +1,193 @@
+"""Parquet and CSV: rows of all files in order, from any row on; what is no text is refused."""
+
+from __future__ import annotations
+
+import io
+import re
+import types
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embert.server.bulk.input.read_rows import read_rows
+from embert.server.bulk.input.table_blocks import TableBlocks
+from embert.server.bulk.job import BLOCK_BYTES, BulkError, CannotResume, Job
+from embert.server.bulk.slots import Block
+
+
+def blocks(job: Job, source: TableBlocks, most: int) -> list[tuple[list[str], list[dict[str, Any]]]]:
+    """The texts and the rows of each block."""
+    found = []
+    while (piece := source.take(most)) is not None:
+        read = read_rows(job, memoryview(piece.payload))
+        assert not read.bad
+        assert len(read.texts) == piece.rows == sum(part.rows for part in piece.parts)
+        found.append((read.texts, read.content.to_pylist()))
+    return found
+
+
+def texts(job: Job, *files: Path | str) -> list[str]:
+    with TableBlocks([*map(str, files)], job) as source:
+        return [text for some, _ in blocks(job, source, 1000) for text in some]
+
+
+PARQUET = Job(input_format="parquet")
+CSV = Job(input_format="csv")
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(1, 5), st.integers(1, 7), st.data())
+def test_parquet_from_any_row_on(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], group: int, most: int, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    names, every = [], []
+    for number, count in enumerate(counts):
+        rows = [f"{number}.{row}" for row in range(count)]
+        table = pyarrow.table(
+            {"n": pyarrow.array(range(count), pyarrow.int64()), "text": pyarrow.array(rows, "string")}
+        )
+        pyarrow.parquet.write_table(table, folder / f"{number}.parquet", row_group_size=group)
+        names.append(str(folder / f"{number}.parquet"))
+        every += rows
+    whole = [every[first : first + most] for first in range(0, len(every), most)]
+    with TableBlocks(names, PARQUET) as source:
+        assert source.total == len(every)
+        assert [some for some, _ in blocks(PARQUET, source, most)] == whole
+    skipped = data.draw(st.integers(0, len(whole)))
+    with TableBlocks(names, PARQUET) as source:
+        source.skip(min(skipped * most, len(every)), "")
+        assert [some for some, _ in blocks(PARQUET, source, most)] == whole[skipped:]
+
+
+def test_places_after_skipping(tmp_path: Path) -> None:
+    for name in "ab":
+        table = pyarrow.table({"text": [f"{name}{row}" for row in range(10)]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=3)
+    with TableBlocks([f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"], PARQUET) as source:
+        source.skip(7, "")
+        piece = source.take(5)
+    assert piece is not None
+    block = Block(0, piece.rows, piece.parts)
+    assert [block.place(row).removeprefix(f"{tmp_path}/") for row in range(5)] == [
+        "a.parquet row 8", "a.parquet row 9", "a.parquet row 10", "b.parquet row 1", "b.parquet row 2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "binary", "large_binary", "dictionary"])
+def test_kinds_of_strings(tmp_path: Path, kind: str) -> None:
+    written = ["a", "", "ä\nb", "a"]
+    column = pyarrow.array(written)
+    column = column.dictionary_encode() if kind == "dictionary" else column.cast(getattr(pyarrow, kind)())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    assert texts(PARQUET, tmp_path / "a.parquet") == written
+
+
+def test_blocks_are_bounded_in_bytes(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a" * (BLOCK_BYTES - 2), "b", "c", "dd", "e" * (BLOCK_BYTES + 9), "f"]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with TableBlocks([f"{tmp_path}/a.parquet"], PARQUET) as source:
+        assert [len(some) for some, _ in blocks(PARQUET, source, 100)] == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"id": [1], "body": ["a"]}, "a.parquet has no column 'text'; --column names one of its columns: id, body"),
+        ({"text": [1]}, "a.parquet: column 'text' is int64, not strings; --column names another"),
+        ({"text": [["a"]]}, "a.parquet: column 'text' is list<element: string>, not strings; --column names another"),
+        ({"text": [{"a": "b"}]}, "a.parquet: column 'text' is struct<a: string>, not strings; --column names another"),
+        ({}, "a.parquet has no column 'text'; --column names one of its columns: none"),
+    ],
+)
+def test_columns_that_are_no_texts(tmp_path: Path, table: dict[str, Any], said: str) -> None:
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
+    with pytest.raises(BulkError) as error:
+        TableBlocks([f"{tmp_path}/a.parquet"], PARQUET)
+    assert str(error.value) == f"{tmp_path}/{said}"
+
+
+def test_columns_must_be_the_same_in_all_files(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "id": [1]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"id": ["x"], "text": ["b"]}), tmp_path / "b.parquet")
+    files = [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"]
+    assert texts(PARQUET, *files) == ["a", "b"]
+    with pytest.raises(BulkError, match="column 'id' is string, and 'id' is int64 in"):
+        TableBlocks(files, Job(input_format="parquet", keep=("id",)))
+
+
+def test_nulls_and_bytes_that_are_no_utf8(tmp_path: Path) -> None:
+    for values, wrong in (
+        (pyarrow.array(["a", None, "b"]), (1, "column 'text' is null")),
+        (pyarrow.array([b"a", b"x\xff", b"b"]), (1, "is not UTF-8: byte 0xff at position 2")),
+        (pyarrow.array([b"a", b"x\xff", b"b"]).view("string"), (1, "is not UTF-8: byte 0xff at position 2")),
+    ):
+        pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
+        with TableBlocks([f"{tmp_path}/a.parquet"], PARQUET) as source:
+            piece = source.take(10)
+        assert piece is not None
+        read = read_rows(PARQUET, memoryview(piece.payload))
+        assert read.texts == ["a", "b"]
+        assert [(each.row, each.wrong) for each in read.bad] == [wrong]
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": [f"text {n}" for n in range(1000)]}), tmp_path / "a.parquet")
+    good = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "half.parquet").write_bytes(good[: len(good) // 2])
+    with pytest.raises(BulkError, match=r"half\.parquet cannot be read: "):
+        texts(PARQUET, tmp_path / "half.parquet")
+    (tmp_path / "page.parquet").write_bytes(good[:10] + b"\xff" * 40 + good[50:])
+    with pytest.raises(BulkError, match=r"page\.parquet cannot be read: "):
+        texts(PARQUET, tmp_path / "page.parquet")
+    for name, error in (("none.parquet", FileNotFoundError), ("", IsADirectoryError)):
+        with pytest.raises(error, match=re.escape(str(tmp_path))):
+            texts(PARQUET, tmp_path / name)
+
+
+def test_csv(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfid,"text"\r\n007,"a, ""b""\nc"\r\n,\r\nNA,null\r\n')
+    (tmp_path / "b.csv").write_text("text,more,id\nx,y,z\n")
+    job = Job(input_format="csv", keep=("id",))
+    with TableBlocks([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], job) as source:
+        ((found, rows),) = blocks(job, source, 100)
+    assert found == ['a, "b"\nc', "", "null", "x"]  # nothing is guessed to be null or a number
+    assert [row["id"] for row in rows] == [b"007", b"", b"NA", b"z"]
+    with TableBlocks([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], job) as source:
+        source.skip(2, "")
+        assert blocks(job, source, 100)[0][0] == ["null", "x"]
+
+
+def test_csv_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = io.BytesIO(b"text\n" + b"".join(b"line %d\n" % number for number in range(5000)))
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=content))
+    with TableBlocks(["-"], CSV) as source:
+        with pytest.raises(CannotResume):
+            source.skip(1, "")
+        found = blocks(CSV, source, 3000)
+    assert [text for some, _ in found for text in some] == [f"line {number}" for number in range(5000)]
+
+
+def test_csv_without_rows(tmp_path: Path) -> None:
+    for name, content in (("a.csv", ""), ("b.csv", "\n"), ("c.csv", "text,id"), ("d.csv", "text,id\n")):
+        (tmp_path / name).write_text(content)
+    assert texts(CSV, *sorted(tmp_path.iterdir())) == []
+
+
+def test_csv_that_is_wrong(tmp_path: Path) -> None:
+    for content, said in (
+        ("text,id\na\n", "cannot be read: CSV parse error: Row #2: Expected 2 columns, got 1"),
+        ("body,id\na,b\n", "has no column 'text'; --column names one of its columns: body, id"),
+        ("text,text\na,b\n", "has 2 columns 'text'; --column names one of its columns: text, text"),
+    ):
+        (tmp_path / "a.csv").write_text(content)
+        with pytest.raises(BulkError) as error:
+            texts(CSV, tmp_path / "a.csv")
+        assert f"{tmp_path}/a.csv {said}" in str(error.value)
+    (tmp_path / "a.csv").write_bytes(b"text,id\na,b\nc,\xff\n")
+    with pytest.raises(BulkError, match=r"a\.csv row 2: column 'id' is not UTF-8: byte 0xff at position 1"):
+        texts(Job(input_format="csv", keep=("id",)), tmp_path / "a.csv")
