@@ -24,7 +24,7 @@ from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Engine", "ScoreOptions"]
+__all__ = ["Engine", "ScoreOptions", "batch_budget", "encode_texts", "kept_columns", "require_task"]
 
 Vectors = npt.NDArray[np.float32]
 Pair = tuple[str, str]
@@ -109,9 +109,8 @@ class Engine:
         1 … width, for a text that is not valid Unicode, or too long while `truncate` is false; EncoderError if a
         forward fails.
         """
-        if Task.EMBED not in self.model.tasks:
-            raise self._missing(Task.EMBED, "texts")
-        width = self._width(dimensions)
+        require_task(self.model, Task.EMBED)
+        width = kept_columns(self.model, dimensions)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
         vectors = np.empty((len(texts), width), np.float32)
         for numbers, rows in forwards(
@@ -146,8 +145,7 @@ class Engine:
 
         The options are those of `embed`. Raises InputError for a model that has no sparse vectors, and as `embed` does.
         """
-        if Task.SPARSE not in self.model.tasks:
-            raise self._missing(Task.SPARSE, "texts")
+        require_task(self.model, Task.SPARSE)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
         vectors: dict[int, SparseVector] = {}
         for numbers, rows in forwards(
@@ -175,7 +173,7 @@ class Engine:
         """
         head = self.model.heads.multi_vector
         if head is None:
-            raise self._missing(Task.MULTI, "texts")
+            raise _missing(self.model, Task.MULTI, "texts")
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate, is_query=is_query)
         starts = cumulative(encoded.lengths)
         kept = kept_rows(encoded.ids, starts, head, is_query=is_query)
@@ -273,7 +271,7 @@ class Engine:
     def _classifier(self, param: str) -> Classifier:
         classifier = self.model.heads.classifier
         if classifier is None:
-            raise self._missing(Task.CLASSIFY, param)
+            raise _missing(self.model, Task.CLASSIFY, param)
         return classifier
 
     def _scorer(self, param: str) -> Classifier:
@@ -287,23 +285,8 @@ class Engine:
             )
         return classifier
 
-    def _missing(self, task: Task, param: str) -> InputError:
-        """The error for a task that the model does not have."""
-        (missing,), has = task_names(task), ", ".join(task_names(self.model.tasks))
-        return InputError(
-            f"`{param}`: {self.model.model_id} does not have the task {missing}; it has {has}", param=param
-        )
-
     def _budget(self, batch_tokens: int | None) -> int:
-        """Tokens of a batch: as asked, but no more than the encoder takes, and room for the longest text."""
-        most = self.encoder.max_batch_tokens
-        return max(min(batch_tokens or most, most), self.model.max_input_length)
-
-    def _width(self, dimensions: int | None) -> int:
-        width = self.model.width
-        if dimensions is not None and not 1 <= dimensions <= width:
-            raise InputError(f"`dimensions` must be from 1 to {width}, found {dimensions}", param="dimensions")
-        return dimensions or width
+        return batch_budget(self.model, self.encoder, batch_tokens)
 
     def _encoded(
         self,
@@ -314,31 +297,88 @@ class Engine:
         truncate: bool,
         is_query: bool | None = None,
     ) -> Encoded:
-        """Texts with their prompt, for their adapter; `is_query` is for late interaction alone."""
-        adapters, head = self.model.architecture.adapters, self.model.heads.multi_vector
-        if task is not None and adapters is None:
-            raise InputError(f"`task` names an adapter, and {self.model.model_id} has none", param="task")
-        if task is not None and adapters is not None and task not in adapters.names:
-            known = ", ".join(adapters.names)
-            raise InputError(f"`task` {task!r} is not known; this model's adapters: {known}", param="task")
-        name = prompt_name if prompt_name is not None else task
-        if name is None and is_query is not None and head is not None:
-            prompt = head.role(is_query).prompt
-        else:
-            prompt = self._prompt(name)
-        encoded = self.tokenizer.encode(texts, truncate=truncate, prompt=prompt, param="texts", is_query=is_query)
-        if adapters is None:
-            return encoded
-        return dataclasses.replace(encoded, adapter=adapters.number(task or name or self.model.default_prompt_name))
+        return encode_texts(
+            self.model,
+            self.tokenizer,
+            texts,
+            task=task,
+            prompt_name=prompt_name,
+            truncate=truncate,
+            is_query=is_query,
+        )
 
     def _prompt(self, name: str | None) -> str:
-        name = name if name is not None else self.model.default_prompt_name
-        if name is None:
-            return ""
-        if name not in self.model.prompts:
-            known = ", ".join(self.model.prompts) or "none"
-            raise InputError(f"`prompt_name` {name!r} is not known; this model's prompts: {known}", param="prompt_name")
-        return self.model.prompts[name]
+        return _prompt(self.model, name)
+
+
+# What an engine does before and around its forwards, for those who tokenise in one process and encode in another.
+
+
+def encode_texts(
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    task: str | None = None,
+    prompt_name: str | None = None,
+    truncate: bool = True,
+    is_query: bool | None = None,
+) -> Encoded:
+    """Tokenize texts with their prompt, for their adapter, as `Engine.embed` does.
+
+    `is_query` is for late interaction alone. Raises InputError as `Engine.embed` does.
+    """
+    adapters, head = model.architecture.adapters, model.heads.multi_vector
+    if task is not None and adapters is None:
+        raise InputError(f"`task` names an adapter, and {model.model_id} has none", param="task")
+    if task is not None and adapters is not None and task not in adapters.names:
+        known = ", ".join(adapters.names)
+        raise InputError(f"`task` {task!r} is not known; this model's adapters: {known}", param="task")
+    name = prompt_name if prompt_name is not None else task
+    if name is None and is_query is not None and head is not None:
+        prompt = head.role(is_query).prompt
+    else:
+        prompt = _prompt(model, name)
+    encoded = tokenizer.encode(texts, truncate=truncate, prompt=prompt, param="texts", is_query=is_query)
+    if adapters is None:
+        return encoded
+    return dataclasses.replace(encoded, adapter=adapters.number(task or name or model.default_prompt_name))
+
+
+def require_task(model: Model, task: Task) -> None:
+    """Raise InputError where the model does not have the task."""
+    if task not in model.tasks:
+        raise _missing(model, task, "texts")
+
+
+def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None) -> int:
+    """Tokens of a batch: as asked, but no more than the encoder takes, and room for the longest text."""
+    most = encoder.max_batch_tokens
+    return max(min(batch_tokens or most, most), model.max_input_length)
+
+
+def kept_columns(model: Model, dimensions: int | None) -> int:
+    """Columns of a vector cut to `dimensions`; None keeps all. Raises InputError for dimensions outside 1 … width."""
+    width = model.width
+    if dimensions is not None and not 1 <= dimensions <= width:
+        raise InputError(f"`dimensions` must be from 1 to {width}, found {dimensions}", param="dimensions")
+    return dimensions or width
+
+
+def _missing(model: Model, task: Task, param: str) -> InputError:
+    """The error for a task that the model does not have."""
+    (missing,), has = task_names(task), ", ".join(task_names(model.tasks))
+    return InputError(f"`{param}`: {model.model_id} does not have the task {missing}; it has {has}", param=param)
+
+
+def _prompt(model: Model, name: str | None) -> str:
+    name = name if name is not None else model.default_prompt_name
+    if name is None:
+        return ""
+    if name not in model.prompts:
+        known = ", ".join(model.prompts) or "none"
+        raise InputError(f"`prompt_name` {name!r} is not known; this model's prompts: {known}", param="prompt_name")
+    return model.prompts[name]
 
 
 def _activation(classifier: Classifier, options: ScoreOptions) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,7 +14,7 @@ from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 
-__all__ = ["forwards"]
+__all__ = ["by_length", "forwards", "gathered", "packed", "spans"]
 
 Numbers = npt.NDArray[np.intp]  # of texts, as they were given
 
@@ -41,7 +42,11 @@ def forwards(
             progress(len(numbers))
         return numbers, rows
 
-    for numbers, batch in _batches(encoded, budget, dimensions, normalize):
+    # Longest first: the largest allocations come first, and a progress bar speeds up instead of slowing down.
+    order, starts = by_length(encoded.lengths), cumulative(encoded.lengths)
+    for span in spans(encoded.lengths[order], budget):
+        numbers = order[span]
+        batch = packed(gathered(encoded, numbers, starts), dimensions=dimensions, normalize=normalize)
         ticket = encoder.submit(batch.wanting(tasks))
         # Submit the next batch before waiting for the last one, so that the device is never idle.
         if in_flight is not None:
@@ -51,28 +56,41 @@ def forwards(
         yield finished(*in_flight)
 
 
-def _batches(encoded: Encoded, budget: int, dimensions: int, normalize: bool) -> Iterator[tuple[Numbers, PackedBatch]]:
-    """Yield batches of at most `budget` tokens, longest texts first, each with the numbers of its texts."""
-    starts = cumulative(encoded.lengths)
-    # Longest first: the largest allocations come first, and a progress bar speeds up instead of slowing down.
-    order = np.argsort(-encoded.lengths, kind="stable")
-    ends = np.cumsum(encoded.lengths[order])
+def by_length(lengths: npt.NDArray[np.int32]) -> Numbers:
+    """The numbers of texts, longest first; equals in the order given."""
+    return np.argsort(-lengths, kind="stable")
+
+
+def spans(lengths: npt.NDArray[np.int32], budget: int) -> Iterator[slice]:
+    """Cut a list of texts into batches of at most `budget` tokens; a longer text is a batch of its own."""
+    ends = np.cumsum(lengths, dtype=np.int64)
     first = 0
-    while first < len(order):
+    while first < len(ends):
         spent = ends[first - 1] if first else 0
         last = max(first + 1, int(np.searchsorted(ends, spent + budget, side="right")))
-        numbers = order[first:last]
-        places = [slice(starts[number], starts[number + 1]) for number in numbers]
-        types = encoded.token_types
-        yield (
-            numbers,
-            PackedBatch(
-                ids=np.concatenate([encoded.ids[place] for place in places]),
-                cu_seqlens=cumulative(encoded.lengths[numbers]),
-                token_types=None if types is None else np.concatenate([types[place] for place in places]),
-                dimensions=np.full(len(numbers), dimensions, np.int32) if dimensions else None,
-                normalize=np.full(len(numbers), normalize, np.bool_),
-                adapters=None if encoded.adapter < 0 else np.full(len(numbers), encoded.adapter, np.int8),
-            ),
-        )
+        yield slice(first, last)
         first = last
+
+
+def gathered(encoded: Encoded, numbers: Numbers, starts: npt.NDArray[np.int32]) -> Encoded:
+    """Some of the texts, in the order of their `numbers`; `starts` are the prefix sums of all lengths."""
+    lengths = encoded.lengths[numbers]
+    shifts = starts[numbers] - cumulative(lengths)[:-1]
+    places = np.repeat(shifts, lengths) + np.arange(lengths.sum(dtype=np.int64))
+    types = encoded.token_types
+    return dataclasses.replace(
+        encoded, ids=encoded.ids[places], lengths=lengths, token_types=None if types is None else types[places]
+    )
+
+
+def packed(encoded: Encoded, *, dimensions: int, normalize: bool) -> PackedBatch:
+    """One batch of all the texts. `dimensions` of 0 are all."""
+    count = encoded.sequences
+    return PackedBatch(
+        ids=encoded.ids,
+        cu_seqlens=cumulative(encoded.lengths),
+        token_types=encoded.token_types,
+        dimensions=np.full(count, dimensions, np.int32) if dimensions else None,
+        normalize=np.full(count, normalize, np.bool_),
+        adapters=None if encoded.adapter < 0 else np.full(count, encoded.adapter, np.int8),
+    )

@@ -12,7 +12,7 @@ import pytest
 from tests.server.live import ROOT
 
 FILES, LINES = 12, 450
-ROOMS = ("server", "engine", "benchmarks", "loadtests")
+ROOMS = ("server", "engine", "embert/ray", "benchmarks", "loadtests")
 RECORDS = ROOT / "benchmarks" / "results"  # a file for each machine, of no code
 CODE = {".py", ".js", ".css", ".html"}
 

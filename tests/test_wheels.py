@@ -56,9 +56,11 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ours() -> set[str]:
     """Every file of the package by its place in the wheel."""
     found = {f"embert/{path.name}" for path in (ROOT / "embert").iterdir() if path.is_file()}
-    for folder in ("engine", "server"):
-        files = (path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-        found |= {f"embert/{path.relative_to(ROOT)}" for path in files if path.suffix != ".so"}
+    for folder in ("engine", "server", "ray"):
+        files = (path for path in (ROOT / "embert" / folder).rglob("*") if path.is_file())
+        found |= {
+            str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts and path.suffix != ".so"
+        }
     return found
 
 

@@ -80,17 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     embed = commands.add_parser(
         "embed",
         help="embed texts without a server",
-        description="Embed texts: one JSON line for each text, or a .npy file of float32 rows.",
+        description="Embed texts, or files of them, on every device: JSON lines, a .npy file of float32 rows, or "
+        "Parquet, in one file or a folder of shards. An interrupted run can be resumed.",
     )
     embed.add_argument("texts", nargs="*", metavar="TEXT", help="texts to embed")
-    embed.add_argument("--file", "-f", metavar="PATH", help="a UTF-8 file with one text a line; -: standard input")
-    embed.add_argument(
-        "--output",
-        "-o",
-        metavar="PATH",
-        help="where to write: float32 rows to a name in .npy, else JSON lines; default: stdout",
-    )
-    embed.add_argument("--resume", action="store_true", help="continue an interrupted run; with --file and --output")
+    _add_bulk_options(embed)
     kinds = embed.add_mutually_exclusive_group()
     kinds.add_argument("--sparse", action="store_true", help="sparse vectors: ids of tokens and their weights")
     kinds.add_argument("--multi", action="store_true", help="a vector for each token, for late interaction")
@@ -127,6 +121,56 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="as JSON")
     _add_model_options(info, positional=True)
     return parser
+
+
+def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
+    embed.add_argument(
+        "--file",
+        "-f",
+        nargs="+",
+        action="extend",
+        metavar="PATH",
+        help="files or globs: text (one a line), or by their ending .jsonl, .csv, .tsv, .parquet, and .gz or .zst "
+        "after those; -: standard input",
+    )
+    formats = ("text", "jsonl", "csv", "tsv", "parquet")
+    embed.add_argument("--input-format", choices=formats, help="format of the files, whatever their names")
+    embed.add_argument("--column", metavar="NAME", help="the column or field of the texts (default: text)")
+    embed.add_argument(
+        "--on-error",
+        choices=("fail", "skip"),
+        default="fail",
+        help="rows that have no text, null, something else, or no UTF-8: end the run (the default), or leave them out",
+    )
+    embed.add_argument(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="where to write: float32 rows to a name in .npy, Parquet to one in .parquet, else JSON lines; shards to a "
+        "folder, which ends in / or exists; default: stdout",
+    )
+    embed.add_argument(
+        "--output-format", choices=("jsonl", "npy", "parquet"), help="format of the output; of a folder: parquet"
+    )
+    embed.add_argument(
+        "--shard-texts", type=int, metavar="N", help="rows of the input a file of a folder (default: 250000)"
+    )
+    embed.add_argument(
+        "--keep",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="columns of the input that go to the output, in place of the text's",
+    )
+    embed.add_argument("--keep-all", action="store_true", help="all columns of the input go to the output")
+    embed.add_argument("--resume", action="store_true", help="continue an interrupted run; with --file and --output")
+    embed.add_argument(
+        "--tokenization-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that read, tokenise and format; 0: what the engines leave of the CPUs (default: 0)",
+    )
 
 
 def _add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:

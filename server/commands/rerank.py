@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from embert.engine import Engine
 from embert.engine.errors import EngineError
-from embert.server.commands.embed_output import OutputError
-from embert.server.commands.text_lines import TextLines
+from embert.server.bulk.input.all_lines import all_lines
+from embert.server.bulk.job import BulkError
 
 __all__ = ["rerank"]
 
@@ -23,7 +23,7 @@ def rerank(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     try:
         with ExitStack() as stack:
-            texts = [*TextLines((), arguments.file, stack)]
+            texts = all_lines(arguments.file)
             engine = stack.enter_context(
                 Engine.load(
                     arguments.model,
@@ -48,7 +48,7 @@ def rerank(arguments: argparse.Namespace) -> int:
                     truncate=arguments.truncate,
                     progress=advance,
                 )
-    except (EngineError, OSError, OutputError) as error:
+    except (EngineError, OSError, BulkError) as error:
         sys.stderr.write(f"embert: error: {error}\n")
         return 1
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE

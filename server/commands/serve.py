@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import ssl
 import time
 
@@ -19,8 +20,11 @@ __all__ = ["serve"]
 log = logging.getLogger(__name__)
 
 
-def serve(config: ServeConfig) -> int:
-    """Run the server until it is told to stop; returns the exit status."""
+def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None) -> int:
+    """Run the server until it is told to stop; returns the exit status.
+
+    `sockets` are those of each HTTP process where they listen already, in place of --host and --port.
+    """
     began = time.monotonic()
     configure_logging("supervisor", config.log_format, config.log_level)
     # Process 1 of a container ignores SIGTERM by default, and a model takes minutes to download. The supervisor later
@@ -29,7 +33,7 @@ def serve(config: ServeConfig) -> int:
     _check_tls(config)
     read_api_keys(config)
     configs = model_configs(config)
-    sockets = listen_for_each(config.host, config.port, config.http_processes)
+    sockets = sockets or listen_for_each(config.host, config.port, config.http_processes)
     metrics_socket = None
     if config.metrics_port is not None:
         metrics_socket = listen(config.host, config.metrics_port, "--metrics-port")[0]

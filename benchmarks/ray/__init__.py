@@ -1,0 +1,1 @@
+"""Ray Data beside `embert embed`."""

@@ -1,0 +1,77 @@
+"""Columns of Arrow tables: texts out of them, and what an engine answers into them. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from embert.engine import LabelScore, SparseVector
+
+__all__ = ["ColumnError", "class_scores", "multi_vectors", "sparse_vectors", "texts", "vectors"]
+
+Floats = npt.NDArray[np.float32]
+
+
+class ColumnError(ValueError):
+    """A column is missing, is in the way, or holds something else than texts; the message names it."""
+
+
+def texts(table: pa.Table, column: str) -> list[str]:
+    """The texts of a column, whose type is one of Arrow's strings, plain or as a dictionary.
+
+    Raises ColumnError, which names the column, and the row of the first null.
+    """
+    if column not in table.column_names:
+        raise ColumnError(f"there is no column {column!r}; the columns are {', '.join(map(repr, table.column_names))}")
+    if table.column_names.count(column) > 1:
+        raise ColumnError(f"several columns have the name {column!r}; rename all but one of them")
+    values = table.column(column)
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise ColumnError(f"column {column!r} holds {values.type}, not strings; cast it first")
+    found: list[str] = values.to_pylist()
+    if values.null_count:
+        row = found.index(None)  # type: ignore[arg-type]  # Arrow's null
+        raise ColumnError(
+            f"column {column!r} is null in row {row} of a batch of {len(found)}; filter or fill such rows first"
+        )
+    return found
+
+
+def vectors(rows: Floats) -> pa.Array:
+    """float32 [n, width] → FixedSizeList<float32>[width], without copying the numbers."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(rows).reshape(-1)), rows.shape[1])
+
+
+def sparse_vectors(rows: Sequence[SparseVector]) -> pa.Array:
+    """Struct<indices: list<int32>, values: list<float32>>, a pair of lists of the same length in each row."""
+    offsets = _offsets([len(row.indices) for row in rows])
+    indices = np.concatenate([row.indices for row in rows]) if rows else np.empty(0, np.int32)
+    values = np.concatenate([row.values for row in rows]) if rows else np.empty(0, np.float32)
+    lists = [
+        pa.ListArray.from_arrays(offsets, pa.array(numbers, kind))
+        for numbers, kind in ((indices, pa.int32()), (values, pa.float32()))
+    ]
+    return pa.StructArray.from_arrays(lists, names=["indices", "values"])
+
+
+def multi_vectors(rows: Sequence[Floats], columns: int) -> pa.Array:
+    """List<FixedSizeList<float32>[columns]>, a vector for each token that has one."""
+    numbers = np.concatenate(rows) if rows else np.empty((0, columns), np.float32)
+    return pa.ListArray.from_arrays(_offsets([len(row) for row in rows]), vectors(numbers))
+
+
+def class_scores(rows: Sequence[Sequence[LabelScore]]) -> pa.Array:
+    """List<struct<label: string, score: float32>>, best first."""
+    kind = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
+    return pa.array([[{"label": each.label, "score": each.score} for each in row] for row in rows], kind)
+
+
+def _offsets(counts: Sequence[int]) -> pa.Array:
+    """Where the lists of these lengths start and end, laid end to end."""
+    ends: Any = np.cumsum(counts, dtype=np.int64)
+    return pa.array(np.concatenate([[0], ends]), pa.int32())  # raises where there are more than int32 can count

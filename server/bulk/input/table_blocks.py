@@ -1,0 +1,278 @@
+"""Parquet and CSV files, read by pyarrow, as blocks of rows. A block's bytes are an Arrow stream of one batch."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from embert.server.bulk.input.line_blocks import Piece
+from embert.server.bulk.input.paths import STANDARD_INPUT, arrow, open_bytes, shown
+from embert.server.bulk.job import BLOCK_BYTES, BulkError, CannotResume, Job
+from embert.server.bulk.slots import Part
+
+__all__ = ["TableBlocks"]
+
+_BATCH_ROWS = 4096
+_CSV_BYTES = 32 << 20  # read at once: no row may be longer
+_HEADER_BYTES = 1 << 20
+
+
+class _Headed(io.RawIOBase):
+    """The bytes of a CSV file from its beginning, though its header was read already."""
+
+    def __init__(self, stream: BinaryIO, delimiter: str) -> None:
+        self._stream = stream
+        head = bytearray()
+        while b"\n" not in head and len(head) < _HEADER_BYTES and (data := stream.read(65536)):
+            head += data
+        self._head = memoryview(bytes(head))
+        text = head.decode("utf-8-sig", "replace")
+        self.names = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), []) if text.strip() else []
+
+    def readable(self) -> bool:
+        """Whether it can be read: always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes."""
+        view = memoryview(buffer).cast("B")
+        data = self._head[: len(view)] or self._stream.read(len(view))
+        self._head = self._head[len(data) :] if self._head else self._head
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+class TableBlocks:
+    """The rows of several files, one after the other: the text's column and those that are kept."""
+
+    def __init__(self, files: Sequence[str], job: Job) -> None:
+        """Look into all files. Raises BulkError where one lacks a column or the texts are no strings, OSError."""
+        self._pa = arrow("pyarrow", job.input_format)
+        self._files, self._job = list(files), job
+        self._is_parquet = job.input_format == "parquet"
+        self.total: int | None = 0 if self._is_parquet else None
+        self.schema: Any = None  # of the columns that are read
+        self._delimiter = "\t" if job.input_format == "tsv" else ","
+        self._standard_input: _Headed | None = None
+        for file in files:
+            self._check(file)
+        if self.schema is None:  # empty CSV files: nothing is read, and the output has the columns asked for
+            names = dict.fromkeys([*(job.kept or ()), job.column])
+            self.schema = self._pa.schema([(name, self._pa.binary()) for name in names])
+        self._pending: list[tuple[int, int, Any]] = []  # file, number of the first row, batch
+        self._batches = self._read(0)
+
+    @property
+    def identity(self) -> list[list[object]] | None:
+        """What tells these files from others: name, size and time of change of each."""
+        stats = [(file, Path(file).stat()) for file in self._files if file != STANDARD_INPUT]
+        return [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+    def skip(self, rows: int, digest: str) -> None:  # noqa: ARG002 - the identity of the files was compared
+        """Skip completed rows. Raises CannotResume for standard input."""
+        if rows and STANDARD_INPUT in self._files:
+            raise CannotResume("nothing tells whether standard input is the same as it was")
+        self._batches = self._read(rows)
+
+    def take(self, most: int) -> Piece | None:
+        """Take a block of at most `most` rows and BLOCK_BYTES bytes of texts, at least one row; None at the end."""
+        rows = sum(batch.num_rows for _, _, batch in self._pending)
+        while rows < most and (found := next(self._batches, None)) is not None:
+            self._pending.append(found)
+            rows += found[2].num_rows
+        if not rows:
+            return None
+        rows = min(rows, most)
+        sizes = np.concatenate([self._sizes(batch) for _, _, batch in self._pending])[:rows]
+        rows = max(1, int(np.searchsorted(np.cumsum(sizes), BLOCK_BYTES, side="right")))
+        batches, parts = [], []
+        left = rows
+        while left:
+            file, first, batch = self._pending.pop(0)
+            if batch.num_rows > left:
+                self._pending.insert(0, (file, first + left, batch.slice(left)))
+                batch = batch.slice(0, left)
+            batches.append(batch)
+            parts.append(Part(shown(self._files[file]), first, batch.num_rows, "row"))
+            left -= batch.num_rows
+        sink = self._pa.BufferOutputStream()
+        with self._pa.ipc.new_stream(sink, self.schema) as stream:
+            stream.write_batch(batches[0] if len(batches) == 1 else self._pa.concat_batches(batches))
+        return Piece(sink.getvalue(), rows, tuple(parts), "")
+
+    def close(self) -> None:
+        """End reading."""
+        self._batches.close()
+
+    def __enter__(self) -> TableBlocks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _sizes(self, batch: Any) -> Any:
+        """Bytes of each text: int64 [rows]."""
+        compute = arrow("pyarrow.compute", self._job.input_format)
+        lengths = compute.binary_length(batch.column(self._job.column))
+        return compute.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def _read(self, skip: int) -> Any:
+        """Yield batches: (file, number of the first row, batch) after the first `skip` rows."""
+        for number, file in enumerate(self._files):
+            row = 1
+            with contextlib.closing(self._parquet(file, skip) if self._is_parquet else self._csv(file)) as batches:
+                for found in batches:
+                    rows, batch = found if isinstance(found, tuple) else (found.num_rows, found)
+                    if skip >= rows:
+                        skip -= rows
+                    else:
+                        yield number, row + skip, self._conformed(file, row + skip, batch.slice(skip))
+                        skip = 0
+                    row += rows
+
+    def _parquet(self, file: str, skip: int) -> Generator[Any, None, None]:
+        """Batches; of a row group that is skipped whole, the number of rows and None."""
+        opened = self._open_parquet(file)
+        with opened, self._named(file):
+            for group in range(opened.num_row_groups):
+                rows = opened.metadata.row_group(group).num_rows
+                if skip >= rows:
+                    skip -= rows
+                    yield rows, None
+                    continue
+                skip = 0
+                yield from opened.iter_batches(
+                    batch_size=_BATCH_ROWS, row_groups=[group], columns=self.schema.names, use_threads=False
+                )
+
+    def _csv(self, file: str) -> Generator[Any, None, None]:
+        reading, binary = arrow("pyarrow.csv", "CSV"), self._pa.binary()
+        names = self.schema.names
+        with self._opened(file) as stream, self._named(file):
+            if not stream.names:
+                return
+            reader = reading.open_csv(
+                stream,
+                read_options=reading.ReadOptions(use_threads=False, block_size=_CSV_BYTES),
+                parse_options=reading.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                # A CSV file has no types: nothing is guessed from the first rows that later ones could disprove.
+                convert_options=reading.ConvertOptions(
+                    include_columns=names, column_types=dict.fromkeys(names, binary), check_utf8=False
+                ),
+            )
+            with reader:
+                yield from reader
+
+    def _opened(self, file: str) -> _Headed:
+        """A CSV file and its columns' names; standard input is opened once."""
+        if file != STANDARD_INPUT:
+            return _Headed(open_bytes(file), self._delimiter)
+        if self._standard_input is None:
+            self._standard_input = _Headed(open_bytes(file), self._delimiter)
+        return self._standard_input
+
+    def _open_parquet(self, file: str) -> Any:
+        parquet = arrow("pyarrow.parquet", "Parquet")
+        if file == STANDARD_INPUT:
+            raise BulkError("Parquet cannot be read from standard input; give the file's name")
+        with Path(file).open("rb"):  # Python's error names the file
+            pass
+        with self._named(file):
+            # Pages are read as they are needed, not a whole row group ahead.
+            return parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
+
+    def _look_into(self, file: str) -> Any:
+        """The schema of a file's columns. Of Parquet, its rows are counted."""
+        if self._is_parquet:
+            with self._open_parquet(file) as opened:
+                self.total = (self.total or 0) + opened.metadata.num_rows
+                return opened.schema_arrow
+        opened = self._opened(file)
+        if file != STANDARD_INPUT:
+            opened.close()
+        return self._pa.schema([(name, self._pa.binary()) for name in opened.names])
+
+    def _check(self, file: str) -> None:
+        """See that a file has the columns, and that they are of the first file's types."""
+        types, pa, job = self._pa.types, self._pa, self._job
+        schema = self._look_into(file)
+        file = shown(file)
+        if not schema.names and not self._is_parquet:
+            return  # an empty file has no header, and no rows
+        kept = schema.names if job.kept is None else job.kept
+        fields = []
+        for name in dict.fromkeys([*kept, job.column]):
+            count = schema.names.count(name)
+            if count != 1:
+                option = "--column" if name == job.column else "--keep"
+                has = f"{count} columns" if count else "no column"
+                raise BulkError(
+                    f"{file} has {has} {name!r}; {option} names one of its columns: {', '.join(schema.names) or 'none'}"
+                )
+            found = schema.field(name).type
+            plain = found.value_type if types.is_dictionary(found) else found
+            if str(plain).endswith("_view"):
+                plain = pa.string() if str(plain) == "string_view" else pa.binary()
+            is_text = types.is_string(plain) or types.is_large_string(plain)
+            is_bytes = types.is_binary(plain) or types.is_large_binary(plain)
+            if name == job.column and not (is_text or is_bytes):
+                raise BulkError(f"{file}: column {name!r} is {found}, not strings; --column names another")
+            fields.append(pa.field(name, plain))
+        here = pa.schema(fields)
+        if self.schema is None:
+            self.schema = here
+        elif here != self.schema:
+            ours, theirs = next((a, b) for a, b in zip(self.schema, here, strict=False) if a != b)
+            raise BulkError(
+                f"{file}: column {theirs.name!r} is {theirs.type}, and {ours.name!r} is {ours.type} in "
+                f"{shown(self._files[0])}; all files of a run must have the same columns"
+            )
+
+    def _conformed(self, file: str, row: int, batch: Any) -> Any:
+        """The batch with the columns and types of `schema`."""
+        columns = []
+        for field in self.schema:
+            column = batch.column(field.name)
+            with self._named(file):
+                columns.append(column if column.type == field.type else column.cast(field.type))
+        conformed = self._pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        if not self._is_parquet:
+            self._check_csv(file, row, conformed)
+        return conformed
+
+    def _check_csv(self, file: str, row: int, batch: Any) -> None:
+        """See that the kept columns are UTF-8. The texts are looked at where rows may be skipped."""
+        for name in batch.schema.names:
+            if name == self._job.column:
+                continue
+            try:
+                batch.column(name).cast(self._pa.string())
+            except self._pa.ArrowInvalid:
+                for number, value in enumerate(batch.column(name).to_pylist(), row):
+                    try:
+                        value.decode()
+                    except UnicodeDecodeError as error:
+                        raise BulkError(
+                            f"{shown(file)} row {number}: column {name!r} is not UTF-8: byte {value[error.start]:#04x} "
+                            f"at position {error.start + 1}"
+                        ) from None
+
+    @contextlib.contextmanager
+    def _named(self, file: str) -> Iterator[None]:
+        """Errors of pyarrow, with the file's name."""
+        try:
+            yield
+        except self._pa.ArrowException as error:
+            raise BulkError(f"{shown(file)} cannot be read: {error}") from None

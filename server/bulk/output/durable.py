@@ -1,0 +1,61 @@
+"""Files that survive the end of the process, at any moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from embert.server.bulk.job import BulkError, CannotResume
+
+__all__ = ["check_facts", "plain", "replace_json", "sync_folder", "write_all"]
+
+
+def write_all(descriptor: int, content: bytes | memoryview, path: Path) -> None:
+    """Write everything. Raises BulkError, with the file's name, where there is no room or no permission."""
+    view = memoryview(content)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError as error:
+        raise BulkError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def replace_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that is there as a whole, old or new. Raises OSError."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        with beside.open("wb") as file:
+            file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Make new names in a folder last."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives them back."""
+    read: dict[str, Any] = orjson.loads(orjson.dumps(facts))
+    return read
+
+
+def check_facts(made_with: Mapping[str, Any], facts: Mapping[str, Any], where: Path) -> None:
+    """Raise CannotResume where what is complete was made from other facts."""
+    now = plain(facts)
+    for name in {**made_with, **now}:
+        if made_with.get(name) != now.get(name):
+            raise CannotResume(f"{name} was {made_with.get(name)!r} in {where}, and is {now.get(name)!r}")

@@ -1,0 +1,197 @@
+"""Blocks on their way through the processes of a run: read in order, worked on side by side, written in order.
+
+    reader ─▶ text processes ─▶ engine processes ─▶ text processes ─▶ writer
+              tokenise          encode              format
+
+A thread stands behind each arrow. Every block has a slot, and the reader waits for a free one, so the number of slots
+bounds what is in memory. The block that is written next is always served first, so no slot is held for ever.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from embert.server.bulk.child import Child, Progress
+from embert.server.bulk.input.line_blocks import Piece
+from embert.server.bulk.job import BulkError
+from embert.server.bulk.slots import Block, Slots
+
+__all__ = ["Output", "Pipeline", "Source"]
+
+_BLOCKS_OF_AN_ENGINE = 2  # one is encoded, one waits: the engine never waits for this process
+_WAIT_S = 10.0  # for the writer's present step, when a run ends early
+
+_FINISH, _PREPARE, _END = range(3)  # text processes take what is nearest to its end first
+
+
+class Source(Protocol):
+    """Where blocks come from."""
+
+    def take(self, most: int) -> Piece | None:
+        """Take a block of at most `most` rows; None at the end."""
+        ...
+
+
+class Output(Protocol):
+    """Where blocks go."""
+
+    shard_rows: int | None  # a block ends where a multiple of so many rows does
+    rows: int  # of the input that are written
+
+    def write(self, block: Block, slots: Slots) -> None:
+        """Write a block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """In place of a block: there are so many, and no more."""
+
+    number: int
+
+
+class Pipeline:
+    """One run, of children that are ready. `run` may be called once."""
+
+    def __init__(
+        self,
+        source: Source,
+        output: Output,
+        slots: Slots,
+        *,
+        text_processes: Sequence[Child],
+        engines: Sequence[Child],
+        block_rows: int,
+        formats: bool,
+        encoded: Callable[[int], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """`formats` says whether vectors go through a text process again. `encoded` is called with numbers of texts."""
+        self._source, self._output, self._slots = source, output, slots
+        self._text_processes, self._engines = text_processes, engines
+        self._block_rows, self._formats = block_rows, formats
+        self._encoded, self._warn = encoded, warn
+        self._free: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._for_texts: queue.PriorityQueue[tuple[int, int, Block | None]] = queue.PriorityQueue()
+        self._for_engines: queue.PriorityQueue[tuple[int, Block | None]] = queue.PriorityQueue()
+        self._for_output: queue.SimpleQueue[Block | _Last | None] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self.skipped = 0  # bad rows
+
+    def run(self) -> None:
+        """Until everything is written. Raises what went wrong first; then nothing writes any more."""
+        for slot in range(len(self._slots.descriptors)):
+            self._free.put(slot)
+        self._start(self._read)
+        for child in self._text_processes:
+            self._start(self._serve_texts, child)
+        for child in self._engines:
+            room = threading.Semaphore(_BLOCKS_OF_AN_ENGINE)
+            self._start(self._feed, child, room)
+            self._start(self._hear, child, room)
+        writer = self._start(self._write)
+        try:
+            self._over.wait()
+        finally:
+            self._over.set()
+            self._free.put(None)
+            self._for_output.put(None)
+            for number in range(len(self._text_processes)):
+                self._for_texts.put((_END, number, None))
+            for number in range(len(self._engines)):
+                self._for_engines.put((-1 - number, None))
+            writer.join(_WAIT_S)
+        if self._error is not None:
+            raise self._error
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
+        def run() -> None:
+            try:
+                target(*arguments)
+            except BaseException as error:  # noqa: BLE001 - `run` raises it
+                if not self._over.is_set():
+                    self._error = error
+                self._over.set()
+
+        thread = threading.Thread(target=run, name=f"embert-{target.__name__}", daemon=True)
+        thread.start()
+        return thread
+
+    def _read(self) -> None:
+        number, rows = 0, self._output.rows
+        while (slot := self._free.get()) is not None and not self._over.is_set():
+            most = self._block_rows
+            if shard := self._output.shard_rows:
+                most = min(most, shard - rows % shard)
+            try:
+                piece = self._source.take(most)
+            except (BulkError, OSError) as error:  # in its place: what was read before is written first
+                self._for_output.put(Block(number, 0, error=str(error)))
+                return
+            if piece is None:
+                self._for_output.put(_Last(number))
+                return
+            block = Block(number, piece.rows, piece.parts, piece.digest, slot=slot)
+            self._slots.put(block, "payload", piece.payload)
+            rows += piece.rows
+            self._for_texts.put((_PREPARE, number, block))
+            number += 1
+
+    def _serve_texts(self, child: Child) -> None:
+        while True:
+            stage, number, block = self._for_texts.get()
+            if block is None:
+                return
+            child.send("prepare" if stage == _PREPARE else "finish", block)
+            block = child.receive()
+            if stage == _PREPARE and block.texts and not block.error:
+                self._for_engines.put((number, block))
+            else:
+                self._for_output.put(block)
+
+    def _feed(self, child: Child, room: threading.Semaphore) -> None:
+        while True:
+            room.acquire()
+            _, block = self._for_engines.get()
+            if block is None:
+                return
+            child.send(block)
+
+    def _hear(self, child: Child, room: threading.Semaphore) -> None:
+        while True:
+            message = child.receive()
+            if isinstance(message, Progress):
+                self._encoded(message.texts)
+                continue
+            room.release()
+            if self._formats:
+                self._for_texts.put((_FINISH, message.number, message))
+            else:
+                self._for_output.put(message)
+
+    def _write(self) -> None:
+        waiting: dict[int, Block] = {}
+        number, last = 0, None
+        while number != last:
+            arrived = self._for_output.get()
+            if arrived is None or self._over.is_set():
+                return
+            if isinstance(arrived, _Last):
+                last = arrived.number
+                continue
+            waiting[arrived.number] = arrived
+            while (block := waiting.pop(number, None)) is not None:
+                if block.error:
+                    raise BulkError(block.error)
+                if block.skipped and not self.skipped:
+                    self._warn(f"{block.warning}; such rows are skipped")
+                self.skipped += block.skipped
+                self._output.write(block, self._slots)
+                self._free.put(block.slot)
+                number += 1
+        self._over.set()

@@ -1,0 +1,203 @@
+"""A run: its processes, from their start to their end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from embert.engine import Encoder, Model
+from embert.engine.engine import kept_columns, require_task
+from embert.engine.host.cpus import usable_cpus
+from embert.server.bulk import pipeline
+from embert.server.bulk.child import Child, Ready, Start
+from embert.server.bulk.engine_stage import EngineStage
+from embert.server.bulk.facts import facts_of
+from embert.server.bulk.input.read_rows import ReadRows
+from embert.server.bulk.job import BulkError, CannotResume, Job, block_texts
+from embert.server.bulk.output.containers import ArrayFile, Container, LinesFile, ParquetFile
+from embert.server.bulk.output.row_group import RowGroups
+from embert.server.bulk.slots import Block, Part, Slots
+from embert.server.bulk.text_stage import TextStage
+
+__all__ = ["Devices", "Output", "Report", "Source", "embed_files", "embed_texts"]
+
+# Slots: a block for each text process, those of the engines and those that wait to be written.
+_SLOTS_OF_AN_ENGINE, _SLOTS_OF_THE_WRITER = 3, 3
+_TEXT_PROCESSES_OF_A_GPU = 12
+_CPUS_OF_A_TEXT_PROCESS = 8  # where the CPU encodes
+
+
+class Source(pipeline.Source, Protocol):
+    """Where blocks come from."""
+
+    total: int | None  # rows, where known
+
+    @property
+    def identity(self) -> list[list[object]] | None:
+        """What tells the files from others; None where the digest of their lines does."""
+        ...
+
+    def skip(self, rows: int, digest: str) -> None:
+        """Skip completed rows. Raises CannotResume where they are not those that were embedded."""
+        ...
+
+
+class Output(pipeline.Output, Protocol):
+    """Where blocks go."""
+
+    begin_anew: str  # how to, for people
+    digest: str
+    texts: int
+    is_finished: bool
+
+    def begin(self, facts: dict[str, Any], container: Callable[[], Container], *, resume: bool) -> None:
+        """Continue, or begin anew."""
+        ...
+
+    def finish(self) -> None:
+        """Everything is written."""
+        ...
+
+
+class Report(Protocol):
+    """Tells people how far a run is."""
+
+    def begin(self, done: int, total: int | None) -> None:
+        """So many texts are done already, of so many if that is known."""
+        ...
+
+    def encoded(self, texts: int) -> None:
+        """So many more are encoded. Called from several threads."""
+        ...
+
+    def warn(self, sentence: str) -> None:
+        """Say something."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Where a run's encoders run."""
+
+    names: Sequence[str]  # "cuda:0"; one engine process each
+    dtype: str = "auto"
+    encoder: str = "auto"
+    text_processes: int = 0  # 0: as many as the CPUs that engines leave allow
+
+    def resolved_text_processes(self) -> int:
+        """How many text processes there are."""
+        if self.text_processes:
+            return self.text_processes
+        cpus, engines = usable_cpus(), len(self.names)
+        if any(name.partition(":")[0] == "cuda" for name in self.names):
+            return max(1, min(cpus - engines - 1, _TEXT_PROCESSES_OF_A_GPU * engines))
+        return max(1, cpus // _CPUS_OF_A_TEXT_PROCESS)
+
+
+def embed_files(
+    job: Job, model: Model, source: Source, output: Output, devices: Devices, report: Report, *, resume: bool
+) -> None:
+    """Embed everything that `source` has, into `output`.
+
+    Raises BulkError, InputError for options that the model does not have, OSError. Every process has ended then.
+    """
+    require_task(model, job.task)
+    kept_columns(model, job.dimensions)
+    texts = devices.resolved_text_processes()
+    slots = Slots.create(texts + _SLOTS_OF_AN_ENGINE * len(devices.names) + _SLOTS_OF_THE_WRITER)
+    with contextlib.closing(slots), _children(job, model, slots, devices, texts) as (text_processes, engines):
+        for child in text_processes:
+            child.receive()
+        ready: list[Ready] = [child.receive() for child in engines]
+        try:
+            facts = facts_of(job, model, ready, source.identity, output.shard_rows)
+            output.begin(facts, _container(job, model), resume=resume)
+            if output.is_finished:
+                report.warn("everything is embedded already")
+                output.finish()
+                return
+            source.skip(output.rows, output.digest)
+        except CannotResume as error:
+            raise BulkError("; ".join(filter(None, (f"cannot resume: {error}", output.begin_anew)))) from None
+        report.begin(output.texts, source.total)
+        run = pipeline.Pipeline(
+            source,
+            output,
+            slots,
+            text_processes=text_processes,
+            engines=engines,
+            block_rows=block_texts(job.task),
+            formats=job.output_format != "npy",
+            encoded=report.encoded,
+            warn=report.warn,
+        )
+        run.run()
+        output.finish()
+        if run.skipped:
+            report.warn(f"rows skipped: {run.skipped}")
+
+
+@contextlib.contextmanager
+def _children(
+    job: Job, model: Model, slots: Slots, devices: Devices, texts: int
+) -> Iterator[tuple[list[Child], list[Child]]]:
+    """Start text processes and engine processes; end them whatever happens."""
+    text_processes: list[Child] = []
+    engines: list[Child] = []
+    # The tokenizer's own threads: together, about as many as there are CPUs.
+    threads = {"RAYON_NUM_THREADS": str(max(1, usable_cpus() // texts))}
+    try:
+        for device in devices.names:  # first: they take longest
+            start = Start(
+                "engine", job, model, slots.descriptors, sys.path, device, devices.dtype, devices.encoder
+            )  # fmt: skip
+            engines.append(Child(f"the engine process of {device}", start, {}))
+        for number in range(texts):
+            start = Start("text", job, model, slots.descriptors, sys.path)
+            text_processes.append(Child(f"text process {number}", start, threads))
+        yield text_processes, engines
+    finally:
+        for child in (*text_processes, *engines):
+            child.kill()
+        for child in (*text_processes, *engines):
+            child.wait()
+
+
+def _container(job: Job, model: Model) -> Callable[[], Container]:
+    if job.output_format == "npy":
+        return lambda: ArrayFile(kept_columns(model, job.dimensions))
+    if job.output_format == "parquet":
+        empty = RowGroups(job, model).empty()
+        return lambda: ParquetFile(empty)
+    return LinesFile
+
+
+def embed_texts(job: Job, model: Model, texts: Sequence[str], encoder: Encoder, output: Output, report: Report) -> None:
+    """Embed texts in this process: a few, for which no other is worth its start. Raises as `embed_files` does."""
+    slots = Slots.create(1)
+    with contextlib.closing(slots):
+        text_stage = TextStage(job, model)
+        engine_stage = EngineStage(job, model, encoder, slots, report.encoded)
+        output.begin({}, _container(job, model), resume=False)
+        report.begin(0, len(texts))
+        for first in range(0, len(texts), block_texts(job.task)):
+            some = texts[first : first + block_texts(job.task)]
+            read = ReadRows(list(some), range(len(some)), [])
+            part = Part("text", first + 1, len(read.texts), "number")
+            block = Block(0, len(read.texts), (part,), slot=0)
+            text_stage.prepare_rows(block, slots, read)
+            if not block.error:
+                for _ in engine_stage.feed(block):
+                    pass
+                while engine_stage.is_busy:
+                    for _ in engine_stage.finish_one():
+                        pass
+                if job.output_format != "npy":
+                    text_stage.finish_rows(block, slots, read)
+            if block.error:
+                raise BulkError(block.error)
+            output.write(block, slots)
+        output.finish()

@@ -1,0 +1,108 @@
+"""What a text process does with a block: its bytes to token ids, and later its vectors to bytes of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embert.engine import Model, Tokenizer
+from embert.engine.engine import encode_texts
+from embert.engine.errors import InputError
+from embert.engine.forwards import by_length, gathered
+from embert.engine.packing import cumulative
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
+from embert.engine.tokenization.encoded import Encoded
+from embert.server.bulk.input.read_rows import ReadRows, read_rows
+from embert.server.bulk.job import Job
+from embert.server.bulk.output.json_lines import json_lines
+from embert.server.bulk.output.row_group import RowGroups
+from embert.server.bulk.slots import Block, Slots
+
+__all__ = ["TextStage", "vectors_of"]
+
+
+class TextStage:
+    """Tokenises and formats blocks, for one job."""
+
+    def __init__(self, job: Job, model: Model) -> None:
+        """Load the tokenizer. Raises InputError for an adapter or prompt that the model does not have."""
+        self._job, self._model = job, model
+        self._tokenizer = Tokenizer(model)
+        self._encode([])
+        self._row_groups = RowGroups(job, model) if job.output_format == "parquet" else None
+
+    def prepare(self, block: Block, slots: Slots) -> None:
+        """Put a block's token ids into its slot, longest texts first. What is wrong with a row is put into the block.
+
+        ids      int32 [T], of all texts end to end
+        lengths  int32 [B], falling
+        order    int64 [B]: the number of each in the order of the input
+        """
+        self.prepare_rows(block, slots, read_rows(self._job, slots.data(block, "payload")))
+
+    def finish(self, block: Block, slots: Slots) -> None:
+        """Put the bytes of the output into the slot."""
+        self.finish_rows(block, slots, read_rows(self._job, slots.data(block, "payload")))
+
+    def prepare_rows(self, block: Block, slots: Slots, read: ReadRows) -> None:
+        """As `prepare`, of rows that are read already."""
+        if read.bad:
+            first = f"{block.place(read.bad[0].row)} {read.bad[0].wrong}"
+            if not self._job.skip_bad_rows:
+                block.error = first
+                return
+            block.skipped, block.warning = len(read.bad), first
+        try:
+            encoded = self._encode(read.texts)
+        except InputError as error:
+            block.error = self._place(block, read.texts, read.rows, error)
+            return
+        order = by_length(encoded.lengths)
+        packed = gathered(encoded, order, cumulative(encoded.lengths))
+        block.texts, block.adapter = encoded.sequences, encoded.adapter
+        slots.put(block, "ids", packed.ids)
+        slots.put(block, "lengths", packed.lengths)
+        slots.put(block, "order", order)
+        if packed.token_types is not None:
+            slots.put(block, "token types", packed.token_types)
+
+    def finish_rows(self, block: Block, slots: Slots, read: ReadRows) -> None:
+        """As `finish`, of rows that are read already."""
+        vectors = vectors_of(block, slots)
+        if self._row_groups is None:
+            slots.put(block, "output", json_lines(self._job, read, vectors))
+            return
+        try:
+            content = self._row_groups.row_group(read, vectors)
+        except self._row_groups.Unfit as error:
+            block.error = f"{block.place(0)} to {block.place(block.rows - 1)}: {error}"
+            return
+        slots.put(block, "output", content)
+
+    def _encode(self, texts: list[str]) -> Encoded:
+        job = self._job
+        return encode_texts(
+            self._model,
+            self._tokenizer,
+            texts,
+            task=job.adapter,
+            prompt_name=job.prompt_name,
+            truncate=job.truncate,
+            is_query=job.is_query if job.task == Task.MULTI else None,
+        )
+
+    def _place(self, block: Block, texts: list[str], rows: Sequence[int], error: InputError) -> str:
+        """An error of some text, with its file and row."""
+        for text, row in zip(texts, rows, strict=True):
+            try:
+                self._encode([text])
+            except InputError as own:
+                wrong = str(own).removeprefix("`texts`: text 0 ")
+                return f"{block.place(row)} {wrong}"
+        return str(error)
+
+
+def vectors_of(block: Block, slots: Slots) -> Rows:
+    """The answers of a block, in the order of the input."""
+    indices = slots.view(block, "indices") if "indices" in block.sections else None
+    return Rows(slots.view(block, "values"), slots.view(block, "offsets"), indices)

@@ -1,0 +1,101 @@
+"""A cluster of several nodes on this machine, each a raylet with workers of its own, without internet and dashboard."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.ray.doomed import FOLDER
+from tests.server.live import ROOT
+
+OBJECT_STORE_BYTES = 80_000_000  # of each node; Ray wants 75 MB
+# Ray reads some of these when it is imported, which test files do.
+os.environ |= {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # else a token is written into the home folder
+    "RAY_enable_metrics_collection": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+}
+
+
+@dataclass
+class LocalCluster:
+    """The cluster, and a folder that its workers see too."""
+
+    nodes: Any  # ray.cluster_utils.Cluster
+    folder: Path
+
+    def add_node(self, **resources: float) -> Any:
+        """A node that has these, too."""
+        return self.nodes.add_node(num_cpus=4, resources=resources, object_store_memory=OBJECT_STORE_BYTES)
+
+    def kill(self, node: Any) -> None:
+        """End a node as a machine ends whose power fails: the raylet and every worker, by SIGKILL."""
+        for each in family(node):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        self.nodes.remove_node(node, allow_graceful=False)
+
+
+def family(node: Any) -> list[psutil.Process]:
+    """The processes of a node."""
+    found = []
+    for processes in node.all_processes.values():
+        for each in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(each.process.pid)
+                found += [parent, *parent.children(recursive=True)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Two nodes; tests that lose one add another first."""
+    pytest.importorskip("ray", reason="ray is an extra")
+    folder = tmp_path_factory.mktemp("cluster")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER, str(folder))
+        patch.setenv("PYTHONPATH", str(ROOT))  # where workers find tests.ray.doomed
+        import ray
+        from ray.cluster_utils import Cluster
+
+        short = tempfile.mkdtemp(prefix="ray-")  # paths of sockets have at most 107 bytes
+        head = {
+            "num_cpus": 4,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+            "temp_dir": short,
+        }
+        nodes: Any = Cluster(initialize_head=True, head_node_args=head)
+        members: set[psutil.Process] = set()
+        try:
+            made = LocalCluster(nodes, folder)
+            made.add_node(embedder=1)
+            ray.init(
+                nodes.address, log_to_driver=bool(os.environ.get("EMBERT_TEST_RAY_LOG")), logging_level=logging.WARNING
+            )
+            yield made
+        finally:
+            for node in nodes.list_all_nodes():
+                members |= set(family(node))
+            with contextlib.suppress(Exception):
+                serving: Any = importlib.import_module("ray.serve")
+                serving.shutdown()
+            ray.shutdown()
+            nodes.shutdown()
+            for each in members:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            shutil.rmtree(short, ignore_errors=True)

@@ -1,0 +1,48 @@
+"""A stand-in encoder that meets its end where a test wants it: `encoder="tests.ray.doomed:create"`.
+
+A test writes what is to happen, once, at the second forward of an actor, into the file `fate` of the folder that FOLDER
+names: `lose` (the encoder says that it is lost), or the id of a node on which forwards then never end. The file
+`working` says that it has come to this.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from embert.engine import Encoder, PackedBatch, Rows, Task
+from embert.engine.errors import EncoderLost
+from embert.engine.model import Model
+from tests.server.stand_in import StandIn
+
+__all__ = ["FOLDER", "create"]
+
+FOLDER = "DOOMED_FOLDER"
+
+
+class Doomed(StandIn):
+    """Vectors are those of the stand-in."""
+
+    forwards = 0
+
+    def wait(self, ticket: PackedBatch) -> dict[Task, Rows]:
+        self.forwards += 1
+        folder = Path(os.environ[FOLDER])
+        fate = folder / "fate"
+        if self.forwards == 2 and fate.exists():
+            if fate.read_text() == "lose":
+                fate.unlink()
+                raise EncoderLost("the encoder was told to be lost")
+            while fate.read_text() == ray.get_runtime_context().get_node_id():
+                (folder / "working").touch()
+                time.sleep(0.01)
+        return super().wait(ticket)
+
+
+def create(model: Model, **options: Any) -> Encoder:
+    """What `encoder` names."""
+    return Doomed(model, **options)

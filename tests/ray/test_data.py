@@ -1,0 +1,101 @@
+"""Ray Data with the stage in it: every text once, whatever ends meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embert import Engine
+from tests.ray.conftest import LocalCluster
+from tests.server.live import until
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is of the extra ray")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own settings, as Ray reads them
+]
+
+BATCH = 128  # of vectors that fill 200 kB: Ray keeps less than 100 kB with the driver, not in a node's object store
+DOOMED = "tests.ray.doomed:create"
+
+
+def text_of(number: int) -> str:
+    return f"text {number} about " + "many words " * (number % 7)
+
+
+def numbered(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"id": batch["id"], "text": np.array([text_of(number) for number in batch["id"].tolist()])}
+
+
+def dataset(texts: int) -> Any:
+    """Texts that are made on the nodes, in many blocks, so that a node that is lost takes some of them along."""
+    import ray.data
+
+    return ray.data.range(texts, override_num_blocks=texts // BATCH).map_batches(numbered)
+
+
+def embedded(texts: int, actors: int, **options: Any) -> Any:
+    """Texts with its vectors, by so many actors, each on a node of its own."""
+    import ray.data
+
+    from embert.ray import Embedder
+
+    return dataset(texts).map_batches(
+        Embedder,
+        fn_constructor_kwargs=options,
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        batch_format="pyarrow",
+        batch_size=BATCH,
+        resources={"embedder": 1},
+    )
+
+
+def check(made: Any, texts: int, tolerance: float, **options: Any) -> None:
+    """Every text is there once, with its vector."""
+    import ray
+
+    tables = ray.get(made.to_arrow_refs())
+    assert {table.schema.field("embedding").type for table in tables} == {pa.list_(pa.float32(), 384)}
+    rows = sorted((row for table in tables for row in table.to_pylist()), key=lambda row: row["id"])
+    assert [row["id"] for row in rows] == list(range(texts))
+    assert [row["text"] for row in rows] == [text_of(number) for number in range(texts)]
+    with Engine.load(device="cpu", **options) as engine:
+        wanted = engine.embed([text_of(number) for number in range(texts)])
+    np.testing.assert_allclose(np.array([row["embedding"] for row in rows], np.float32), wanted, atol=tolerance)
+
+
+def test_a_dataset_has_the_engines_vectors(cluster: LocalCluster) -> None:
+    check(embedded(256, 1).materialize(), 256, 1e-6)
+
+
+def test_a_node_is_killed_while_it_works(cluster: LocalCluster) -> None:
+    """Its actor is in a forward and its object store holds vectors already; another node takes its place."""
+    node = cluster.add_node(embedder=1)
+    fate, working = cluster.folder / "fate", cluster.folder / "working"
+    fate.write_text(node.node_id)
+
+    with ThreadPoolExecutor(1) as other:  # nodes are started from the main thread
+        made = other.submit(embedded(1024, 2, encoder=DOOMED).materialize)
+        until(lambda: working.exists() or made.done(), 200, what="a forward on the node")
+        cluster.kill(node)
+        cluster.add_node(embedder=1)
+    fate.unlink()
+    check(made.result(), 1024, 0, encoder="tests.server.stand_in:create")
+
+
+def test_an_engine_is_lost(cluster: LocalCluster) -> None:
+    """Its actor ends, and another gives the batch its vectors."""
+    (cluster.folder / "fate").write_text("lose")
+    made = embedded(512, 1, encoder=DOOMED).materialize()
+    assert not (cluster.folder / "fate").exists()
+    check(made, 512, 0, encoder="tests.server.stand_in:create")
+
+
+def test_an_error_names_the_column_and_ends_the_dataset(cluster: LocalCluster) -> None:
+    import ray.exceptions
+
+    with pytest.raises(ray.exceptions.RayTaskError, match="there is no column 'body'; the columns are 'id', 'text'"):
+        embedded(256, 1, encoder=DOOMED, column="body").materialize()

@@ -1,0 +1,315 @@
+"""Ray Serve: the routes, answers and errors of `embert serve`, and what happens where replicas end or are too few."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+
+from tests.docker.test_image import free_port
+from tests.ray.conftest import LocalCluster
+from tests.server.live import STAND_IN, TRUST, Live, until
+from tests.server.stand_in import HELD
+
+pytest.importorskip("ray", reason="ray is an extra")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20"),  # Ray's models
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # and what they import
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+FREQUENT_CHECKS = {"health_check_period_s": 0.5, "graceful_shutdown_wait_loop_s": 0.1}
+# Of one answer, not of its content: when it was given, to whom, how long it took.
+VARYING = {"date", "server", "x-request-id", "server-timing", "connection"}
+
+
+@pytest.fixture(scope="module")
+def url(cluster: LocalCluster) -> str:
+    """Where Ray Serve listens."""
+    from ray import serve
+
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    return f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def minilm(url: str) -> str:
+    """The default model on two replicas, at /."""
+    from ray import serve
+
+    from embert.ray import deployment
+
+    made = deployment(
+        device="cpu", accept_token_ids=True, serve_options={"num_replicas": 2, "name": "minilm", **FREQUENT_CHECKS}
+    )
+    serve.run(made, name="minilm", route_prefix="/")
+    return url
+
+
+@pytest.fixture
+def stand_in(url: str, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A stand-in below /stand-in: one replica, or up to three with two requests in flight for each."""
+    from ray import serve
+
+    from embert.ray import application
+
+    held = cluster.folder / "held"
+    actor = {"runtime_env": {"env_vars": {"STAND_IN_HELD_FILE": str(held)}}}
+    scaling = {"max_replicas": 2, "target_ongoing_requests": 2, "upscale_delay_s": 0, "metrics_interval_s": 0.1}
+    made = application(
+        {
+            "encoder": STAND_IN[1],
+            "cors_allow_origin": ["https://example.org"],
+            "num_cpus": 0.5,
+            "serve_options": {
+                "name": "stand-in",
+                "autoscaling_config": scaling,
+                "ray_actor_options": actor,
+                **FREQUENT_CHECKS,
+            },
+        }
+    )
+    serve.run(made, name="stand-in", route_prefix="/stand-in")
+    yield f"{url}/stand-in"
+    held.unlink(missing_ok=True)
+    serve.delete("stand-in")
+
+
+def client(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, timeout=120, verify=TRUST)
+
+
+def servers(application: str) -> list[psutil.Process]:
+    """The servers beside an application's replicas, each the child of one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            if "embert.ray.server_process" in process.cmdline():
+                parent = process.parent()
+                if parent is not None and f"ServeReplica:{application}:" in " ".join(parent.cmdline()):
+                    found.append(process)
+    return found
+
+
+# --- the same as embert serve ---
+
+VECTORS = {"input": ["a cat", "a kitten"], "encoding_format": "base64"}
+REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/v1/embeddings", {"json": VECTORS}),
+    ("POST", "/embed", {"json": {"inputs": ["a cat", "a kitten"]}}),
+    ("POST", "/embed", {"json": {"inputs": [[101, 4937, 102]]}, "headers": {"accept": "application/octet-stream"}}),
+    ("POST", "/embed", {"json": {"inputs": ["größer"]}, "headers": {"x-request-id": "mine"}}),
+    ("POST", "/embed", {"json": {}}),
+    ("POST", "/embed", {"content": b"no json"}),
+    ("POST", "/embed", {"content": b"\x1f\x8b", "headers": {"content-encoding": "gzip"}}),
+    ("POST", "/embed", {"json": {"inputs": ["a" * 10_000_000]}}),
+    ("POST", "/rerank", {"json": {"query": "a", "texts": ["b"]}}),
+    ("POST", "/v2/rerank", {"json": {"model": "m", "query": "a", "documents": ["b"]}}),
+    ("POST", "/v1/embeddings", {"json": {"input": "a", "model": "another"}}),
+    ("POST", "/tokenize", {"json": {"inputs": "a cat"}}),
+    ("GET", "/embed", {}),
+    ("GET", "/nope?a=b", {}),
+    ("GET", "/v1/models/sentence-transformers%2Fall-MiniLM-L6-v2", {}),
+    ("GET", "/health", {}),
+    ("GET", "/readyz", {}),
+    ("GET", "/info", {}),
+    ("GET", "/", {"headers": {"accept": "text/html"}}),
+    ("HEAD", "/info", {}),
+    ("GET", "/openapi.json", {}),
+]
+
+
+def name(request: tuple[str, str, dict[str, Any]]) -> str:
+    return f"{request[0]} {request[1]}"
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=name)
+def test_an_answer_is_the_servers(minilm: str, server: Live, request_: tuple[str, str, dict[str, Any]]) -> None:
+    method, path, options = request_
+    with client(minilm) as here, server.client() as there:
+        ours, wanted = here.request(method, path, **options), there.request(method, path, **options)
+    assert ours.status_code == wanted.status_code
+    assert shown(ours) == shown(wanted)
+    if path == "/v2/rerank":
+        assert ours.json()["message"] == wanted.json()["message"]
+    elif path in ("/v1/models/sentence-transformers%2Fall-MiniLM-L6-v2", "/health", "/info"):
+        assert ours.json().keys() == wanted.json().keys()
+    elif ours.status_code == 200 and path == "/embed" and ours.headers["content-type"] == "application/json":
+        np.testing.assert_allclose(ours.json(), wanted.json(), atol=1e-6)
+    elif ours.status_code == 200 and path in ("/embed", "/v1/embeddings"):
+        np.testing.assert_allclose(floats(ours), floats(wanted), atol=1e-6)
+    else:
+        assert ours.content == wanted.content
+    if "x-request-id" in options.get("headers", {}):
+        assert ours.headers.get_list("x-request-id") == ["mine"]
+    assert len(ours.headers.get_list("date")) == 1
+
+
+def shown(answer: httpx.Response) -> dict[str, str]:
+    """Headers that do not vary; sizes and milliseconds by name only."""
+    headers = {key: value for key, value in answer.headers.items() if key not in VARYING}
+    varies = "-time" in "".join(headers) or answer.url.path in ("/health", "/info")
+    return {
+        key: "" if (key.startswith("x-") and key.endswith("-time")) or (key == "content-length" and varies) else value
+        for key, value in headers.items()
+    }
+
+
+def floats(answer: httpx.Response) -> Any:
+    if answer.headers["content-type"] == "application/octet-stream":
+        return np.frombuffer(answer.content, "<f4")
+    return [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in answer.json()["data"]]
+
+
+def test_openais_client(minilm: str, server: Live) -> None:
+    def vectors(url: str) -> Any:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as asking:
+            answer = asking.embeddings.create(input=["a cat", "a tax form"], model=asking.models.list().data[0].id)
+            return [each.embedding for each in answer.data]
+
+    np.testing.assert_allclose(vectors(minilm), vectors(server.url), atol=1e-6)
+
+
+# --- what ends ---
+
+
+def under_load(url: str, happens: Callable[[], None]) -> list[int]:
+    """Requests from several clients, before, while and after something happens: how many each made. All succeed."""
+    done = [0] * 4
+    end = threading.Event()
+
+    def ask(number: int) -> None:
+        # What was in flight on a replica that is killed gets a 500 from Ray, and the client asks again.
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=8) as asking:
+            for text in itertools.count():
+                if end.is_set():
+                    return
+                made = asking.embeddings.create(input=f"text {text}", model="sentence-transformers/all-MiniLM-L6-v2")
+                assert len(made.data[0].embedding) == 384
+                done[number] += 1
+
+    with ThreadPoolExecutor(len(done)) as pool:
+        asking = [pool.submit(ask, number) for number in range(len(done))]
+        try:
+            until(lambda: min(done) > 2 or any(each.done() for each in asking), 120, what="requests before it")
+            happens()
+            before = list(done)
+            until(
+                lambda: (
+                    all(now > then + 2 for now, then in zip(done, before, strict=True))
+                    or any(each.done() for each in asking)
+                ),
+                120,
+                what="requests after it",
+            )
+        finally:
+            end.set()
+        for each in asking:
+            each.result()
+    return done
+
+
+def test_a_replica_is_killed_under_load(minilm: str) -> None:
+    """Requests go on, its server goes with it, and another takes its place."""
+    before = servers("minilm")
+    assert len(before) == 2
+    family = [before[0], *before[0].children(recursive=True)]
+
+    def happens() -> None:
+        replica = before[0].parent()
+        assert replica is not None
+        os.kill(replica.pid, signal.SIGKILL)
+        until(lambda: len(servers("minilm")) == 2, 120, what="another replica")
+
+    under_load(minilm, happens)
+    until(lambda: not any(each.is_running() for each in family), 60, what="the end of the server of the lost replica")
+    assert before[1] in servers("minilm")
+
+
+def test_a_server_is_killed_under_load(minilm: str) -> None:
+    """The health check tells Ray, which replaces the replica."""
+    before = servers("minilm")
+
+    def happens() -> None:
+        before[0].kill()
+        until(lambda: len(alive := servers("minilm")) == 2 and before[0] not in alive, 120, what="another replica")
+
+    under_load(minilm, happens)
+
+
+def test_requests_in_flight_make_replicas(stand_in: str, cluster: LocalCluster) -> None:
+    """And the application ends once they are answered."""
+    from ray import serve
+
+    held, runs = cluster.folder / "held", cluster.folder / "runs"
+    held.touch()
+    with ThreadPoolExecutor(8) as pool, client(stand_in) as asking:
+        assert asking.post("/embed", json={"inputs": "a"}).status_code == 200
+        assert len(servers("stand-in")) == 1
+        body = {"inputs": [[101, HELD, 102]]}
+        answers = [pool.submit(asking.post, "/embed", json=body) for _ in range(8)]
+        until(runs.exists, 60, what="a forward")
+        until(lambda: len(servers("stand-in")) == 2, 120, what="a second replica")
+        serve.delete("stand-in", _blocking=False)
+        family = servers("stand-in")
+        held.unlink()
+        assert [each.result().status_code for each in answers] == [200] * 8
+    until(lambda: not any(each.is_running() for each in family), 60, what="the end of the servers")
+
+
+def test_a_prefix_and_options(stand_in: str) -> None:
+    with client(stand_in) as asking:
+        assert asking.get("").status_code == 200
+        answer = asking.get("/info", headers={"origin": "https://example.org"})
+        assert answer.json()["backend"] == "stand-in"
+        assert answer.headers["access-control-allow-origin"] == "https://example.org"
+        assert asking.post("/v1/nope", json={}).json()["error"]["message"] == "no such route; /docs lists them"
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"port": 8080}, "`port` is not a replica's: Ray Serve's proxies listen"),
+        ({"ssl_certfile": "cert.pem"}, "`ssl_certfile` is not a replica's"),
+        ({"batch_size": 8}, "`batch_size` is no option of `embert serve`"),
+        ({"dtype": "int8"}, "--dtype must be one of auto"),
+    ],
+)
+def test_options_that_do_not_do(options: dict[str, Any], message: str) -> None:
+    from embert.ray import deployment
+    from embert.server.config import ConfigError
+
+    with pytest.raises(ConfigError, match=message):
+        deployment(**options)
+
+
+def test_a_model_that_is_not_there(url: str) -> None:
+    """The sentence that the server ends with is what Ray says."""
+    from ray import serve
+
+    from embert.ray import deployment
+
+    made = deployment("./no-such-model", serve_options={"max_constructor_retry_count": 1})
+    with pytest.raises(RuntimeError):
+        serve.run(made, name="none", route_prefix="/none")
+    (state,) = serve.status().applications["none"].deployments.values()
+    assert "there is no folder ./no-such-model" in state.message
+    serve.delete("none")

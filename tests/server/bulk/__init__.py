@@ -1,0 +1,1 @@
+"""`embert embed --file`: inputs, outputs, processes, and what a kill leaves behind."""

@@ -1,0 +1,49 @@
+"""Memory does not grow with the length of the input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.server.bulk.running import started
+
+FEW, MANY = 20_000, 400_000
+GROWTH_BYTES = 40 << 20  # of all processes together; the texts of MANY are 20 MB, their vectors 600 MB
+
+
+def peak(texts: Path, target: Path) -> int:
+    """Bytes that each process of a run had resident at most, added up. A slot counts in each that looks into it."""
+    peaks: dict[int, int] = {}
+    with started(["-f", texts, "-o", target], {"STAND_IN_ORDERS": "no"}) as process:
+        family = [psutil.Process(process.pid)]
+        while process.poll() is None:
+            if len(family) < 3:
+                family = [family[0], *family[0].children()]
+            for each in family:
+                status = Path(f"/proc/{each.pid}/status")
+                try:
+                    lines = status.read_text().splitlines()
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                high = [int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")]
+                peaks[each.pid] = max(high, default=peaks.get(each.pid, 0))
+            try:
+                process.wait(0.05)
+            except Exception:
+                continue
+        assert process.returncode == 0
+    assert len(peaks) == 3, "the run itself, its engine and its text process"
+    return sum(peaks.values())
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.parquet"])
+def test_memory_is_flat(tmp_path: Path, name: str) -> None:
+    found = {}
+    for count in (FEW, MANY):
+        texts = tmp_path / f"{count}.txt"
+        texts.write_text("".join(f"number {number} of the texts that are embedded\n" for number in range(count)))
+        found[count] = peak(texts, tmp_path / name)
+        (tmp_path / name).unlink()
+    assert found[MANY] < found[FEW] + GROWTH_BYTES, found
