@@ -10,8 +10,11 @@ from importlib import resources
 __all__ = ["HEADERS", "PAGE", "hint"]
 
 _SCRIPTS = (
-    *("base.js", "key.js", "tabs.js", "lengths.js", "timing.js", "snippets.js", "answer.js", "live.js"),
-    *(f"views/{name}.js" for name in ("grid", "bars", "words", "similarity", "rerank", "classify", "sparse", "match")),
+    *("base.js", "models.js", "key.js", "tabs.js", "timing.js", "snippets.js", "answer.js", "live.js"),
+    *(
+        f"views/{name}.js"
+        for name in ("lengths", "grid", "bars", "words", "similarity", "rerank", "classify", "sparse", "match")
+    ),
     "main.js",
 )
 

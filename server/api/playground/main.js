@@ -1,27 +1,36 @@
 // --- the page's head, its views, and the start ---
 
-const outcomes = {}; // view → what its last run returned
+let outcomes = {}; // view → what its last run returned
 const running = new Set();
 let view = "similarity";
 
-async function showState() {
+async function showState() { // the states of the models, unless nothing can be asked
   const state = element("state");
   try {
     const answer = await fetch("readyz", { cache: "no-store", headers: authorization() });
-    const { status, detail } = answer.status === 401 ? { status: "wants a key" } : await answer.json(); // --keyless page
+    const { status, detail, models: states = {} } = answer.status === 401 ? { status: "wants a key" } : await answer.json(); // --keyless page
     state.dataset.state = status;
     state.textContent = detail ? `${status}: ${detail}` : status;
-    return status === "ready";
+    showStates(states);
+    return status === "draining" ? {} : states;
   } catch {
     state.dataset.state = "down";
     state.textContent = "does not answer";
-    return false;
+    return {};
   }
 }
 
 async function showInfo() {
-  info = await (await ask("info")).json();
+  const served = await (await ask("info")).json();
+  models = [served, ...served.models.slice(1)];
   hideKeyForm();
+  showChooser();
+  showModel();
+}
+
+function showModel() {
+  info = wantedModel();
+  element("chooser").value = info.served_model_name;
   const embeds = info.tasks?.includes("embed") ?? true;
   document.title = `embert · ${info.served_model_name}`;
   element("model").textContent = info.served_model_name;
@@ -62,7 +71,7 @@ function showTabs() {
 
 function wantedView() { // the address's, where the model has its task
   const offered = tabsOf(element("views")).map(({ id }) => id.slice(4));
-  return offered.find((name) => location.hash === `#${name}`) ?? offered[0] ?? view;
+  return offered.find((name) => name === address().view) ?? offered[0] ?? view;
 }
 
 function showView(name) {
@@ -82,8 +91,15 @@ function showOutcome() {
   }
 }
 
+function leaveModel() { // what is shown is its own
+  outcomes = {};
+  for (const each of document.querySelectorAll(".panel :is(.result, .message)")) each.hidden = true;
+  element("prompt").value = element("dimensions").value = "";
+}
+
 async function run(name) {
   if (running.has(name)) return;
+  let asked = info;
   const panel = element(`view-${name}`);
   const [message, button, result] = [".message", "button.main", ".result"].map((each) => panel.querySelector(each));
   running.add(name);
@@ -91,9 +107,13 @@ async function run(name) {
   button.setAttribute("aria-disabled", "true"); // `disabled` would take the focus away
   try {
     if (!info) await showInfo();
-    outcomes[name] = await VIEWS[name].run();
+    asked = info;
+    const outcome = await VIEWS[name].run();
+    if (asked !== info) return; // another model has been chosen since
+    outcomes[name] = outcome;
     result.hidden = false;
   } catch (error) {
+    if (asked !== info) return;
     delete outcomes[name]; // an old answer beside an error looks like its own
     result.hidden = true;
     const retry = error.status === 429 || error.status === 503 ? " Try again in a moment." : "";
@@ -102,15 +122,21 @@ async function run(name) {
   } finally {
     running.delete(name);
     button.removeAttribute("aria-disabled");
-    if (view === name) showOutcome();
+    if (asked !== info) runFirst();
+    else if (view === name) showOutcome();
   }
+}
+
+function runFirst() { // what stands in a form that has no answer yet
+  if (info && !outcomes[view]) run(view);
 }
 
 async function begin() {
   try {
-    const ready = await showState();
+    const states = await showState();
     await showInfo();
-    if (ready) await run(view);
+    showStates(states);
+    if (states[info.served_model_name] === "ready") await run(view);
   } catch (error) {
     if (error.status === 401) focusKey();
     else element("state").textContent = error.message;
@@ -127,11 +153,16 @@ for (const form of document.querySelectorAll(".panel form")) {
   });
 }
 followTabs(element("views"), (id) => {
-  location.hash = id.slice(4);
+  location.hash = addressOf(info.served_model_name, id.slice(4));
 });
 addEventListener("hashchange", () => {
-  showView(wantedView());
-  if (info && !outcomes[view]) run(view);
+  if (info && wantedModel() !== info) {
+    leaveModel();
+    showModel();
+  } else {
+    showView(wantedView());
+  }
+  runFirst();
 });
 startLive();
 begin();

@@ -5,7 +5,7 @@ VIEWS.rerank = { title: "Rerank", task: "rerank", run: rerank };
 async function rerank() {
   const [query, documents] = [element("rerank-query").value.trim(), lines("rerank-documents")];
   if (!query || documents.length === 0) throw new Refused(400, "Write a query and at least one document.");
-  const answer = await call("v1/rerank", { query, documents });
+  const answer = await call("v1/rerank", { ...naming(), query, documents });
   const [ofQuery, ...lengths] = await lengthsOf([query, ...documents]);
   const areCut = lengths.length === documents.length ? longest(lengths, answer.cut) : new Set();
   const results = answer.data.results.toSorted((a, b) => b.relevance_score - a.relevance_score);

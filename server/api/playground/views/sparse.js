@@ -7,7 +7,7 @@ VIEWS.sparse = { title: "Sparse", task: "sparse", run: weigh };
 async function weigh() {
   const text = element("sparse-text").value.trim();
   if (!text) throw new Refused(400, "Write a text.");
-  const answer = await call("embed_sparse", { inputs: text });
+  const answer = await call(route("embed_sparse"), { inputs: text });
   const all = answer.data[0].toSorted((a, b) => b.value - a.value);
   const shownOnes = all.slice(0, MOST_WORDS);
   const words = await wordsOf(shownOnes.map(({ index }) => index));

@@ -9,7 +9,7 @@ async function lengthsOf(texts, prompt = "") { // of the first texts; none where
   const body = { inputs: asked };
   if (prompt) body.prompt_name = prompt;
   try {
-    return (await (await ask("tokenize", body)).json()).map((tokens) => tokens.length);
+    return (await (await ask(route("tokenize"), body)).json()).map((tokens) => tokens.length);
   } catch { // the answer stands without its lengths
     return [];
   }
