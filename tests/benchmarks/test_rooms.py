@@ -17,6 +17,7 @@ ROOMS = {
     "kernels": {"encoder", "rivals", "lib"},
     "server": {"rivals", "lib"},
     "soak": {"rivals", "lib"},
+    "ray": {"lib"},
     "rivals": {"lib"},
     "lib": set[str](),
 }

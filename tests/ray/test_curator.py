@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,24 +21,37 @@ pytestmark = [
 BATCHES = [["a cat", "a kitten"], ["a tax form"], ["größer"]]
 
 
-@pytest.mark.parametrize("executor", ["ray_data.RayDataExecutor", "ray_actor_pool.RayActorPoolExecutor"])
-def test_a_pipeline_embeds_documents(cluster: LocalCluster, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def address(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Curator finds the cluster."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.nodes.address)
+
+
+def test_the_page_embeds_documents(tmp_path: Path) -> None:
+    from tests.ray import page
+
+    page.write_texts(tmp_path)
+    page.run("EmbedderStage", tmp_path)
+    found = page.vectors(tmp_path, "embeddings")
+    with Engine.load(device="cpu") as engine:
+        wanted = engine.embed(page.TEXTS)
+    np.testing.assert_allclose(np.array([found[text] for text in page.TEXTS], np.float32), wanted, atol=1e-6)
+
+
+def test_batches_keep_what_they_have() -> None:
     import pandas
+    from nemo_curator.backends.ray_actor_pool import RayActorPoolExecutor
     from nemo_curator.pipeline import Pipeline
     from nemo_curator.tasks import DocumentBatch
 
     from embert.ray.curator import EmbedderStage
 
-    monkeypatch.setenv("RAY_ADDRESS", cluster.nodes.address)
-    room, _, kind = executor.partition(".")
     tasks = [
         DocumentBatch(dataset_name="texts", data=pandas.DataFrame({"text": texts, "batch": number}))
         for number, texts in enumerate(BATCHES)
     ]
     pipeline = Pipeline(name="embedding", stages=[EmbedderStage(num_gpus=0)])
-    made = pipeline.run(
-        executor=getattr(importlib.import_module(f"nemo_curator.backends.{room}"), kind)(), initial_tasks=tasks
-    )
+    made = pipeline.run(executor=RayActorPoolExecutor(), initial_tasks=tasks)
     assert {task.dataset_name for task in made} == {"texts"}
     with Engine.load(device="cpu") as engine:
         for task in made:
