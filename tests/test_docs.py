@@ -29,6 +29,7 @@ PAGES = [
 API = ROOT / "docs" / "api.md"  # its examples are run by test_documentation
 PYTHON = ROOT / "docs" / "python.md"  # its examples build on one another
 CLIENTS = ROOT / "docs" / "clients.md"  # its examples are run by tests/clients, with the clients that they need
+RAY = ROOT / "docs" / "ray.md"  # its examples are run by tests/ray, on a cluster
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMAGES = {"embert:gpu", "embert:cpu", "embert:hopper", "embert:bge"}
 
@@ -233,7 +234,7 @@ def test_curls_are_answered(command: str, server: Live) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page not in (API, PYTHON, CLIENTS) and blocks(page, "python")],
+    [page for page in PAGES if page not in (API, PYTHON, CLIENTS, RAY) and blocks(page, "python")],
     ids=lambda page: page.name,
 )
 def test_python_runs(page: Path, server: Live) -> None:

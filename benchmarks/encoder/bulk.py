@@ -75,7 +75,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.encoder.bulk",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", help="folder or hub id; default: the packaged all-MiniLM-L6-v2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--texts", type=int, default=1_000_000)

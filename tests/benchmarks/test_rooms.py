@@ -15,8 +15,10 @@ from tests.server.live import ROOT, environment
 ROOMS = {
     "encoder": {"rivals", "lib"},
     "kernels": {"encoder", "rivals", "lib"},
+    "ray": {"lib"},
     "server": {"rivals", "lib"},
     "soak": {"rivals", "lib"},
+    "ray": {"lib"},
     "rivals": {"lib"},
     "lib": set[str](),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.ray.conftest import LocalCluster
 from tests.server.live import until
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is of the extra ray")
+page = pytest.importorskip("tests.ray.page", reason="needs pyarrow")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own settings, as Ray reads them
@@ -69,6 +71,15 @@ def check(made: Any, texts: int, tolerance: float, **options: Any) -> None:
 
 def test_a_dataset_has_the_engines_vectors(cluster: LocalCluster) -> None:
     check(embedded(256, 1).materialize(), 256, 1e-6)
+
+
+def test_the_page_embeds_a_dataset(cluster: LocalCluster, tmp_path: Path) -> None:
+    page.write_texts(tmp_path)
+    page.run("map_batches", tmp_path)
+    found = page.vectors(tmp_path, "embedding")
+    with Engine.load(device="cpu") as engine:
+        wanted = engine.embed(page.TEXTS)
+    np.testing.assert_allclose(np.array([found[text] for text in page.TEXTS], np.float32), wanted, atol=1e-6)
 
 
 def test_a_node_is_killed_while_it_works(cluster: LocalCluster) -> None:

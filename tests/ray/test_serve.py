@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib
+import inspect
 import itertools
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -49,7 +52,7 @@ def url(cluster: LocalCluster) -> str:
 
 @pytest.fixture(scope="module")
 def minilm(url: str) -> str:
-    """The default model on two replicas, at /."""
+    """The default model on two replicas."""
     from ray import serve
 
     from embert.ray import deployment
@@ -57,8 +60,8 @@ def minilm(url: str) -> str:
     made = deployment(
         device="cpu", accept_token_ids=True, serve_options={"num_replicas": 2, "name": "minilm", **FREQUENT_CHECKS}
     )
-    serve.run(made, name="minilm", route_prefix="/")
-    return url
+    serve.run(made, name="minilm", route_prefix="/minilm")
+    return f"{url}/minilm"
 
 
 @pytest.fixture
@@ -279,6 +282,38 @@ def test_a_prefix_and_options(stand_in: str) -> None:
         assert answer.json()["backend"] == "stand-in"
         assert answer.headers["access-control-allow-origin"] == "https://example.org"
         assert asking.post("/v1/nope", json={}).json()["error"]["message"] == "no such route; /docs lists them"
+
+
+# --- the page ---
+
+
+def test_the_page_serves(url: str, cluster: LocalCluster, tmp_path: Path) -> None:
+    from ray import serve
+
+    from tests.ray import page
+
+    page.run("serve.run", tmp_path)
+    try:
+        with client(url) as asking:
+            answer = asking.post("/v1/embeddings", json={"input": "a text"})
+            assert len(answer.json()["data"][0]["embedding"]) == 384
+            assert asking.get("/info").json()["device"] == "cpu"
+    finally:
+        serve.delete("default")
+
+
+def test_the_page_has_a_config_file() -> None:
+    import yaml
+    from ray.serve.schema import ServeDeploySchema
+
+    from tests.ray import page
+
+    text = page.block("yaml", "applications")
+    (found,) = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
+    module, _, name = found.import_path.partition(":")
+    build = getattr(importlib.import_module(module), name)
+    assert len(inspect.signature(build).parameters) == 1, "Ray hands it all arguments as one"
+    build(found.args)
 
 
 # --- what is refused ---
