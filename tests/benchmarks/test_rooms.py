@@ -18,7 +18,6 @@ ROOMS = {
     "ray": {"lib"},
     "server": {"rivals", "lib"},
     "soak": {"rivals", "lib"},
-    "ray": {"lib"},
     "rivals": {"lib"},
     "lib": set[str](),
 }

@@ -64,7 +64,7 @@ def test_it_serves_on_the_loopback_and_ends_with_the_replica() -> None:
 
 @pytest.mark.parametrize(
     ("config", "status"),
-    [(ServeConfig(model="./no-such-model"), 1), (ServeConfig(default_prompt_name="none", encoder=STAND_IN[1]), 2)],
+    [(ServeConfig(model=("./no-such-model",)), 1), (ServeConfig(default_prompt_name="none", encoder=STAND_IN[1]), 2)],
 )
 def test_it_ends_where_it_cannot_start(config: ServeConfig, status: int) -> None:
     with started(config) as (process, _):
