@@ -152,9 +152,7 @@ class EngineLoop:
         running: _InFlight | None = None
         while True:
             if running is None:
-                if self._tracer is not None:
-                    self._tracer.flush()
-                batch = self._queue.wait_for_batch(PROBE_INTERVAL_S, self._probe_if_idle)
+                batch = self._queue.wait_for_batch(self._idle_s, self._on_idle)
                 if batch is None:
                     return
                 running = self._submit(batch)
@@ -281,9 +279,13 @@ class EngineLoop:
         if cancelled:
             metrics.cancelled_texts["batched"].inc(cancelled)
 
-    def _probe_if_idle(self) -> None:
+    def _idle_s(self) -> float:
+        """Seconds without a batch until there is something else to do."""
+        return PROBE_INTERVAL_S if self._tracer is None else min(PROBE_INTERVAL_S, self._tracer.flush_due_s)
+
+    def _on_idle(self) -> None:
         if self._tracer is not None:
-            self._tracer.flush()  # what the exporting process had no time for
+            self._tracer.flush()
         if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S:
             return
         try:
@@ -319,6 +321,8 @@ class EngineLoop:
     def close(self) -> None:
         """Send the remaining answers, then free the encoder."""
         self._server.close()
+        if self._tracer is not None:
+            self._tracer.flush()
         self._encoder.close()
 
 
