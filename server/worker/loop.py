@@ -134,9 +134,7 @@ class EngineLoop:
         running: _InFlight | None = None
         while True:
             if running is None:
-                if self._tracer is not None:
-                    self._tracer.flush()
-                batch = self._queue.wait_for_batch(PROBE_INTERVAL_S, self._probe_if_idle)
+                batch = self._queue.wait_for_batch(self._idle_s, self._on_idle)
                 if batch is None:
                     return
                 running = self._submit(batch)
@@ -264,9 +262,13 @@ class EngineLoop:
         if cancelled:
             self._metrics.cancelled_texts["batched"].inc(cancelled)
 
-    def _probe_if_idle(self) -> None:
+    def _idle_s(self) -> float:
+        """Seconds without a batch until there is something else to do."""
+        return PROBE_INTERVAL_S if self._tracer is None else min(PROBE_INTERVAL_S, self._tracer.flush_due_s)
+
+    def _on_idle(self) -> None:
         if self._tracer is not None:
-            self._tracer.flush()  # what the exporting process had no time for
+            self._tracer.flush()
         models = list(self._models.values())
         if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S or not models:
             return
@@ -310,5 +312,7 @@ class EngineLoop:
     def close(self) -> None:
         """Send the remaining answers, then free the encoders."""
         self._server.close()
+        if self._tracer is not None:
+            self._tracer.flush()
         for model in self._models.values():
             model.encoder.close()

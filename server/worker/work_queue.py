@@ -145,10 +145,10 @@ class WorkQueue:
 
     # --- device loop ---
 
-    def wait_for_batch(self, idle_s: float, on_idle: Callable[[], None]) -> Batch | None:
+    def wait_for_batch(self, idle_s: Callable[[], float], on_idle: Callable[[], None]) -> Batch | None:
         """Block until there is a batch for a free encoder; None once drained and empty.
 
-        `on_idle` runs without the lock whenever nothing has come for `idle_s` seconds.
+        `on_idle` runs without the lock whenever nothing has come for `idle_s()` seconds.
         """
         with self._changed:
             while True:
@@ -158,7 +158,7 @@ class WorkQueue:
                     return batch
                 if self._draining:
                     return None
-                if not self._changed.wait(idle_s):
+                if not self._changed.wait(idle_s()):
                     self._changed.release()
                     try:
                         on_idle()

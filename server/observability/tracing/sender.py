@@ -30,6 +30,11 @@ class RecordSender:
         self._retry_at = 0.0
         self._dropped = 0  # spans, and not told yet
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self._waiting or self._dropped)
+
     def add(self, record: RequestRecord | BatchRecord) -> None:
         """Send a record soon: with the next `flush`, or once there are enough for a message."""
         data = encode_record(record)
@@ -42,7 +47,7 @@ class RecordSender:
 
     def flush(self) -> None:
         """Send what the socket takes."""
-        while (self._waiting or self._dropped) and self._send():
+        while self.waits and self._send():
             pass
 
     def _send(self) -> bool:

@@ -128,7 +128,7 @@ def test_an_idle_engine_probes_each_of_its_models(two: TwoModels) -> None:
     two.wait_until(lambda: not two.queued())
     for _ in range(4):
         two.loop._health.last_success = 0.0
-        two.loop._probe_if_idle()
+        two.loop._on_idle()
     assert two.order.count("first") == two.order.count("second") == 2
 
 

@@ -18,10 +18,8 @@ from tests.server.observability.tracing.traced import AT_ONCE, OtlpReceiver, new
 REQUESTS = 10_000
 PIPELINED = 50
 BODY = b'{"inputs":[[101,7592,102]]}'
-REQUEST = b"POST /embed HTTP/1.1\r\nhost: x\r\naccept: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b" % (
-    len(BODY),
-    BODY,
-)
+HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\naccept: application/octet-stream\r\nx-request-id: %b\r\n" % (b"r" * 128)
+REQUEST = HEAD + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)  # the id makes many of them more than is kept
 SPANS = 5  # of a request: POST /embed, tokenize, queue, inference, encode
 TREE = ("POST /embed", "tokenize", "queue", "inference", "encode")
 FEW = {"OTEL_BSP_MAX_QUEUE_SIZE": "600", "OTEL_EXPORTER_OTLP_TIMEOUT": "3"}
