@@ -18,18 +18,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # some three hundred modules of others
 ]
 
-BATCHES = [["a cat", "a kitten"], ["a tax form"], ["größer"]]
 
-
-@pytest.fixture(autouse=True)
-def address(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Curator finds the cluster."""
-    monkeypatch.setenv("RAY_ADDRESS", cluster.nodes.address)
-
-
-def test_the_page_embeds_documents(tmp_path: Path) -> None:
+def test_the_page_embeds_documents(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.ray import page
 
+    monkeypatch.setenv("RAY_ADDRESS", cluster.nodes.address)  # where Curator finds the cluster
     page.write_texts(tmp_path)
     page.run("EmbedderStage", tmp_path)
     found = page.vectors(tmp_path, "embeddings")
@@ -38,26 +31,20 @@ def test_the_page_embeds_documents(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.array([found[text] for text in page.TEXTS], np.float32), wanted, atol=1e-6)
 
 
-def test_batches_keep_what_they_have() -> None:
+def test_a_batch_keeps_what_it_has() -> None:
     import pandas
-    from nemo_curator.backends.ray_actor_pool import RayActorPoolExecutor
-    from nemo_curator.pipeline import Pipeline
     from nemo_curator.tasks import DocumentBatch
 
     from embert.ray.curator import EmbedderStage
 
-    tasks = [
-        DocumentBatch(dataset_name="texts", data=pandas.DataFrame({"text": texts, "batch": number}))
-        for number, texts in enumerate(BATCHES)
-    ]
-    pipeline = Pipeline(name="embedding", stages=[EmbedderStage(num_gpus=0)])
-    made = pipeline.run(executor=RayActorPoolExecutor(), initial_tasks=tasks)
-    assert {task.dataset_name for task in made} == {"texts"}
-    with Engine.load(device="cpu") as engine:
-        for task in made:
-            table = task.to_pyarrow()
-            (number,) = set(table["batch"].to_pylist())
-            assert table["text"].to_pylist() == BATCHES[number]
-            found = np.array(table["embeddings"].to_pylist(), np.float32)
-            np.testing.assert_allclose(found, engine.embed(BATCHES[number]), atol=1e-6)
-    assert len(made) == len(BATCHES)
+    stage = EmbedderStage(column="body", output_column="short", dimensions=64, num_gpus=0, num_cpus=2)
+    assert (stage.resources.cpus, stage.resources.gpus) == (2, 0)
+    assert (stage.inputs(), stage.outputs()) == ((["data"], ["body"]), (["data"], ["short"]))
+    given = pandas.DataFrame({"body": ["a cat", "größer"], "id": [3, 4]})
+    task = DocumentBatch(dataset_name="texts", data=given, _metadata={"source": "here"})
+    assert stage.validate_input(task)
+    made = stage.process(task)
+    assert (made.dataset_name, made._metadata) == ("texts", {"source": "here"})
+    table = made.to_pyarrow()
+    assert table["id"].to_pylist() == [3, 4]
+    assert [len(row) for row in table["short"].to_pylist()] == [64, 64]
