@@ -27,7 +27,7 @@ def server_figures(growth: Samples) -> dict[str, str]:
     for name in ("texts", "tokens", "truncated_texts", "batches", "padding_tokens", "engine_restarts"):
         found[name] = f"{growth.total(f'embert_{name}_total'):,.0f}"
     found["tokens a batch, mean"] = f"{growth.mean('embert_batch_tokens'):,.1f}"
-    for name in ("tokenize", "queue", "inference", "response_encode"):
+    for name in ("tokenize", "queue", "inference", "response_encode", "request_other"):
         for share in (0.5, 0.99):
             seconds = growth.quantile(f"embert_{name}_duration_seconds", share)
             found[f"{name}, p{share * 100:.0f}"] = f"{seconds * 1e3:,.2f} ms"

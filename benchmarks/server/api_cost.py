@@ -95,7 +95,7 @@ def _cpu(
                 measured[case].append(_round(load, server, requests, options.window))
                 progress = f"{case[0]} texts, {case[1]}, round {number + 1} of {options.rounds}"
                 print(progress, file=sys.stderr, flush=True)
-    figures = []
+    figures = [_access_log(load, cases[1, "raw"], options)]
     for (size, form), rounds in measured.items():
         api_us, engine_us, rate, cores = (statistics.median(column) for column in zip(*rounds, strict=True))
         detail = f"{rate:,.0f} requests/s, engine process {engine_us:,.0f} µs, client {cores:.2f} cores"
@@ -106,6 +106,16 @@ def _cpu(
     what = "latency without the encoder, 32 passages, base64, p50"
     figures.append(Figure(what, stages["total"], "ms", detail=detail))
     return figures
+
+
+def _access_log(load: LoadGenerator, requests: tuple[Request, ...], options: argparse.Namespace) -> Figure:
+    """Return what --access-log adds, from two servers in turns, so that both see the same neighbours."""
+    added = []
+    with embert(*STUB, model=options.model) as off, embert(*STUB, "--access-log", "json", model=options.model) as on:
+        for _ in range(options.rounds):
+            without, with_ = (_round(load, server, requests, options.window)[0] for server in (off, on))
+            added.append(with_ - without)
+    return Figure("CPU added by --access-log json, 1 text, raw", statistics.median(added), "µs", 40.0)
 
 
 def _requests(drawn: Sequence[Text], size: int, form: str, model_id: str) -> tuple[Request, ...]:

@@ -37,8 +37,8 @@ class Figure:
 
 
 def batch_figures(growth: Samples) -> dict[str, float]:
-    """Return quantiles in ms of a request's stages and the mean size of a batch, from embert's /metrics."""
-    stages = {"inference": "", "queue": "queue_", "tokenize": "tokenize_", "response_encode": "encode_"}
+    """Return quantiles in ms of batches and a request's stages, and a batch's mean size, from embert's /metrics."""
+    stages = {"batch": "", "queue": "queue_", "tokenize": "tokenize_", "response_encode": "encode_"}
     times = {
         f"{prefix}p{percent}_ms": growth.quantile(f"embert_{stage}_duration_seconds", percent / 100) * 1e3
         for stage, prefix in stages.items()

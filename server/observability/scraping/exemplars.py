@@ -40,15 +40,17 @@ class ExemplarOf(msgspec.Struct, array_like=True):
 
 
 async def publish(folder: Path, process: str, take: Callable[[], list[ExemplarOf]]) -> NoReturn:
-    """Write what `take` returns, if anything, for ever."""
+    """Write what `take` returns, where that has changed, for ever."""
     file = folder / f"{process}{_SUFFIX}"
-    new = file.with_suffix(".new")
+    new, written = file.with_suffix(".new"), b""
     while True:
         await asyncio.sleep(PUBLISH_INTERVAL_S)
-        if found := take():
+        data = msgspec.msgpack.encode(take())
+        if data != written:
             with contextlib.suppress(OSError):  # the disk is full; exemplars are a convenience
-                new.write_bytes(msgspec.msgpack.encode(found))
+                new.write_bytes(data)
                 new.rename(file)
+                written = data
 
 
 class WithExemplars:

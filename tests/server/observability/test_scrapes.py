@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from embert.server.http.request_metrics import ids_of
 from embert.server.observability.scraping.exemplars import ExemplarOf
 from embert.server.observability.scraping.exposition import Form
 from tests.server.connections import one_to_each
-from tests.server.live import STAND_IN, Live, live, until
+from tests.server.live import ROOT, STAND_IN, Live, live, until
 
 parse_openmetrics: Any = openmetrics.text_string_to_metric_families
 OPENMETRICS = "application/openmetrics-text"
@@ -30,6 +31,7 @@ PROMETHEUS = (  # what Prometheus 3.5 sends
     b"application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
     b"text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
+METRICS = ROOT / "docs" / "metrics.md"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -156,6 +158,27 @@ def test_a_process_that_dies_is_replaced_in_them(two: Live) -> None:
     os.kill(two.engine_pids[0], signal.SIGKILL)
     until(lambda: two.metrics().get(f"process_start_time_seconds{label}") > before, what="the next engine process")
     until(two.is_ready, what="readiness")
+
+
+def test_series_are_as_few_as_documented() -> None:
+    said = re.search(
+        r"has (\d+) at rest\..* adds (\d+) for each.* bulk request adds (\d+),", METRICS.read_text(), re.DOTALL
+    )
+    assert said is not None
+
+    def series() -> int:
+        return sum('status="503"' not in sample for sample in server.metrics())  # which probes get until it is ready
+
+    with live(*STAND_IN) as server:
+        counts = [series()]  # this scrape's own durations are there at the next
+        counts.append(series())
+        server.post("/v1/rerank", {"query": "a", "documents": ["b"]})  # 424: another status than the one at rest
+        counts.append(series())
+        server.post("/embed", {"inputs": "a"}, headers={"x-priority": "bulk"})
+        counts.append(series())
+    _, at_rest, route, bulk = counts
+    assert [at_rest, route - at_rest] == [int(said[1]), int(said[2])]
+    assert bulk - route == int(said[3]) + int(said[2])
 
 
 def test_connections_are_counted(two: Live) -> None:
