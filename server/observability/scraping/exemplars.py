@@ -44,13 +44,13 @@ async def publish(folder: Path, process: str, take: Callable[[], list[ExemplarOf
     file = folder / f"{process}{_SUFFIX}"
     new, written = file.with_suffix(".new"), b""
     while True:
-        await asyncio.sleep(PUBLISH_INTERVAL_S)
         data = msgspec.msgpack.encode(take())
         if data != written:
             with contextlib.suppress(OSError):  # the disk is full; exemplars are a convenience
                 new.write_bytes(data)
                 new.rename(file)
                 written = data
+        await asyncio.sleep(PUBLISH_INTERVAL_S)
 
 
 class WithExemplars:
