@@ -62,6 +62,8 @@ class RequestMetricsMiddleware:
         asks = scope["method"] == "POST" and route in self._tasks
         record = scope[SCOPE_KEY] = RequestRecord(route, request_id, trace_id, INTERACTIVE if asks else "")
         trace = None if self._tracer is None else self._tracer.begin(scope, route, started)
+        if trace is not None:
+            record.trace_id = trace.trace_id.hex().encode()  # exemplars and the access log name the spans' trace
 
         async def send_noting(message: Message) -> None:
             if message["type"] == "http.response.start":
