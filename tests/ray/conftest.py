@@ -74,6 +74,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         short = tempfile.mkdtemp(prefix="ray-")  # paths of sockets have at most 107 bytes
         head = {
             "num_cpus": 4,
+            "num_gpus": 2,  # in Ray's books alone
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
             "temp_dir": short,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,35 @@ def test_an_engine_is_lost(cluster: LocalCluster) -> None:
     made = embedded(512, 1, encoder=DOOMED).materialize()
     assert not (cluster.folder / "fate").exists()
     check(made, 512, 0, encoder="tests.server.stand_in:create")
+
+
+class Assigned:
+    """An actor that says what its engine would run on."""
+
+    def device(self, asked: str) -> tuple[str, str | None]:
+        from embert.ray.gpus import assigned_device
+
+        return assigned_device(asked), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def load(self) -> None:
+        from embert.ray import Embedder
+
+        Embedder()
+
+
+def test_an_engine_runs_on_what_ray_assigns(cluster: LocalCluster) -> None:
+    """Also where the node has a GPU that is another's."""
+    import ray
+
+    actor: Any = ray.remote(Assigned)
+    one, none, two = (actor.options(num_gpus=gpus, num_cpus=0.1) for gpus in (1, 0, 2))
+    with_gpu = one.remote()
+    assert ray.get(with_gpu.device.remote("auto")) in (("cuda", "0"), ("cuda", "1"))
+    assert ray.get(with_gpu.device.remote("cpu"))[0] == "cpu"
+    assert ray.get(none.remote().device.remote("auto"))[0] == "cpu"
+    ray.kill(with_gpu)
+    with pytest.raises(ray.exceptions.RayTaskError, match="an engine runs on one GPU, and Ray has given this actor 2"):
+        ray.get(two.remote().load.remote())
 
 
 def test_an_error_names_the_column_and_ends_the_dataset(cluster: LocalCluster) -> None:

@@ -298,6 +298,8 @@ def test_the_page_serves(url: str, cluster: LocalCluster, tmp_path: Path) -> Non
             answer = asking.post("/v1/embeddings", json={"input": "a text"})
             assert len(answer.json()["data"][0]["embedding"]) == 384
             assert asking.get("/info").json()["device"] == "cpu"
+        (server,) = servers("default")
+        assert server.environ()["OMP_NUM_THREADS"] == "1", "num_cpus is the number of the CPU encoder's threads"
     finally:
         serve.delete("default")
 
