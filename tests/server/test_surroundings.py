@@ -160,7 +160,7 @@ def test_the_wall_clock_is_only_told_and_never_reckoned_with() -> None:
         )
         for path in (ROOT / "server").rglob("*.py")
     }
-    # The moments of the last success, of the start in OpenAI's list of models, of an answer in vLLM's form, and of spans.
+    # Moments of the last success, of the start in OpenAI's list of models, of an answer in vLLM's form, of spans.
     told = {"worker/health.py", "api/operations.py", "api/dialects/vllm.py", "api/dialects/pooling.py"}
     told.add("observability/tracing/process.py")
     assert {name: count for name, count in uses.items() if count} == dict.fromkeys(told, 1)
