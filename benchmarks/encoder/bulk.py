@@ -45,13 +45,13 @@ from embert.server.bulk.engine_stage import EngineStage
 from embert.server.bulk.input.line_blocks import LineBlocks
 from embert.server.bulk.input.read_rows import schema_of
 from embert.server.bulk.input.table_blocks import TableBlocks
-from embert.server.bulk.job import Job, block_texts
+from embert.server.bulk.job import Job
 from embert.server.bulk.output.durable import write_all
 from embert.server.bulk.slots import Block, Slots
 from embert.server.bulk.text_stage import TextStage
 
 OUTPUTS = {"npy": "vectors.npy", "jsonl": "vectors.jsonl", "parquet": "shards/"}
-BLOCK = block_texts(Job().task)
+BLOCK = Job().block_texts
 CORES = 16
 DIFFERENT_TEXTS = 200_000  # then they come again: a corpus has more texts than words
 
@@ -76,9 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="benchmarks.encoder.bulk",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="benchmarks.encoder.bulk", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="folder or hub id; default: the packaged all-MiniLM-L6-v2")
     parser.add_argument("--device", default="auto")

@@ -43,6 +43,5 @@ def facts_of(
         "--shard-texts": shard_rows,
         "--on-error": "skip" if job.skip_bad_rows else "fail",
         "kept columns": job.schema.hex(),
-        "input files": identity,
     }
-    return facts
+    return facts | {f"input file {number}": file for number, file in enumerate(identity or (), 1)}

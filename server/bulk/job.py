@@ -7,14 +7,14 @@ from typing import Literal
 
 from embert.engine.tasks import Task
 
-__all__ = ["BLOCK_BYTES", "BulkError", "CannotResume", "InputFormat", "Job", "OutputFormat", "block_texts"]
+__all__ = ["BLOCK_BYTES", "BulkError", "CannotResume", "InputFormat", "Job", "OutputFormat"]
 
 InputFormat = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 OutputFormat = Literal["jsonl", "npy", "parquet"]
 
-BLOCK_BYTES = 8 << 20  # of texts in a block; a longer text is a block of its own
-BLOCK_TEXTS = 4096  # enough that the texts of a batch are of nearly the same length
-MULTI_BLOCK_TEXTS = 256  # a vector for every token is a hundred times as much
+# A block ends with so many rows, or so many bytes of texts; a longer text is a block of its own.
+BLOCK_TEXTS, BLOCK_BYTES = 4096, 8 << 20  # enough that the texts of a batch are of nearly the same length
+MULTI_BLOCK_TEXTS, MULTI_BLOCK_BYTES = 256, 128 << 10  # a vector for every token: some 30 000 of 4 KB
 
 
 class BulkError(Exception):
@@ -44,6 +44,16 @@ class Job:
     schema: bytes = b""  # of the kept columns, as Arrow writes it; empty: the output is not Parquet
 
     @property
+    def block_texts(self) -> int:
+        """Rows of a block, at most."""
+        return MULTI_BLOCK_TEXTS if self.task == Task.MULTI else BLOCK_TEXTS
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the texts of a block of several, at most."""
+        return MULTI_BLOCK_BYTES if self.task == Task.MULTI else BLOCK_BYTES
+
+    @property
     def vector_names(self) -> tuple[str, ...]:
         """The output's own columns."""
         return {Task.SPARSE: ("indices", "values"), Task.MULTI: ("vectors",)}.get(self.task, ("embedding",))
@@ -54,8 +64,3 @@ class Job:
         if self.output_format == "npy":
             return ()
         return (self.column,) if self.keep == () else self.keep
-
-
-def block_texts(task: Task) -> int:
-    """Rows of a full block."""
-    return MULTI_BLOCK_TEXTS if task == Task.MULTI else BLOCK_TEXTS

@@ -63,6 +63,7 @@ class Pipeline:
         output: Output,
         slots: Slots,
         *,
+        slots_used: int,
         text_processes: Sequence[Child],
         engines: Sequence[Child],
         block_rows: int,
@@ -71,7 +72,7 @@ class Pipeline:
         warn: Callable[[str], None],
     ) -> None:
         """`formats` says whether vectors go through a text process again. `encoded` is called with numbers of texts."""
-        self._source, self._output, self._slots = source, output, slots
+        self._source, self._output, self._slots, self._slots_used = source, output, slots, slots_used
         self._text_processes, self._engines = text_processes, engines
         self._block_rows, self._formats = block_rows, formats
         self._encoded, self._warn = encoded, warn
@@ -85,7 +86,7 @@ class Pipeline:
 
     def run(self) -> None:
         """Until everything is written. Raises what went wrong first; then nothing writes any more."""
-        for slot in range(len(self._slots.descriptors)):
+        for slot in range(self._slots_used):
             self._free.put(slot)
         self._start(self._read)
         for child in self._text_processes:

@@ -16,7 +16,7 @@ from embert.server.bulk.child import Child, Ready, Start
 from embert.server.bulk.engine_stage import EngineStage
 from embert.server.bulk.facts import facts_of
 from embert.server.bulk.input.read_rows import ReadRows
-from embert.server.bulk.job import BulkError, CannotResume, Job, block_texts
+from embert.server.bulk.job import BulkError, CannotResume, Job
 from embert.server.bulk.output.containers import ArrayFile, Container, LinesFile, ParquetFile
 from embert.server.bulk.output.row_group import RowGroups
 from embert.server.bulk.slots import Block, Part, Slots
@@ -87,14 +87,18 @@ class Devices:
     encoder: str = "auto"
     text_processes: int = 0  # 0: as many as the CPUs that engines leave allow
 
-    def resolved_text_processes(self) -> int:
-        """How many text processes there are."""
+    def text_processes_beside(self, kinds: Sequence[str]) -> int:
+        """How many text processes there are, beside encoders on devices of these kinds."""
         if self.text_processes:
             return self.text_processes
         cpus, engines = usable_cpus(), len(self.names)
-        if any(name.partition(":")[0] == "cuda" for name in self.names):
+        if "cuda" in kinds:
             return max(1, min(cpus - engines - 1, _TEXT_PROCESSES_OF_A_GPU * engines))
         return max(1, cpus // _CPUS_OF_A_TEXT_PROCESS)
+
+    def slots_beside(self, kinds: Sequence[str]) -> int:
+        """How many blocks there are at a time."""
+        return self.text_processes_beside(kinds) + _SLOTS_OF_AN_ENGINE * len(self.names) + _SLOTS_OF_THE_WRITER
 
 
 def embed_files(
@@ -106,12 +110,22 @@ def embed_files(
     """
     require_task(model, job.task)
     kept_columns(model, job.dimensions)
-    texts = devices.resolved_text_processes()
-    slots = Slots.create(texts + _SLOTS_OF_AN_ENGINE * len(devices.names) + _SLOTS_OF_THE_WRITER)
-    with contextlib.closing(slots), _children(job, model, slots, devices, texts) as (text_processes, engines):
+    # What an encoder runs on is known once it has loaded. A slot that is not used costs nothing.
+    slots = Slots.create(max(devices.slots_beside(kinds) for kinds in (["cuda"], ["cpu"])))
+    with contextlib.closing(slots), _ended() as children:
+        engines = []
+        for device in devices.names:
+            start = Start("engine", job, model, slots.descriptors, sys.path, device, devices.dtype, devices.encoder)
+            engines.append(children.start(f"the engine process of {device}", start))
+        ready: list[Ready] = [child.receive() for child in engines]
+        kinds = [each.device for each in ready]
+        count = devices.text_processes_beside(kinds)
+        # The tokenizer's own threads: together, about as many as there are CPUs.
+        threads = {"RAYON_NUM_THREADS": str(max(1, usable_cpus() // count))}
+        start = Start("text", job, model, slots.descriptors, sys.path)
+        text_processes = [children.start(f"text process {number}", start, threads) for number in range(count)]
         for child in text_processes:
             child.receive()
-        ready: list[Ready] = [child.receive() for child in engines]
         try:
             facts = facts_of(job, model, ready, source.identity, output.shard_rows)
             output.begin(facts, _container(job, model), resume=resume)
@@ -127,9 +141,10 @@ def embed_files(
             source,
             output,
             slots,
+            slots_used=devices.slots_beside(kinds),
             text_processes=text_processes,
             engines=engines,
-            block_rows=block_texts(job.task),
+            block_rows=job.block_texts,
             formats=job.output_format != "npy",
             encoded=report.encoded,
             warn=report.warn,
@@ -140,30 +155,34 @@ def embed_files(
             report.warn(f"rows skipped: {run.skipped}")
 
 
-@contextlib.contextmanager
-def _children(
-    job: Job, model: Model, slots: Slots, devices: Devices, texts: int
-) -> Iterator[tuple[list[Child], list[Child]]]:
-    """Start text processes and engine processes; end them whatever happens."""
-    text_processes: list[Child] = []
-    engines: list[Child] = []
-    # The tokenizer's own threads: together, about as many as there are CPUs.
-    threads = {"RAYON_NUM_THREADS": str(max(1, usable_cpus() // texts))}
-    try:
-        for device in devices.names:  # first: they take longest
-            start = Start(
-                "engine", job, model, slots.descriptors, sys.path, device, devices.dtype, devices.encoder
-            )  # fmt: skip
-            engines.append(Child(f"the engine process of {device}", start, {}))
-        for number in range(texts):
-            start = Start("text", job, model, slots.descriptors, sys.path)
-            text_processes.append(Child(f"text process {number}", start, threads))
-        yield text_processes, engines
-    finally:
-        for child in (*text_processes, *engines):
+class _Children:
+    """The processes of a run."""
+
+    def __init__(self) -> None:
+        self._started: list[Child] = []
+
+    def start(self, name: str, start: Start, environment: dict[str, str] | None = None) -> Child:
+        """Start one."""
+        child = Child(name, start, environment or {})
+        self._started.append(child)
+        return child
+
+    def end(self) -> None:
+        """End all of them, and wait for it."""
+        for child in self._started:
             child.kill()
-        for child in (*text_processes, *engines):
+        for child in self._started:
             child.wait()
+
+
+@contextlib.contextmanager
+def _ended() -> Iterator[_Children]:
+    """Processes that end with the context, however that ends."""
+    children = _Children()
+    try:
+        yield children
+    finally:
+        children.end()
 
 
 def _container(job: Job, model: Model) -> Callable[[], Container]:
@@ -183,8 +202,8 @@ def embed_texts(job: Job, model: Model, texts: Sequence[str], encoder: Encoder, 
         engine_stage = EngineStage(job, model, encoder, slots, report.encoded)
         output.begin({}, _container(job, model), resume=False)
         report.begin(0, len(texts))
-        for first in range(0, len(texts), block_texts(job.task)):
-            some = texts[first : first + block_texts(job.task)]
+        for first in range(0, len(texts), job.block_texts):
+            some = texts[first : first + job.block_texts]
             read = ReadRows(list(some), range(len(some)), [])
             part = Part("text", first + 1, len(read.texts), "number")
             block = Block(0, len(read.texts), (part,), slot=0)

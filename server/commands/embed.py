@@ -20,7 +20,7 @@ from embert.server.bulk.input.line_blocks import LineBlocks
 from embert.server.bulk.input.paths import STANDARD_INPUT, expanded, input_format
 from embert.server.bulk.input.read_rows import json_schema, schema_of
 from embert.server.bulk.input.table_blocks import TableBlocks
-from embert.server.bulk.job import BulkError, Job, OutputFormat, block_texts
+from embert.server.bulk.job import BulkError, Job, OutputFormat
 from embert.server.bulk.output.folder import Folder
 from embert.server.bulk.output.single_file import SingleFile
 from embert.server.bulk.output.stream import Stream
@@ -144,7 +144,7 @@ def _source(job: Job, files: Sequence[str], stack: ExitStack) -> LineBlocks | Ta
     if not files:
         return None
     if job.input_format in ("text", "jsonl"):
-        return stack.enter_context(LineBlocks(files))
+        return stack.enter_context(LineBlocks(files, job.block_bytes))
     return stack.enter_context(TableBlocks(files, job))
 
 
@@ -153,7 +153,7 @@ def _with_schema(job: Job, source: LineBlocks | TableBlocks | None) -> Job:
     kept: Sequence[str] = job.kept or ()
     if job.output_format == "parquet":
         if job.input_format == "jsonl" and isinstance(source, LineBlocks):
-            schema = json_schema(job, source.peek(block_texts(job.task)))
+            schema = json_schema(job, source.peek(job.block_texts))
         else:
             schema = schema_of(job, source.schema if isinstance(source, TableBlocks) else None)
         kept = schema.names

@@ -39,8 +39,9 @@ class LineBlocks:
     total: int | None = None  # rows of all files, where known
     identity: list[list[object]] | None = None  # the digest tells whether the lines are the same
 
-    def __init__(self, files: Sequence[str]) -> None:
+    def __init__(self, files: Sequence[str], block_bytes: int = BLOCK_BYTES) -> None:
         """Open the first file, and see that the others can be opened. Raises OSError and BulkError."""
+        self._block_bytes = block_bytes
         self._files = list(files)
         self._file: BinaryIO | None = None
         for file in files[1:]:
@@ -63,7 +64,7 @@ class LineBlocks:
         return self._data[: int(self._ends[:most][-1])]
 
     def take(self, most: int) -> Piece | None:
-        """Take a block of at most `most` lines and BLOCK_BYTES bytes, at least one line; None at the end.
+        """Take a block of at most `most` lines and `block_bytes`, at least one line; None at the end.
 
         Raises BulkError for a compressed file that is damaged, OSError.
         """
@@ -73,7 +74,7 @@ class LineBlocks:
         while rows < most and self._fill():
             start = int(self._ends[self._taken - 1]) if self._taken else 0
             ends = self._ends[self._taken : self._taken + most - rows]
-            count = int(np.searchsorted(ends, start + BLOCK_BYTES - size, side="right"))
+            count = int(np.searchsorted(ends, start + self._block_bytes - size, side="right"))
             if not count and rows:
                 break
             count = max(count, 1)

@@ -13,12 +13,12 @@ import numpy as np
 
 from embert.server.bulk.input.line_blocks import Piece
 from embert.server.bulk.input.paths import STANDARD_INPUT, arrow, open_bytes, shown
-from embert.server.bulk.job import BLOCK_BYTES, BulkError, CannotResume, Job
+from embert.server.bulk.job import BulkError, CannotResume, Job
 from embert.server.bulk.slots import Part
 
 __all__ = ["TableBlocks"]
 
-_BATCH_ROWS = 4096
+_BATCH_ROWS = 1024  # of long texts, these may be many bytes
 _CSV_BYTES = 32 << 20  # read at once: no row may be longer
 _HEADER_BYTES = 1 << 20
 
@@ -89,16 +89,17 @@ class TableBlocks:
         self._batches = self._read(rows)
 
     def take(self, most: int) -> Piece | None:
-        """Take a block of at most `most` rows and BLOCK_BYTES bytes of texts, at least one row; None at the end."""
-        rows = sum(batch.num_rows for _, _, batch in self._pending)
-        while rows < most and (found := next(self._batches, None)) is not None:
+        """Take a block of at most `most` rows and `block_bytes` of texts, at least one row; None at the end."""
+        limit = self._job.block_bytes
+        sizes = [self._sizes(batch) for _, _, batch in self._pending]
+        while sum(map(len, sizes)) < most and sum(each.sum() for each in sizes) <= limit:
+            if (found := next(self._batches, None)) is None:
+                break
             self._pending.append(found)
-            rows += found[2].num_rows
-        if not rows:
+            sizes.append(self._sizes(found[2]))
+        if not sizes:
             return None
-        rows = min(rows, most)
-        sizes = np.concatenate([self._sizes(batch) for _, _, batch in self._pending])[:rows]
-        rows = max(1, int(np.searchsorted(np.cumsum(sizes), BLOCK_BYTES, side="right")))
+        rows = max(1, int(np.searchsorted(np.cumsum(np.concatenate(sizes)[:most]), limit, side="right")))
         batches, parts = [], []
         left = rows
         while left:

@@ -227,7 +227,7 @@ def test_a_folder_of_another_run_is_not_overwritten(folder: Path, tmp_path: Path
     ended = embedded(
         "--dimensions", "8", "-f", copied, "-o", tmp_path / "out", "--resume", "--shard-texts", "2000"
     )  # fmt: skip
-    assert "cannot resume: input files was" in ended.stderr
+    assert "cannot resume: input file 1 was" in ended.stderr
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     shard = tmp_path / "out" / "part-000001.parquet"
     shard.write_bytes(b"short")
