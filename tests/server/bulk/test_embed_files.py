@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from embert.server.bulk.run import Devices
 from embert.server.commands.cli import main
 from tests.engine.heads.m3 import build_m3
 from tests.server.bulk.running import embed, embedded
@@ -78,14 +80,16 @@ def test_csv_has_strings(folder: Path, tmp_path: Path) -> None:
 
 def test_sparse_and_multi_vectors(folder: Path, tmp_path: Path) -> None:
     model = str(build_m3(tmp_path / "m3"))
+    lines = (folder / "a.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "some.jsonl").write_text("".join(lines[:600]))  # three blocks of multi-vectors
     for option, names in (("--sparse", ["indices", "values"]), ("--multi", ["vectors"])):
-        out = embed("-m", model, option, "-f", folder / "half-0.jsonl").splitlines()
-        embed("-m", model, option, "-f", folder / "half-0.jsonl", "-o", tmp_path / "vectors.parquet")
+        out = embed("-m", model, option, "-f", tmp_path / "some.jsonl").splitlines()
+        embed("-m", model, option, "-f", tmp_path / "some.jsonl", "-o", tmp_path / "vectors.parquet")
         table = pyarrow.parquet.read_table(tmp_path / "vectors.parquet")
         assert table.schema.names == ["text", *names]
         rows = table.to_pylist()
-        assert len(rows) == len(out) == 2500
-        for row, line in zip(rows[::100], map(json.loads, out[::100]), strict=True):
+        assert len(rows) == len(out) == 600
+        for row, line in zip(rows[::50], map(json.loads, out[::50]), strict=True):
             assert row["text"] == line["text"]
             for name in names:
                 assert np.array_equal(np.array(row[name], np.float32), np.array(line[name], np.float32))
@@ -232,6 +236,33 @@ def test_a_folder_of_another_run_is_not_overwritten(folder: Path, tmp_path: Path
     shard = tmp_path / "out" / "part-000001.parquet"
     shard.write_bytes(b"short")
     assert f"cannot resume: {shard} is missing or has changed" in refused("--resume", "--shard-texts", "2000")
+
+
+def test_every_option_is_documented() -> None:
+    usage = subprocess.run([*EMBERT, "embed", "--help"], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    options = set(re.findall(r"--[a-z][a-z-]+", usage.stdout)) - {"--help"}
+    assert len(options) > 25
+    documented = (ROOT / "docs" / "configuration.md").read_text().partition("# The other commands")[2]
+    assert {option for option in options if f"`{option}`" not in documented} == set()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "names", "kinds", "expected"),
+    [
+        (16, ["auto"], ["cuda"], 12),
+        (16, ["cuda:0", "cuda:1"], ["cuda", "cuda"], 13),
+        (4, ["cuda:0"], ["cuda"], 2),
+        (2, ["cuda:0"], ["cuda"], 1),
+        (64, ["auto"], ["cpu"], 8),
+        (2, ["cpu"], ["cpu"], 1),
+    ],
+)
+def test_text_processes(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, names: list[str], kinds: list[str], expected: int
+) -> None:
+    monkeypatch.setattr("embert.server.bulk.run.usable_cpus", lambda: cpus)
+    assert Devices(names=names).text_processes_beside(kinds) == expected
+    assert Devices(names=names, text_processes=3).text_processes_beside(kinds) == 3
 
 
 def test_without_pyarrow_the_command_that_installs_it_is_named(folder: Path, tmp_path: Path) -> None:
