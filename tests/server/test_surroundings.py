@@ -160,9 +160,10 @@ def test_the_wall_clock_is_only_told_and_never_reckoned_with() -> None:
         )
         for path in (ROOT / "server").rglob("*.py")
     }
-    # Moments of the last success, of the start in OpenAI's list of models, of an answer in vLLM's form, of spans.
+    # Moments of the last success, of the start in OpenAI's list of models, of an answer in vLLM's form, of spans, of
+    # lines of the access log, and of exemplars.
     told = {"worker/health.py", "api/operations.py", "api/dialects/vllm.py", "api/dialects/pooling.py"}
-    told.add("observability/tracing/process.py")
+    told |= {f"observability/{name}.py" for name in ("tracing/process", "access_log", "buffered_histogram")}
     assert {name: count for name, count in uses.items() if count} == dict.fromkeys(told, 1)
 
 

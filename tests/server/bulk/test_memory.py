@@ -33,7 +33,8 @@ def peak(texts: Path, target: Path) -> int:
             except Exception:
                 continue
         assert process.returncode == 0
-    assert len(peaks) == 3, "the run itself, its engine and its text process"
+    # The run itself, its engine and its text process; with the CUDA encoder built, also one that counts GPUs.
+    assert len(peaks) in (3, 4), peaks
     return sum(peaks.values())
 
 
