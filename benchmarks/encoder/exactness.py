@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--sequences", type=int, default=200)
     parser.add_argument("--longest", type=int, default=512, help="tokens of the longest text of random ids")
+    parser.add_argument("--name", default="exactness", help="of the record")
     options = parser.parse_args(argv)
     rows = []
     for model in options.models:
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 batch = passages(folder, options.sequences) if given else ids(random, options.sequences, longest)
                 rows.append({"model": name, "stored": stored, **errors(folder, batch)})
     figures = {"torch": torch.__version__, "transformers": transformers.__version__, "rows": rows}
-    path = record.write("exactness", figures)
+    path = record.write(options.name, figures)
     record.print_table(
         ["model", "stored", "type", "embert", "apart", "transformers", "embert / transformers", "worst cosine"],
         [

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -82,7 +83,8 @@ def running(
 ) -> Iterator[RunningServer]:
     """Run `command`, in which "{port}" stands for a free port, from its first 200 on the route `ready`.
 
-    Raises SystemExit with the end of its log if it exits or is not ready within READY_WITHIN_S.
+    Raises SystemExit with the end of its log if it exits or is not ready within READY_WITHIN_S. Where the caller fails
+    while it runs, the end of its log goes to stderr.
     """
     port = _free_port()
     # The engine process imports benchmarks.lib.stub_encoders from ROOT. The caller's path may hold installed packages.
@@ -101,12 +103,19 @@ def running(
             try:
                 _wait_until_ready(process, f"http://127.0.0.1:{port}{ready}", started + READY_WITHIN_S)
             except RuntimeError as error:
-                log.seek(0)
-                tail = log.read().decode(errors="replace")[-4000:]
-                raise SystemExit(f"{name}: {error}\n{tail}") from None
-            yield RunningServer(name, port, process, root, time.monotonic() - started)
+                raise SystemExit(f"{name}: {error}\n{_tail(log)}") from None
+            try:
+                yield RunningServer(name, port, process, root, time.monotonic() - started)
+            except Exception:
+                print(f"{name}, the end of its log:\n{_tail(log)}", file=sys.stderr)
+                raise
         finally:
             _stop(process)
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace")[-4000:]
 
 
 def _free_port() -> int:

@@ -42,6 +42,7 @@ class WorkQueue:
         self._solo: deque[Batch] = deque()  # batches of one request each that must run alone
         self._solo_turn = False
         self._draining = False
+        self._published: dict[int, tuple[int, int]] = {}  # texts and tokens that wait, by model, as metrics have them
 
     def tokens(self) -> int:
         """Tokens waiting for a batch. Reads one number, without the lock."""
@@ -245,6 +246,9 @@ class WorkQueue:
 
     def _publish(self) -> None:
         for number, model in self._models.items():
-            metrics = self._metrics.of(model.name)
-            metrics.queue_texts.set(self._scheduler.texts_of(number))
-            metrics.queue_tokens.set(self._scheduler.tokens_of(number, bulk=True))
+            waiting = self._scheduler.texts_of(number), self._scheduler.tokens_of(number, bulk=True)
+            if waiting != self._published.get(number):  # an idle model costs no gauge
+                self._published[number] = waiting
+                metrics = self._metrics.of(model.name)
+                metrics.queue_texts.set(waiting[0])
+                metrics.queue_tokens.set(waiting[1])

@@ -36,7 +36,7 @@ from embert.engine import load_model
 
 EMBEDDERS = ("small", "large")
 TEXTS, REQUESTS = 32, 24
-DOCUMENTS, RERANKS_PER_S = 4, 2.0
+DOCUMENTS = 4
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Bench:
             file.write_text("\n".join(tables))
             arguments = ["--config", str(file)]
         # Queues are as long as the clients make them: a time limit would refuse some of what waits twice as long.
-        options = ["--workers", "1", "--device", self.options.device, "--max-queue-seconds", "0"]
+        options = ["--workers", str(self.options.workers), "--device", self.options.device, "--max-queue-seconds", "0"]
         options += ["--request-timeout", "600"]
         if self.options.encoder is not None:
             options += ["--encoder", self.options.encoder]
@@ -115,7 +115,7 @@ class Bench:
                 found[f"{name} beside busy"] = self.tokens_per_s(answers, name)
                 found[f"{name} seconds"] = grown.total("embert_engine_busy_seconds_total", model=name)
         with self.serving(*self.folders, bulk=True) as server:
-            rerank = self.plan(server, "rerank", connections=8, rate=RERANKS_PER_S)
+            rerank = self.plan(server, "rerank", connections=8, rate=self.options.rerank_rate)
             found["rerank alone p99"] = _p99(loads[0].run(rerank))
             (_, reranks), grown = self._together(server, [self.plan(server, "large"), rerank], loads)
             found["rerank p99"] = _p99(reranks)
@@ -153,8 +153,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--layers", type=int, default=12, help="of the large model")
     parser.add_argument("--connections", type=int, default=16, help="of the clients of each embedder")
+    parser.add_argument("--rerank-rate", type=float, default=2.0, help="requests/s of the interactive reranker")
     parser.add_argument("--window", type=float, default=20.0, help="seconds that one run measures")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1, help="HTTP processes: as many as it takes to fill the device")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--encoder", help="package.module:factory of a stand-in, for the server's own part")
     parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the JSON")

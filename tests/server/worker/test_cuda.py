@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.lib.random_model import make_reranker
 from embert.engine import Engine, load_model
 from embert.engine.encoders import cuda
 from embert.engine.encoders.devices import devices
@@ -82,6 +85,28 @@ def test_a_killed_engine_comes_back_on_the_gpu() -> None:
         # Each of several HTTP processes learns of it in its own time.
         until(lambda: server.post("/embed", {"inputs": "the same text"}).status_code == 200, what="an answer")
         assert server.post("/embed", {"inputs": "the same text"}).json() == before
+
+
+def test_two_models_of_one_gpu_answer_at_once_with_the_bits_that_each_gives_alone(tmp_path: Path) -> None:
+    embedder = load_model(*MODEL)
+    reranker = make_reranker(tmp_path / "reranker", embedder.transformer_folder)
+    texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(64)]
+
+    def asked(server: Live, number: int) -> Any:
+        some = texts[number % 48 : number % 48 + 16]
+        if number % 2:
+            body = {"model": "scores", "query": "what is it", "documents": some}
+            answer = server.post("/v1/rerank", body).json()
+            return sorted((each["index"], each["relevance_score"]) for each in answer["results"])
+        answer = server.post("/v1/embeddings", {"model": "vectors", "input": some}).json()
+        return [each["embedding"] for each in answer["data"]]
+
+    with live(f"vectors={embedder.folder}", f"scores={reranker}", "--device", "cuda:0") as server:
+        assert len(server.engine_pids) == 1
+        alone = [asked(server, number) for number in range(48)]
+        with ThreadPoolExecutor(16) as pool:
+            together = list(pool.map(lambda number: asked(server, number % 48), range(480)))
+    assert all(answer == alone[number % 48] for number, answer in enumerate(together))
 
 
 @pytest.fixture
