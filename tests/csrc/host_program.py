@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import pytest
 __all__ = ["COMPUTED", "CSRC", "RECORDED", "build"]
 
 CSRC = Path(__file__).parents[2] / "csrc"
+OBJECTS = CSRC.parent / "build" / "host-objects"
+OPTIONS = ("-std=c++17", "-O1")
 # The encoder's host side.
 HOST = (
     Path(__file__).with_name("recording_runtime.cpp"),
@@ -37,14 +40,32 @@ def build(folder: Path, *sources: Path, name: str = "program", flags: Sequence[s
 
 @functools.cache  # programs share most of their sources
 def _object(source: Path, flags: tuple[str, ...]) -> Path:
-    made = Path(_objects().name) / f"{len(list(Path(_objects().name).iterdir()))}.o"
-    _run("-c", "-Wall", "-Wextra", "-isystem", _headers(), "-I", CSRC, *flags, source, "-o", made)
+    """Kept from run to run in build/, where other processes find it too: they wait while one compiles it."""
+    compile_ = ("-c", "-Wall", "-Wextra", "-isystem", str(_headers()), "-I", str(CSRC), *flags)
+    content = hashlib.sha256(repr((_toolchain(), OPTIONS, compile_)).encode() + source.read_bytes()).hexdigest()
+    name = f"{source.parent.name}-{source.stem}-{hashlib.sha256(repr((source, flags)).encode()).hexdigest()[:8]}"
+    made = OBJECTS / f"{name}-{content[:16]}.o"
+    OBJECTS.mkdir(parents=True, exist_ok=True)
+    with (OBJECTS / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.is_file():
+            for old in OBJECTS.glob(f"{name}-*.o"):
+                old.unlink()
+            part = made.with_suffix(".part")
+            _run(*compile_, source, "-o", part)
+            part.rename(made)
     return made
 
 
 @functools.cache
-def _objects() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="embert-objects-")
+def _toolchain() -> str:
+    """What an object depends on beside its source and flags: the compiler, CUDA's headers and every header of ours."""
+    version = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    told = hashlib.sha256(version.encode() + (_headers() / "cuda.h").read_bytes())
+    for folder in (CSRC, Path(__file__).parent):
+        for header in sorted((*folder.rglob("*.h"), *folder.rglob("*.cuh"))):
+            told.update(str(header).encode() + header.read_bytes())
+    return told.hexdigest()
 
 
 def _headers() -> Path:
@@ -56,11 +77,15 @@ def _headers() -> Path:
     return headers
 
 
-def _run(*arguments: str | Path) -> None:
+def _compiler() -> str:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         pytest.skip("needs a C++ compiler")
-    command = [compiler, "-std=c++17", "-O1", *map(str, arguments)]
+    return compiler
+
+
+def _run(*arguments: str | Path) -> None:
+    command = [_compiler(), *OPTIONS, *map(str, arguments)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert not found.stderr

@@ -1,8 +1,9 @@
 """What ptxas gives the Hopper kernels: spills, barriers, serialised products, which cost time and change no result.
 
-Needs nvcc, no GPU. Each rule stands for something that happened: a barrier's number in a register counted as all 16 and
-kept attention to four blocks a multiprocessor (passages 54 µs a layer instead of 46); 8 bytes spilled made FFN in 4 %
-longer; a product too many in flight for the registers makes the compiler wait for each (C7512).
+Needs nvcc, no GPU; compiles only what the install has not. Each rule stands for something that happened: a barrier's
+number in a register counted as all 16 and kept attention to four blocks a multiprocessor (passages 54 µs a layer
+instead of 46); 8 bytes spilled made FFN in 4 % longer; a product too many in flight for the registers makes the
+compiler wait for each (C7512).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ SOURCES = (
     "attention/sm90.cu",
     "attention/sm80.cu",
 )
+ARCHITECTURE = "sm_90a"
 BARRIERS = 64  # of a multiprocessor
 # Bytes that may be spilled: what these kernels have spilled since they were measured, and no more. The last template
 # argument: whether gamma is in the rows (csrc/EPILOGUES.md).
@@ -73,16 +76,32 @@ def compiled() -> dict[str, Compiled]:
     options = [
         "-O3",
         "-std=c++17",
-        "-gencode=arch=compute_90a,code=sm_90a",
+        f"-gencode=arch=compute_90a,code={ARCHITECTURE}",
         "-Xptxas=-v",
         f"-I{CSRC}",
         "-o",
         "/dev/null",
     ]
-    kept = place_of_words(nvcc, options)
-    if not kept.is_file():
-        keep(kept, words(nvcc, options))
-    return {Path(source).stem: parsed(said) for source, said in json.loads(kept.read_text()).items()}
+    told = words_of_install()
+    if told is None:
+        kept = place_of_words(nvcc, options)
+        if not kept.is_file():
+            keep(kept, words(nvcc, options))
+        told = json.loads(kept.read_text())
+    return {Path(source).stem: parsed(said) for source, said in told.items()}
+
+
+def words_of_install() -> dict[str, str] | None:
+    """What ptxas said when embert was installed with these sources (csrc/keep_words.sh); None if it was not."""
+    objects = {source: f"csrc/CMakeFiles/embert_cuda.dir/{source}.o" for source in SOURCES}
+    ninja = shutil.which(Path(sys.executable).with_name("ninja")) or shutil.which("ninja")
+    for build in (CSRC.parent / "build").glob("*/build.ninja") if ninja else ():
+        kept = {source: build.parent / f"{made}.words" for source, made in objects.items()}
+        if all(path.is_file() and ARCHITECTURE in path.read_text() for path in kept.values()):
+            asked = [str(ninja), "-C", str(build.parent), "-n", *objects.values()]
+            if "no work to do" in subprocess.run(asked, capture_output=True, text=True, check=False).stdout:
+                return {source: path.read_text() for source, path in kept.items()}
+    return None
 
 
 def words(nvcc: str, options: Sequence[str]) -> dict[str, str]:
@@ -120,7 +139,7 @@ def keep(place: Path, told: dict[str, str]) -> None:
 
 def parsed(said: str) -> Compiled:
     pattern = re.compile(
-        r"Compiling entry function '(?P<name>\w+)'.*?"
+        rf"Compiling entry function '(?P<name>\w+)' for '{ARCHITECTURE}'.*?"
         r"(?P<spilled>\d+) bytes spill stores.*?"
         r"Used (?P<registers>\d+) registers(?:, used (?P<barriers>\d+) barriers)?",
         re.DOTALL,

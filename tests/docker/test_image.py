@@ -176,7 +176,7 @@ class Installed:
             "EMBERT_PREFIX": str(self.prefix),
             "EMBERT_WHEELS": str(self.folder / "wheels"),
             "EMBERT_MODEL_FOLDER": str(self.folder / "model"),
-            "PIP_NO_COMPILE": "1",  # of torch's thousands of modules a start needs few
+            "PIP_NO_COMPILE": "no",  # pip's word for yes; of the packages' thousands of modules a start needs few
         }
         command = [str(SCRIPTS / name.removeprefix("/image/")), *arguments]
         ran = subprocess.run(command, cwd=self.source, env=env, capture_output=True, text=True, check=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pytest
-
-# As encoders/torch does: otherwise transformers' threads spin for each other where tests share cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import torch
 import transformers
 from safetensors.torch import save_file
