@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -91,57 +92,71 @@ class Bench:
         flood = {"connections": self.options.connections, **how}
         return Plan(server.port, self.requests[name], window_s=self.options.window, settle_s=3.0, **flood)
 
-    def tokens_per_s(self, answers: Answers, name: str) -> float:
-        """Answered in the window. Raises SystemExit for a failed request."""
-        if (answers.status != 200).any():
-            raise SystemExit(f"requests to {name} failed, with status {set(answers.status.tolist())}")
-        inside = (answers.answered >= answers.opened) & (answers.answered < answers.opened + self.options.window)
-        tokens = np.array([request.tokens for request in self.requests[name]])
-        answered = float(tokens[answers.request[inside]].sum())
-        return answered / float(self.options.window)
-
     def one_round(self, loads: list[LoadGenerator]) -> dict[str, float]:
         """Every figure, once."""
         found: dict[str, float] = {}
         for name in EMBEDDERS:
             with self.serving(name) as server:
-                alone = loads[0].run(self.plan(server, name))
-            found[f"{name} alone"] = self.tokens_per_s(alone, name)
+                grown = self._run(server, [self.plan(server, name)], loads).grown
+            found[f"{name} alone"] = _tokens_per_s(grown, name)
         with self.serving(*self.folders) as server:
             for name in EMBEDDERS:
-                found[f"{name} beside idle"] = self.tokens_per_s(loads[0].run(self.plan(server, name)), name)
-            both, grown = self._together(server, [self.plan(server, name) for name in EMBEDDERS], loads)
-            for name, answers in zip(EMBEDDERS, both, strict=True):
-                found[f"{name} beside busy"] = self.tokens_per_s(answers, name)
-                found[f"{name} seconds"] = grown.total("embert_engine_busy_seconds_total", model=name)
+                grown = self._run(server, [self.plan(server, name)], loads).grown
+                found[f"{name} beside idle"] = _tokens_per_s(grown, name)
+            grown = self._run(server, [self.plan(server, name) for name in EMBEDDERS], loads).grown
+            for name in EMBEDDERS:
+                found[f"{name} beside busy"] = _tokens_per_s(grown, name)
+                found[f"{name} seconds"] = grown.samples.total("embert_engine_busy_seconds_total", model=name)
         with self.serving(*self.folders, bulk=True) as server:
             rerank = self.plan(server, "rerank", connections=8, rate=self.options.rerank_rate)
-            found["rerank alone p99"] = _p99(loads[0].run(rerank))
-            (_, reranks), grown = self._together(server, [self.plan(server, "large"), rerank], loads)
-            found["rerank p99"] = _p99(reranks)
-            batches = Samples({key: value for key, value in grown.values.items() if ("model", "large") in key[1]})
+            found["rerank alone p99"] = _p99(self._run(server, [rerank], loads).answers[0])
+            run = self._run(server, [self.plan(server, "large"), rerank], loads)
+            found["rerank p99"] = _p99(run.answers[1])
+            values = run.grown.samples.values.items()
+            batches = Samples({key: value for key, value in values if ("model", "large") in key[1]})
             found["batch p99"] = batches.quantile("embert_batch_duration_seconds", 0.99)
         return found
 
-    def _together(
-        self, server: RunningServer, plans: list[Plan], loads: list[LoadGenerator]
-    ) -> tuple[list[Answers], Samples]:
-        """Run the plans at once; their answers, and the growth of the server's metrics in the first one's window."""
-        seen: list[Samples] = []
+    def _run(self, server: RunningServer, plans: list[Plan], loads: list[LoadGenerator]) -> Run:
+        """Run the plans at once. Raises SystemExit for a failed request."""
+        seen: list[tuple[float, Samples]] = []
 
         def look() -> None:
-            seen.append(scrape(f"http://127.0.0.1:{server.port}/metrics"))
+            seen.append((time.monotonic(), scrape(f"http://127.0.0.1:{server.port}/metrics")))
 
         watch: list[Callable[[], None] | None] = [look, *[None] * (len(plans) - 1)]
         with ThreadPoolExecutor(len(plans)) as pool:
-            running = [pool.submit(load.run, plan, at) for load, plan, at in zip(loads, plans, watch, strict=True)]
+            running = [pool.submit(load.run, plan, at) for load, plan, at in zip(loads, plans, watch, strict=False)]
             answers = [each.result() for each in running]
-        return answers, seen[1] - seen[0]
+        for each in answers:
+            if (each.status != 200).any():
+                raise SystemExit(f"requests failed, with status {set(each.status.tolist())}")
+        (opened, first), (closed, last) = seen
+        return Run(answers, Growth(last - first, closed - opened))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Of the server's metrics in the first plan's window."""
+
+    samples: Samples
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What plans that ran at once have found."""
+
+    answers: list[Answers]
+    grown: Growth
+
+
+def _tokens_per_s(grown: Growth, name: str) -> float:
+    """Of the batches that ended in the window: requests that share batches equally end at the same time, in bursts."""
+    return grown.samples.total("embert_batch_tokens_sum", model=name) / grown.seconds
 
 
 def _p99(answers: Answers) -> float:
-    if (answers.status != 200).any():
-        raise SystemExit(f"reranking failed, with status {set(answers.status.tolist())}")
     inside = answers.due >= answers.opened
     return float(np.quantile((answers.answered - answers.due)[inside], 0.99))
 

@@ -22,8 +22,11 @@ _SUFFIX = ".pid"
 
 
 def leave_pid(folder: Path, process: str) -> None:
-    """Make this process known as `process`."""
-    (folder / f"{process}{_SUFFIX}").write_text(str(os.getpid()))
+    """Make this process known as `process`. A scrape finds the whole file or none."""
+    file = folder / f"{process}{_SUFFIX}"
+    new = file.with_suffix(".new_pid")
+    new.write_text(str(os.getpid()))
+    new.rename(file)
 
 
 def forget_pid(folder: Path, process: str) -> None:
