@@ -137,7 +137,8 @@ def ray_data(folder: Path, arguments: argparse.Namespace) -> Run:
     """A Ray Data pipeline, twice, in a process that starts its cluster."""
     command = [sys.executable, "-c", "from benchmarks.ray.pipeline import main; main()", str(folder)]
     command += [arguments.device, str(arguments.actors)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | NO_NEWS)
+    env = os.environ | NO_NEWS | {"PYTHONPATH": str(Path(__file__).parents[2])}  # where workers find benchmarks.ray
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
     one, every = json.loads(done.stdout.splitlines()[-1])
     return Run.of(Used(*one), Used(*every), arguments.texts)
 

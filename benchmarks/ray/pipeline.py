@@ -8,11 +8,12 @@ import logging
 import os
 import shutil
 import sys
-import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.data
@@ -22,30 +23,32 @@ from embert.ray import Embedder
 __all__ = ["main"]
 
 BATCH = 4096  # texts, as many as `embert embed` takes at a time
-LOOK_S = 0.2  # between two looks at the processes: what one uses after the last look before its end is not counted
 BESIDE = 2  # CPUs of Ray's count for tasks that read and write, beside those of the actors
 
 
-class CpuSeconds:
-    """What this process and all below it have used, those that have ended among them."""
+class Measured(Embedder):
+    """Notes what its process has used: once the actor has ended, nobody can ask any more."""
 
-    def __init__(self) -> None:
-        self._seen: dict[tuple[int, float], float] = {}  # pid and start of a process → its seconds, when last seen
-        threading.Thread(target=self._follow, daemon=True).start()
+    def __init__(self, notes: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._note = Path(notes, f"{os.getpid()}.cpu")
 
-    def total(self) -> float:
-        """Until now."""
-        own = psutil.Process()
-        for process in (own, *own.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                self._seen[process.pid, process.create_time()] = times.user + times.system
-        return sum(self._seen.copy().values())
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """As the Embedder's."""
+        made = super().__call__(batch)
+        self._note.write_text(str(time.process_time()))
+        return made
 
-    def _follow(self) -> None:
-        while True:
-            self.total()
-            time.sleep(LOOK_S)
+
+def cpu_s(notes: Path) -> float:
+    """What this process and all below it have used, and the actors that have ended."""
+    alive = {}
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            alive[process.pid] = times.user + times.system
+    ended = (float(note.read_text()) for note in notes.glob("*.cpu") if int(note.stem) not in alive)
+    return sum(alive.values()) + sum(ended)
 
 
 def main() -> None:
@@ -61,27 +64,25 @@ def main() -> None:
         logging_level=logging.ERROR,
     )
 
-    cpu = CpuSeconds()
-
     def used(name: str) -> tuple[float, float]:
         output = folder / f"{name}.out"
         shutil.rmtree(output, ignore_errors=True)
-        began, before = time.perf_counter(), cpu.total()
+        began, before = time.perf_counter(), cpu_s(folder)
         ray.data.read_parquet(str(folder / name)).map_batches(
-            Embedder,
-            fn_constructor_kwargs={"device": device},
+            Measured,
+            fn_constructor_kwargs={"notes": str(folder), "device": device},
             compute=ray.data.ActorPoolStrategy(size=actors),
             batch_format="pyarrow",
             batch_size=BATCH,
             num_cpus=max(1, cores // actors),
             num_gpus=1 / actors if gpu else 0,
         ).write_parquet(str(output))
-        took_s, cpu_s = time.perf_counter() - began, cpu.total() - before
+        took_s, used_s = time.perf_counter() - began, cpu_s(folder) - before
         rows = sum(pq.read_metadata(path).num_rows for path in output.iterdir())
         wanted = sum(pq.read_metadata(path).num_rows for path in (folder / name).iterdir())
         if rows != wanted:
             raise SystemExit(f"{rows} rows were written of {wanted}")
-        return took_s, cpu_s
+        return took_s, used_s
 
     used("one")  # starts the workers that read and write
     print(json.dumps([used("one"), used("all")]))
