@@ -22,7 +22,9 @@ settings.load_profile("embert")
 
 
 # Files that take longest, which go first where files are shared out: or one worker would be left with one of them.
-LONGEST = ("test_resources", "test_hangs", "test_encoder", "test_overload", "test_faults", "test_start")
+LONGEST = (
+    "test_kill", "test_serve", "test_data", "test_hangs", "test_encoder", "test_overload", "test_faults", "test_start"
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
