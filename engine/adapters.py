@@ -16,13 +16,14 @@ import numpy.typing as npt
 from embert.engine.architecture.architecture import Adapters
 from embert.engine.architecture.tensor_names import TABLES, Spelling, TensorNames
 from embert.engine.errors import BrokenModel
-from embert.engine.files.safetensors_file import SafetensorsFile
+from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 
 __all__ = ["LowRank", "PeftFiles", "beside_weight"]
 
 Floats = npt.NDArray[np.float32]
 
 ORIGINAL = ".original"  # what torch puts after the name of a weight to which a module of its own adds
+MERGED_ROWS = 4096  # of a weight, at a time
 PEFT_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 
@@ -32,6 +33,19 @@ class LowRank(NamedTuple):
 
     left: Floats  # [n, rows, rank]
     right: Floats  # [n, rank, columns]
+
+    def added_to(self, weight: Tensor, number: int, scale: float) -> Tensor:
+        """A weight [rows, columns] with what one adapter adds to it: a copy in float32.
+
+        Large tables are added up some rows at a time, which takes no memory beside the copy.
+        """
+        left, right = self.left[number] * np.float32(scale), self.right[number]
+        merged = np.empty(weight.shape, np.float32)
+        for start in range(0, len(merged), MERGED_ROWS):
+            rows = slice(start, start + MERGED_ROWS)
+            np.matmul(left[rows], right, out=merged[rows])
+            merged[rows] += Tensor(weight.array[rows], weight.dtype).float32()
+        return Tensor(merged, "F32")
 
 
 def beside_weight(
