@@ -23,7 +23,8 @@ __all__ = ["LowRank", "PeftFiles", "beside_weight"]
 Floats = npt.NDArray[np.float32]
 
 ORIGINAL = ".original"  # what torch puts after the name of a weight to which a module of its own adds
-MERGED_ROWS = 4096  # of a weight, at a time
+# Of a weight at a time: they stay in the cache, and so small a product is no work for numpy's threads.
+MERGED_ELEMENTS = 1 << 16
 PEFT_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 
@@ -37,12 +38,13 @@ class LowRank(NamedTuple):
     def added_to(self, weight: Tensor, number: int, scale: float) -> Tensor:
         """A weight [rows, columns] with what one adapter adds to it: a copy in float32.
 
-        Large tables are added up some rows at a time, which takes no memory beside the copy.
+        Some rows at a time, which takes no memory beside the copy.
         """
         left, right = self.left[number] * np.float32(scale), self.right[number]
         merged = np.empty(weight.shape, np.float32)
-        for start in range(0, len(merged), MERGED_ROWS):
-            rows = slice(start, start + MERGED_ROWS)
+        count = max(1, MERGED_ELEMENTS // merged.shape[1])
+        for start in range(0, len(merged), count):
+            rows = slice(start, start + count)
             np.matmul(left[rows], right, out=merged[rows])
             merged[rows] += Tensor(weight.array[rows], weight.dtype).float32()
         return Tensor(merged, "F32")

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine import Task
-from embert.engine.adapters import MERGED_ROWS, LowRank
+from embert.engine.adapters import MERGED_ELEMENTS, LowRank
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
@@ -319,9 +319,9 @@ def test_weights_without_an_adapter_are_as_they_are_stored(tmp_path: Path, make:
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_large_tables_are_added_up_in_blocks(dtype: str) -> None:
+def test_weights_are_added_up_in_blocks(dtype: str) -> None:
     random = np.random.default_rng(0)
-    rows = 2 * MERGED_ROWS + 17
+    rows = 2 * MERGED_ELEMENTS // 8 + 17
     values = random.standard_normal((rows, 8)).astype(np.float32)
     stored: npt.NDArray[Any] = values.astype(np.float16 if dtype == "F16" else np.float32)
     if dtype == "BF16":
