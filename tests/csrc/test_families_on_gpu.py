@@ -66,7 +66,7 @@ def test_bfloat16(of: FamilyCheckpoint) -> None:
 
 def test_float32(of: FamilyCheckpoint) -> None:
     encoder = made(of.model, dtype="float32", graphs=False)
-    assert errors(encoder.encode(of.batch), of.pooled(torch.float64)).max() <= 1e-5
+    assert errors(encoder.encode(of.batch), of.pooled(torch.float64)).max() <= 2e-5
     encoder.close()
 
 
