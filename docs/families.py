@@ -34,7 +34,7 @@ class Row:
     name: str
     model_types: tuple[str, ...]  # in config.json
     checkpoints: str
-    devices: str = "CPU"  # that it is tested on
+    devices: str = "CPU"  # that it is tested on; a GPU: in tests/csrc/test_families_on_gpu.py
     config: str | dict[str, Any] = ""  # a row of the tests' models, or a config.json; empty: the first of model_types
 
     def architecture(self) -> Architecture:
@@ -54,14 +54,14 @@ ROWS = (
     Row("XLM-RoBERTa", ("xlm-roberta",), "multilingual-e5, BGE-M3, bge-reranker-v2-m3", "CPU, GPU"),
     Row("DistilBERT", ("distilbert",), "multi-qa-distilbert", "CPU, GPU"),
     Row("MPNet", ("mpnet",), "all-mpnet-base-v2", "CPU, GPU"),
-    Row("RoBERTa, CamemBERT", ("roberta", "camembert"), "all-distilroberta-v1"),
-    Row("ModernBERT", ("modernbert",), "gte-modernbert-base, granite-embedding-english-r2"),
-    Row("nomic-bert", ("nomic_bert",), "nomic-embed-text-v1.5"),
-    Row("GTE", ("gte", "new"), "gte-multilingual-base, gte-large-en-v1.5"),
-    Row("JinaBERT v2", ("bert",), "jina-embeddings-v2-base-en", config=JINA_BERT_V2),
-    Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3"),
-    Row("ELECTRA", ("electra",), "ms-marco-electra-base"),
-    Row("ALBERT", ("albert",), "paraphrase-albert-small-v2"),
+    Row("RoBERTa, CamemBERT", ("roberta", "camembert"), "all-distilroberta-v1", "CPU, GPU"),
+    Row("ModernBERT", ("modernbert",), "gte-modernbert-base, granite-embedding-english-r2", "CPU, GPU"),
+    Row("nomic-bert", ("nomic_bert",), "nomic-embed-text-v1.5", "CPU, GPU"),
+    Row("GTE", ("gte", "new"), "gte-multilingual-base, gte-large-en-v1.5", "CPU, GPU"),
+    Row("JinaBERT v2", ("bert",), "jina-embeddings-v2-base-en", "CPU, GPU", JINA_BERT_V2),
+    Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3", "CPU, GPU"),
+    Row("ELECTRA", ("electra",), "ms-marco-electra-base", "CPU, GPU"),
+    Row("ALBERT", ("albert",), "paraphrase-albert-small-v2", "CPU, GPU"),
 )
 
 
@@ -116,9 +116,8 @@ def replaced(page: Path) -> str:
     header, *rows = TABLES[page]()
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
     lines.insert(1, "|---" * len(header) + "|")
-    return re.sub(
-        r"^\| family \|.*?\n(?=\n)", lambda _: "\n".join(lines) + "\n", page.read_text(), flags=re.MULTILINE | re.DOTALL
-    )
+    table = re.compile(r"^\| family \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
+    return table.sub(lambda _: "\n".join(lines) + "\n", page.read_text(), count=1)
 
 
 def main() -> None:

@@ -16,13 +16,15 @@ import numpy.typing as npt
 from embert.engine.architecture.architecture import Adapters
 from embert.engine.architecture.tensor_names import TABLES, Spelling, TensorNames
 from embert.engine.errors import BrokenModel
-from embert.engine.files.safetensors_file import SafetensorsFile
+from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 
 __all__ = ["LowRank", "PeftFiles", "beside_weight"]
 
 Floats = npt.NDArray[np.float32]
 
 ORIGINAL = ".original"  # what torch puts after the name of a weight to which a module of its own adds
+# Of a weight at a time: they stay in the cache, and so small a product is no work for numpy's threads.
+MERGED_ELEMENTS = 1 << 16
 PEFT_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 
@@ -32,6 +34,20 @@ class LowRank(NamedTuple):
 
     left: Floats  # [n, rows, rank]
     right: Floats  # [n, rank, columns]
+
+    def added_to(self, weight: Tensor, number: int, scale: float) -> Tensor:
+        """A weight [rows, columns] with what one adapter adds to it: a copy in float32.
+
+        Some rows at a time, which takes no memory beside the copy.
+        """
+        left, right = self.left[number] * np.float32(scale), self.right[number]
+        merged = np.empty(weight.shape, np.float32)
+        count = max(1, MERGED_ELEMENTS // merged.shape[1])
+        for start in range(0, len(merged), count):
+            rows = slice(start, start + count)
+            np.matmul(left[rows], right, out=merged[rows])
+            merged[rows] += Tensor(weight.array[rows], weight.dtype).float32()
+        return Tensor(merged, "F32")
 
 
 def beside_weight(

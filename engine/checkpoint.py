@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,6 +39,8 @@ class Checkpoint:
         self._files = files  # every stored name and the file that holds it
         self._tensors: dict[str, Tensor] = {}
         self._low_rank: dict[str, LowRank] = {}
+        self._scale = 1.0  # of what adapters add
+        self._adapter: int | None = None  # whose additions are in the weights
         self.path = path  # the file or the index, for messages
 
     @classmethod
@@ -82,6 +85,7 @@ class Checkpoint:
         adapters, used = architecture.adapters, set[str]()
         if adapters is None:
             return used
+        self._scale = adapters.scale
         peft = PeftFiles(folder, architecture.tensors, adapters) if adapters.folders else None
         for name, at in spelled.items():
             shape, low_rank = self._tensors[name].shape, None
@@ -105,9 +109,18 @@ class Checkpoint:
             if rest is not None and name not in used and not rest.endswith(COMPUTED):
                 raise BrokenModel(f"{self.path} has a tensor {name}, which config.json says nothing of")
 
+    def with_adapter(self, number: int) -> Checkpoint:
+        """The same checkpoint, whose weights have what one of the model's adapters adds to them; -1: none."""
+        adapted = copy.copy(self)
+        adapted._adapter = None if number < 0 else number
+        return adapted
+
     def stored(self, name: str) -> Tensor:
-        """A tensor as it is stored, with its dtype tag."""
-        return self._tensors[name]
+        """A tensor as it is stored, with its dtype tag; with an adapter a new one in float32, where it adds to it."""
+        tensor = self._tensors[name]
+        if self._adapter is None or name not in self._low_rank:
+            return tensor
+        return self._low_rank[name].added_to(tensor, self._adapter, self._scale)
 
     def low_rank(self, name: str) -> LowRank | None:
         """What the adapters add to a weight of the encoder; None: nothing."""
@@ -143,4 +156,4 @@ class Checkpoint:
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor in float32: a view of the mapped file where it is stored so, else a converted copy."""
-        return self._tensors[name].float32()
+        return self.stored(name).float32()

@@ -45,11 +45,20 @@ def footprint(model: Model, *, device: str, dtype: str = "auto", max_batch_token
     on_gpu = device.startswith("cuda")
     item = 4 if dtype == "float32" or (dtype == "auto" and not on_gpu) else 2
     architecture = model.architecture
-    parameters = sum(map(math.prod, tensor_shapes(architecture).values()))
+    shapes = tensor_shapes(architecture).values()
+    parameters, added, encoders = sum(map(math.prod, shapes)), 0, 1
+    if architecture.adapters is not None:
+        count = len(architecture.adapters.names)
+        if on_gpu:  # an encoder for each, and one without (encoders/cuda/adapters.py)
+            encoders += count
+        else:
+            added = 4 * count * architecture.adapters.rank * sum(sum(shape) for shape in shapes if len(shape) == 2)
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     widest = max(4 * hidden, inner * (2 if architecture.gated else 1))
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
     activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
     # LayerNorms are folded into these in FP32; the CPU encoder packs its matrices anew, one at a time.
     matrices = architecture.layers * hidden * (3 * hidden + inner)
-    return Footprint(item * parameters, activations, 4 * matrices if on_gpu and item == 2 else 0)
+    return Footprint(
+        encoders * item * parameters + added, encoders * activations, 4 * matrices if on_gpu and item == 2 else 0
+    )

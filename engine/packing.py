@@ -50,6 +50,21 @@ class PackedBatch:
         mask = None if tasks == Task.EMBED else np.full(self.sequences, tasks, np.uint8)
         return dataclasses.replace(self, tasks=mask)
 
+    def taken(self, sequences: npt.NDArray[np.integer]) -> PackedBatch:
+        """The sequences of these numbers, in this order: a copy."""
+        lengths = np.diff(self.cu_seqlens)[sequences]
+        cu_seqlens = cumulative(lengths)
+        tokens = np.repeat(self.cu_seqlens[sequences] - cu_seqlens[:-1], lengths) + np.arange(cu_seqlens[-1])
+        return PackedBatch(
+            self.ids[tokens],
+            cu_seqlens,
+            None if self.token_types is None else self.token_types[tokens],
+            None if self.dimensions is None else self.dimensions[sequences],
+            None if self.normalize is None else self.normalize[sequences],
+            None if self.tasks is None else self.tasks[sequences],
+            None if self.adapters is None else self.adapters[sequences],
+        )
+
     def sequences_of(self, task: Task) -> npt.NDArray[np.intp]:
         """The numbers of the sequences that want a task."""
         if self.tasks is None:

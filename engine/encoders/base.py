@@ -20,6 +20,8 @@ def check_adapters(batch: PackedBatch, adapters: Adapters | None) -> None:
     """Raise EncoderError where a sequence's adapter is not one of the model's."""
     if batch.adapters is None:
         return
+    if len(batch.adapters) != batch.sequences:
+        raise EncoderError(f"adapters must have one element a sequence, found {len(batch.adapters)}")
     n = 0 if adapters is None else len(adapters.names)
     (wrong,) = np.nonzero((batch.adapters < -1) | (batch.adapters >= n))
     if len(wrong):

@@ -28,7 +28,6 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     """What `make_encoder` is told of the layers. Raises UnsupportedModel for what the extension cannot compute."""
     architecture = model.architecture
     for unable, what in (
-        (architecture.adapters is not None, "has adapters"),
         (architecture.rms_norm, "has norms that do not subtract the mean"),
         (_stretches(architecture), "stretches rotary positions by each text's length"),
     ):
@@ -91,13 +90,17 @@ def head_shapes(model: Model) -> dict[str, Any]:
         "classifier": [(each.inputs, each.outputs, each.activation) for each in classifier],
         "multi": [(each.inputs, each.outputs, each.activation) for each in multi],
         "token_weights": isinstance(heads.sparse, TokenWeights),
-        "splade": _splade_shape(heads.sparse) if isinstance(heads.sparse, Splade) else None,
+        "splade": _splade_shape(model, heads.sparse) if isinstance(heads.sparse, Splade) else None,
     }
 
 
-def _splade_shape(head: Splade) -> tuple[str, float, int, bool]:
-    """Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table."""
-    return head.transform.activation, head.norm.eps, 2 if head.twice else 1, not head.decoder
+def _splade_shape(model: Model, head: Splade) -> tuple[str, float, int, bool]:
+    """Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table.
+
+    Adapters add to the word table, not to the decoder.
+    """
+    tied = not head.decoder and model.architecture.adapters is None
+    return head.transform.activation, head.norm.eps, 2 if head.twice else 1, tied
 
 
 def rotary_tables(architecture: Architecture) -> list[Rotary]:

@@ -16,7 +16,7 @@ from embert.engine.checkpoint import Checkpoint
 from embert.engine.errors import BrokenModel
 from embert.engine.files.safetensors_file import Tensor
 
-__all__ = ["unfit_for_float16"]
+__all__ = ["misfit", "unfit_for_float16"]
 
 LARGEST = 65504.0
 # The smallest step of float16 is 2⁻²⁴, so rounding errors there are 2⁻²⁴/√12 on average. Below this root mean square
@@ -31,17 +31,27 @@ def unfit_for_float16(checkpoint: Checkpoint, names: Iterable[str]) -> str | Non
     Raises BrokenModel naming a tensor that has a NaN or an infinity.
     """
     for name in names:
-        tensor = checkpoint.stored(name)
-        largest = _largest(tensor)
-        if not np.isfinite(largest):
-            raise BrokenModel(f"{checkpoint.path}: {name} has elements that are no finite numbers")
-        if tensor.dtype == "F16":
-            continue
-        if largest > LARGEST:
-            return f"{name} has an element of {largest:.4g}, and float16 ends at {LARGEST:.0f}"
-        rms = _root_mean_square(tensor)
-        if 0 < rms < LEAST_RMS:
-            return f"{name} has elements of {rms:.2g} on average, too small for float16"
+        reason = misfit(checkpoint.stored(name), f"{checkpoint.path}: {name}")
+        if reason is not None:
+            return f"{name} {reason}"
+    return None
+
+
+def misfit(tensor: Tensor, called: str) -> str | None:
+    """Why a matrix does not fit float16, as the rest of a sentence about it; None if it fits.
+
+    Raises BrokenModel by what the matrix is `called`, if it has a NaN or an infinity.
+    """
+    largest = _largest(tensor)
+    if not np.isfinite(largest):
+        raise BrokenModel(f"{called} has elements that are no finite numbers")
+    if tensor.dtype == "F16":
+        return None
+    if largest > LARGEST:
+        return f"has an element of {largest:.4g}, and float16 ends at {LARGEST:.0f}"
+    rms = _root_mean_square(tensor)
+    if 0 < rms < LEAST_RMS:
+        return f"has elements of {rms:.2g} on average, too small for float16"
     return None
 
 

@@ -36,9 +36,9 @@ def known_text(architecture: Architecture) -> Ints:
     return ids.astype(np.int32)
 
 
-def vector_of(ids: Ints, architecture: Architecture, checkpoint: Checkpoint, pooling: str) -> Floats:
-    """The pooled last hidden state of token ids [L], not normalised: float32 [hidden]."""
-    x = hidden_state(ids, architecture, checkpoint)
+def vector_of(ids: Ints, architecture: Architecture, checkpoint: Checkpoint, pooling: str, adapter: int = -1) -> Floats:
+    """The pooled last hidden state of token ids [L] with an adapter, -1: none. Not normalised: float32 [hidden]."""
+    x = hidden_state(ids, architecture, checkpoint, adapter)
     pooled: Floats = {
         "cls": lambda: x[0],
         "mean": lambda: x.mean(0),

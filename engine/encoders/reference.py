@@ -28,15 +28,19 @@ Ints = npt.NDArray[np.int32]
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-def hidden_state(ids: Ints, architecture: Architecture, checkpoint: Checkpoint) -> Floats:
-    """The last hidden state of token ids [L] of type 0: float32 [L, hidden]."""
-    return _Reference(architecture, checkpoint).hidden_state(ids)
+def hidden_state(ids: Ints, architecture: Architecture, checkpoint: Checkpoint, adapter: int = -1) -> Floats:
+    """The last hidden state of token ids [L] of type 0 with one of the model's adapters, -1: none. float32 [L, hidden].
+
+    The checkpoint's weights have no adapter: what it adds is computed beside them.
+    """
+    return _Reference(architecture, checkpoint, adapter).hidden_state(ids)
 
 
 class _Reference:
-    def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, adapter: int) -> None:
         self._is = architecture
         self._checkpoint = checkpoint
+        self._adapter = adapter
 
     def hidden_state(self, ids: Ints) -> Floats:
         x = self._norm(self._embedded(ids), "embeddings.LayerNorm")
@@ -100,11 +104,25 @@ class _Reference:
 
     def _rows(self, name: str, of: npt.NDArray[np.signedinteger] | slice) -> Floats:
         stored = self._checkpoint.stored(name)
-        return type(stored)(stored.array[of], stored.dtype).float32()  # converts only the rows that are read
+        rows = type(stored)(stored.array[of], stored.dtype).float32()  # converts only the rows that are read
+        added = self._added(name)
+        if added is not None:
+            rows = rows + added[0][of] @ added[1]
+        return rows
 
     def _linear(self, x: Floats, name: str) -> Floats:
         y: Floats = x @ self._checkpoint.float32(f"{name}.weight").T + self._checkpoint.float32(f"{name}.bias")
+        added = self._added(f"{name}.weight")
+        if added is not None:
+            y += x @ added[1].T @ added[0].T
         return y
+
+    def _added(self, name: str) -> tuple[Floats, Floats] | None:
+        """The two matrices whose product the adapter adds to a weight; None: nothing."""
+        low_rank, adapters = self._checkpoint.low_rank(name), self._is.adapters
+        if self._adapter < 0 or low_rank is None or adapters is None:
+            return None
+        return low_rank.left[self._adapter] * np.float32(adapters.scale), low_rank.right[self._adapter]
 
     def _norm(self, x: Floats, name: str) -> Floats:
         gamma, epsilon = self._checkpoint.float32(f"{name}.weight"), np.float32(self._is.layer_norm_eps)

@@ -31,7 +31,8 @@ int main(int count, char** arguments) {
   for (int* const each : {&model.hidden, &model.layers, &model.heads, &model.inner, &model.vocabulary, &model.positions,
                           &model.types, &model.embedding})
     *each = number();
-  for (bool* const each : {&model.position_table, &model.relative, &model.gated, &model.pre_norm, &model.first_norm})
+  for (bool* const each : {&model.position_table, &model.padding, &model.relative, &model.gated, &model.pre_norm,
+                           &model.first_norm})
     *each = number() != 0;
   std::cin >> model.epsilon;
   model.activation = Activation(number());
@@ -43,7 +44,7 @@ int main(int count, char** arguments) {
   }
   for (int left = number(); left > 0; --left) model.shared.push_back(number());
   EncoderOptions options;
-  options.max_tokens = 160;  // also of the batches at start
+  options.max_tokens = number();  // also of the batches at start
   options.gemm = arguments[1];
   options.graphs = 0;
   std::unique_ptr<Encoder> encoder;

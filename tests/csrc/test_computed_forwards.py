@@ -27,9 +27,10 @@ from tests.engine.described import ARCHITECTURES, described
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
 LENGTHS = [70, 1, 40, 32, 5]
+MAX_TOKENS = 160
 HOPPER, PORTABLE = "hopper", "cublaslt"
 NUMBERS = ("hidden", "layers", "heads", "inner", "vocabulary", "positions", "types", "embedding")
-SWITCHES = ("position_table", "relative", "gated", "pre_norm", "first_norm")
+SWITCHES = ("position_table", "padding", "relative", "gated", "pre_norm", "first_norm")
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 POOLINGS = {"cls": 0, "mean": 1, "last-token": 3}
 STORED = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
@@ -44,14 +45,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("computed"), source, *COMPUTED)
 
 
-def computed(program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch) -> tuple[Floats, Floats]:
-    """The rows of all tokens, and the pooled vectors as they are."""
+def computed(
+    program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch, adapter: int = -1
+) -> tuple[Floats, Floats]:
+    """The rows of all tokens, and the pooled vectors as they are. All texts have one adapter, or none."""
     shapes = layer_shapes(model)
     told: list[object] = [*(shapes[name] for name in NUMBERS), *(int(shapes[name]) for name in SWITCHES)]
     told += [shapes["epsilon"], ACTIVATIONS[shapes["activation"]], POOLINGS[model.pooling]]
     told += [len(shapes["attention"]), *(each for layer in shapes["attention"] for each in layer)]
-    told += [len(shapes["shared"]), *shapes["shared"]]
-    tensors = list(layer_tensors(model.architecture, Checkpoint.open(model)))
+    told += [len(shapes["shared"]), *shapes["shared"], max(MAX_TOKENS, batch.tokens)]
+    tensors = list(layer_tensors(model.architecture, Checkpoint.open(model).with_adapter(adapter)))
     told.append(len(tensors))
     data, out = model.folder / "tensors", model.folder / "answers"
     with data.open("wb") as file:

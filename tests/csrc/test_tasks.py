@@ -204,7 +204,7 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
 def test_small_batches_of_logits(folder: Path, random: np.random.Generator, graphs: bool) -> None:
     """As a graph, alone, and with other tasks: the same bits."""
     ours = CudaEncoder(described(folder, pooling="mean"), max_batch_tokens=4096, graphs=graphs)
-    assert ours._encoder.graphs == (240 if graphs else 0)
+    assert ours._encoders[0].graphs == (240 if graphs else 0)
     for lengths in ([1], [16], [17], [128], [129, 3], [512], [500, 500], [7] * 64, [100, 90, 300, 1, 33]):
         batch = packed(random, np.array(lengths))
         rows = list(range(len(lengths)))
@@ -297,7 +297,7 @@ def test_tasks_that_are_refused_harm_nothing(encoder: CudaEncoder, random: np.ra
         with pytest.raises(EncoderError, match="this model's tasks are"):
             encoder.submit(dataclasses.replace(batch, tasks=np.array(wrong, np.uint8)))
         with pytest.raises(RuntimeError, match="must be bits of 31"):
-            encoder._encoder.submit(batch.ids, batch.cu_seqlens, None, None, None, None, np.array(wrong, np.uint8))
+            encoder._encoders[0].submit(batch.ids, batch.cu_seqlens, None, None, None, None, np.array(wrong, np.uint8))
     assert encoder.encode(batch, Task.CLASSIFY).shape == (2, LABELS)
     empty = PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))
     assert encoder.encode(empty).shape == (0, WIDTH)

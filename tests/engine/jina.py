@@ -49,7 +49,7 @@ class Jina:
     low_rank: dict[str, tuple[torch.Tensor, torch.Tensor]]  # a module → [5, rows, rank] and [5, rank, columns]
 
     @cache  # noqa: B019 - a few small models
-    def _model(self, task: str | None) -> torch.nn.Module:
+    def _model(self, task: str | None, dtype: torch.dtype) -> torch.nn.Module:
         weights = {name: tensor.double() for name, tensor in self.weights.items()}
         for module, (left, right) in self.low_rank.items():
             if task is not None:
@@ -57,17 +57,21 @@ class Jina:
                 weights[f"{module}.weight"] += ALPHA / RANK * left[number].double() @ right[number].double()
         model: torch.nn.Module = _made().double()
         model.load_state_dict(weights)
-        return model.eval()
+        return torch.nn.Module.to(model, dtype).eval()  # transformers' own `to` has no type
 
     def hidden(
-        self, ids: npt.NDArray[Any], task: str | None, token_types: npt.NDArray[Any] | None = None
+        self,
+        ids: npt.NDArray[Any],
+        task: str | None,
+        token_types: npt.NDArray[Any] | None = None,
+        dtype: torch.dtype = torch.float64,
     ) -> npt.NDArray[np.float64]:
-        """The last hidden state of one text: float64 [L, hidden]."""
+        """The last hidden state of one text, computed in `dtype`: float64 [L, hidden]."""
         types = np.zeros_like(ids) if token_types is None else token_types
         given = (torch.from_numpy(each[None].astype(np.int64)) for each in (ids, types))
         with torch.inference_mode():
-            rows = self._model(task)(input_ids=(next(given)), token_type_ids=next(given)).last_hidden_state[0]
-        found: npt.NDArray[np.float64] = rows.numpy()
+            rows = self._model(task, dtype)(input_ids=(next(given)), token_type_ids=next(given)).last_hidden_state[0]
+        found: npt.NDArray[np.float64] = rows.double().numpy()
         return found
 
 

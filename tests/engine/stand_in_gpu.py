@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.numpy import save_file
 
+from embert.engine.architecture.tensor_names import Scheme, TensorNames
+from embert.engine.encoders.cuda.layers import EMBEDDING_WEIGHTS, LAYER_LINEAR, LAYER_NORMS
 from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.heads.dense_layer import DenseLayer
 from embert.engine.heads.description import NO_HEADS
@@ -20,6 +25,8 @@ from tests.engine.conftest import Floats
 
 __all__ = ["StandInEncoder", "StandInGpu"]
 
+
+NORM_PARTS = {"gamma": "weight", "beta": "bias"}
 
 # A task's bit, values, offsets, indices.
 Answer = tuple[int, Floats, npt.NDArray[np.int32] | None, npt.NDArray[np.int32] | None]
@@ -75,9 +82,11 @@ class StandInEncoder:
         self.gpu, self.shape, self.gemm = gpu, shape, gpu.gemm
         self.loaded: dict[tuple[str, int], npt.NDArray[Any]] = {}  # by name and layer, as stored
         self.batches: list[tuple[Any, ...]] = []
+        self.fails: list[Exception] = []  # what the next submissions raise
         self._answers: dict[int, list[Answer]] = {}
-        layers = dataclasses.replace(gpu.model, dense=(), heads=NO_HEADS, embeds=True)
-        self._cpu = TorchEncoder(layers, max_batch_tokens=1 << 20)
+        self._layers = dataclasses.replace(gpu.model, dense=(), heads=NO_HEADS, embeds=True)
+        if gpu.model.architecture.adapters is None:
+            self._cpu = TorchEncoder(self._layers, max_batch_tokens=1 << 20)
 
     def load(self, name: str, layer: int, data: npt.NDArray[np.uint8], shape: list[int], dtype: str) -> None:
         """Keep a tensor."""
@@ -86,13 +95,41 @@ class StandInEncoder:
         self.loaded[name, layer] = data.view(stored).reshape(shape).copy()
 
     def start(self) -> str:
-        """Start. LayerNorms are folded."""
+        """Start. LayerNorms are folded. With adapters, what was loaded decides which one this encoder has."""
+        if self.gpu.model.architecture.adapters is not None:
+            self._cpu = self._of_what_was_loaded()
         return ""
+
+    def _of_what_was_loaded(self) -> TorchEncoder:
+        """The CPU encoder of the tensors that were loaded, under BERT's names."""
+        tensors = {}
+        for (ours, layer), array in self.loaded.items():
+            part, _, kind = ours.partition(".")
+            if layer < 0 and ours in EMBEDDING_WEIGHTS:
+                tensors[EMBEDDING_WEIGHTS[ours]] = array
+            elif part in LAYER_LINEAR and kind in ("weight", "bias"):
+                tensors[f"encoder.layer.{layer}.{LAYER_LINEAR[part]}.{kind}"] = array
+            elif part in LAYER_NORMS:
+                tensors[f"encoder.layer.{layer}.{LAYER_NORMS[part]}.{NORM_PARTS[kind]}"] = array
+        architecture = dataclasses.replace(self._layers.architecture, adapters=None, tensors=TensorNames((Scheme(),)))
+        with TemporaryDirectory() as folder:
+            save_file(tensors, Path(folder, "model.safetensors"))
+            layers = dataclasses.replace(self._layers, folder=Path(folder), transformer="", architecture=architecture)
+            return TorchEncoder(layers, max_batch_tokens=1 << 20)
 
     def submit(
         self, ids: Any, cu_seqlens: Any, types: Any, positions: Any, dims: Any, norm: Any, tasks: Any = None
     ) -> int:
-        """Compute at once. Positions are only recorded, because the CPU encoder finds its own."""
+        """Compute at once. Positions are only recorded, because the CPU encoder finds its own.
+
+        Refused, as by the extension: more tokens than it was made for, and a third batch in flight.
+        """
+        if len(ids) > self.shape["max_tokens"]:
+            raise Refused(f"a batch of {len(ids)} tokens, at most {self.shape['max_tokens']}")
+        if len(self._answers) == 2:
+            raise Refused("two batches are in flight already")
+        if self.fails:
+            raise self.fails.pop()
         self.batches.append((ids, cu_seqlens, types, positions, dims, norm, tasks))
         states = self._cpu.encode(PackedBatch(ids, cu_seqlens, types), Task.TOKENS)
         texts = np.split(states, cu_seqlens[1:-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine import Engine, Task
-from embert.engine.encoders import cuda
 from embert.engine.errors import BrokenModel, EncoderError, InputError, UnsupportedModel
 from tests.engine.conftest import random_sequences, unit
 from tests.engine.families import byte_level
 from tests.engine.jina import TASKS, VOCABULARY, Jina, flash, peft
-from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 15, 64, 3, 127, 128, 40, 40, 7, 1, 90]
@@ -122,17 +119,6 @@ def test_prompts_of_sentence_transformers_go_before_the_configs(tmp_path: Path) 
     found = engine.load_model(str(tmp_path)).prompts
     assert (found["retrieval.query"], found["separation"], found["other"]) == ("find: ", "s: ", "o: ")
     assert found["text-matching"] == ""
-
-
-def test_a_gpu_leaves_them_to_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flash(tmp_path)
-    model = engine.load_model(str(tmp_path))
-    monkeypatch.setattr(cuda, "_extension", lambda: StandInGpu(model))
-    with contextlib.closing(engine.load_encoder(model)) as encoder:
-        assert encoder.device == "cpu"
-        assert "has adapters, which the CUDA encoder does not run" in encoder.choice
-    with pytest.raises(UnsupportedModel, match="has adapters"):
-        engine.load_encoder(model, device="cuda")
 
 
 def test_a_model_without_adapters_says_so() -> None:

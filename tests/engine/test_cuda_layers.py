@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embert import engine
-from embert.engine.architecture.architecture import Adapters, Attention, DynamicNtk, Rotary
+from embert.engine.architecture.architecture import Attention, DynamicNtk, Rotary
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
@@ -94,7 +94,6 @@ def test_a_window_as_wide_as_the_model_is_none(made: tuple[Model, StandInGpu]) -
     ("change", "sentence"),
     [
         ({"rms_norm": True}, "has norms that do not subtract the mean"),
-        ({"adapters": Adapters(("a",), 4, 1.0)}, "has adapters"),
         (
             {"attention": (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 64))),) * LAYERS},
             "stretches rotary positions by each text's length",

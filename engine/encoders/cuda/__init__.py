@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import RELATIVE_ATTENTION_BIAS
 from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.base import Encoder, check_dimensions, check_tasks
+from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
+from embert.engine.encoders.cuda.adapters import Misfit, Part, adapted_tensors, encoders_of, joined, named, parts_of
 from embert.engine.encoders.cuda.heads import Layout, captured_tasks, head_tensors
-from embert.engine.encoders.cuda.layers import layer_tensors
 from embert.engine.encoders.cuda_shapes import head_shapes, layer_shapes
 from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
@@ -62,11 +63,19 @@ def _incapable(name: str, capability: int) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
-    """A batch in flight, and how its answers are read."""
+class Flight:
+    """A batch in flight on one encoder of the extension, or a part of one, and how its answers are read."""
 
     number: int
+    part: Part
     layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A batch in flight: of one adapter, or a part for each."""
+
+    flights: tuple[Flight, ...]
 
 
 class CudaEncoder(Encoder):
@@ -77,6 +86,10 @@ class CudaEncoder(Encoder):
     for any GPU, whose attention does without Hopper's instructions and whose LayerNorms are kernels of their own.
     `fold` lets the matrix products compute LayerNorms where they can; `fold_refusal` says why a model's weights do not
     allow it, else it is empty. `graphs` captures the forwards of small batches at start.
+
+    A model with adapters has its weights on the GPU once for each and once without (adapters.py), and a batch is as
+    many forwards as there are adapters in it. Each encoder of the extension runs at most one part of a batch, so two
+    batches in flight are never more than it takes.
 
     A new encoder must first compute a known vector (known_text.py). Raises UnsupportedModel if the device or the model
     cannot run, BrokenModel for weights that cannot be read, EncoderLost if the device fails.
@@ -116,7 +129,9 @@ class CudaEncoder(Encoder):
         self._architecture = architecture
         self.dtype, dtype_reason = _dtype(dtype, model, checkpoint)
 
-        def made(fold: bool) -> tuple[Any, str]:
+        self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
+
+        def made(fold: bool, adapter: int) -> tuple[Any, str]:
             encoder = self._cuda.make_encoder(
                 pooling=model.pooling,
                 dtype=self.dtype,
@@ -128,20 +143,30 @@ class CudaEncoder(Encoder):
                 graphs=int(captured_tasks(model)) if graphs else 0,
                 **shapes,
             )
-            return encoder, _load(encoder, checkpoint, model, self.dtype)
+            return encoder, _load(encoder, checkpoint, model, adapter, self.dtype)
 
         def start() -> str | None:
-            self._encoder, self.fold_refusal = made(fold)
-            if self.fold_refusal:
-                self._encoder = None  # gives its memory back before the next one asks for it
-                self._encoder, _ = made(False)
-            return self._wrong_in_known_text(model, checkpoint)
+            self._encoders, self.fold_refusal = [], ""
+            for adapter in encoders_of(architecture):
+                encoder, refusal = made(fold, adapter)
+                if refusal:
+                    self.fold_refusal = self.fold_refusal or refusal
+                    encoder = None  # gives its memory back before the next one asks for it
+                    encoder, _ = made(False, adapter)
+                self._encoders.append(encoder)
+                wrong = self._wrong_in_known_text(encoder, model, checkpoint, adapter)
+                if wrong is not None:
+                    return f"{named(architecture, adapter)} {wrong}".lstrip()
+            return None
 
         try:
-            wrong = start()
-            if wrong is not None and architecture.pre_norm and dtype == "auto" and self.dtype == "float16":
-                # Rows of such models are sums over all layers.
-                self._encoder, self.dtype, dtype_reason = None, "bfloat16", f"in float16 {wrong}"
+            try:
+                wrong = start()
+                does_not_hold = wrong is not None and architecture.pre_norm  # rows are sums over all layers
+            except Misfit as misfit:
+                wrong, does_not_hold = str(misfit), True
+            if does_not_hold and dtype == "auto" and self.dtype == "float16":
+                self.dtype, dtype_reason = "bfloat16", f"in float16 {wrong}"
                 wrong = start()
             if wrong is not None:
                 raise UnsupportedModel(
@@ -163,18 +188,23 @@ class CudaEncoder(Encoder):
     @property
     def gemm(self) -> str:
         """What runs the matrix products: "hopper" or "cublaslt"."""
-        return str(self._encoder.gemm)
+        return str(self._encoders[0].gemm)
 
     @property
     def layernorm(self) -> str:
-        """Where LayerNorm is computed: "folded" into the matrix products, or "separate" (see `fold_refusal`)."""
-        return "folded" if self._encoder.folds else "separate"
+        """Where LayerNorm is computed: "folded" into the matrix products, or "separate" (see `fold_refusal`).
+
+        "partly folded" where the weights with some adapter do not allow it.
+        """
+        folds = {bool(each.folds) for each in self._encoders}
+        return "partly folded" if len(folds) > 1 else "folded" if folds == {True} else "separate"
 
     @property
     def memory(self) -> tuple[int, int, int]:
         """Bytes of weights, bytes of activations and staging, bytes taken from the device in all."""
-        weights, activations, total = self._encoder.memory
-        return int(weights), int(activations), int(total)
+        uses = [each.memory for each in self._encoders]
+        weights, activations = (sum(int(use[i]) for use in uses) for i in range(2))
+        return weights, activations, int(uses[0][2])  # the first one's begins before all others
 
     def submit(self, batch: PackedBatch) -> Ticket:
         """Start a forward and return a ticket for `wait`. The arrays may be reused as soon as it returns.
@@ -183,14 +213,25 @@ class CudaEncoder(Encoder):
         """
         check_tasks(batch, self._has)
         check_dimensions(batch, self.width)
-        return Ticket(self._start(batch), Layout.of(batch, self._model))
+        check_adapters(batch, self._architecture.adapters)
+        flights: list[Flight] = []
+        try:
+            for part in parts_of(batch):
+                layout = Layout.of(part.batch, self._model)
+                flights.append(Flight(self._start(part), part, layout))
+        except EncoderError:
+            _, failure = self._collected(flights)  # their places are wanted again
+            if isinstance(failure, EncoderLost):
+                raise failure from None
+            raise
+        return Ticket(tuple(flights))
 
-    def _start(self, batch: PackedBatch) -> int:
+    def _start(self, part: Part) -> int:
         """Hand a batch to the extension, and return the extension's number for it."""
-        architecture = self._architecture
+        batch, architecture = part.batch, self._architecture
         try:
             return int(
-                self._opened().submit(
+                self._opened(part).submit(
                     _contiguous(batch.ids, np.int32),
                     _contiguous(batch.cu_seqlens, np.int32),
                     _contiguous(batch.token_types, np.int32),
@@ -208,28 +249,43 @@ class CudaEncoder(Encoder):
 
         Raises EncoderError if this forward failed, EncoderLost if no later one can work either.
         """
-        try:
-            answers = self._opened().wait(ticket.number)
-        except (self._cuda.Refused, self._cuda.Lost) as error:
-            raise self._translated(error) from error
-        return {Task(bit): ticket.layout.rows(Task(bit), *answer) for bit, *answer in answers}
+        answers, failure = self._collected(ticket.flights)
+        if failure is not None:
+            raise failure
+        return joined([flight.part for flight in ticket.flights], answers)
+
+    def _collected(self, flights: Sequence[Flight]) -> tuple[list[dict[Task, Rows]], EncoderError | None]:
+        """Wait for all of these, whatever fails: their answers, and the worst failure."""
+        answers: list[dict[Task, Rows]] = []
+        failure: EncoderError | None = None
+        for flight in flights:
+            try:
+                found = self._opened(flight.part).wait(flight.number)
+            except (self._cuda.Refused, self._cuda.Lost) as error:
+                translated = self._translated(error)
+                translated.__cause__ = error
+                if failure is None or isinstance(translated, EncoderLost):
+                    failure = translated
+                continue
+            answers.append({Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in found})
+        return answers, failure
 
     def close(self) -> None:
         """Release the device's memory. The encoder cannot be used afterwards."""
-        self._encoder = None
+        self._encoders = []
 
-    def _opened(self) -> Any:
-        if self._encoder is None:
+    def _opened(self, part: Part) -> Any:
+        if not self._encoders:
             raise EncoderError(f"{self.device} ({self.device_name}): the encoder is closed")
-        return self._encoder
+        return self._encoders[part.adapter + 1]
 
-    def _wrong_in_known_text(self, model: Model, checkpoint: Checkpoint) -> str | None:
+    def _wrong_in_known_text(self, encoder: Any, model: Model, checkpoint: Checkpoint, adapter: int) -> str | None:
         """What is wrong with a known text's vector: alone, or first and last of a full batch; None if nothing is.
 
         Both batches are needed, because few rows and many rows take different kernels.
         """
         ids = known_text(model.architecture)[: self.max_batch_tokens]
-        pooled = vector_of(ids, model.architecture, checkpoint, model.pooling)
+        pooled = vector_of(ids, model.architecture, checkpoint, model.pooling, adapter)
         expected = EmbeddingHead(model.folder, model.dense)(pooled[None], None, np.zeros(1, np.bool_))[0]
         for lengths in _known_batches(len(ids), model.architecture.max_positions, self.max_batch_tokens):
             cu_seqlens = cumulative(np.array(lengths, np.int32))
@@ -237,8 +293,8 @@ class CudaEncoder(Encoder):
             batch = PackedBatch(filled.astype(np.int32), cu_seqlens)
             batch.ids[: len(ids)] = batch.ids[-len(ids) :] = ids
             as_they_are = np.zeros(len(lengths), np.bool_)
-            ticket = self._encoder.submit(batch.ids, cu_seqlens, None, None, None, as_they_are, None)
-            ((_, vectors, _, _),) = self._encoder.wait(ticket)
+            ticket = encoder.submit(batch.ids, cu_seqlens, None, None, None, as_they_are, None)
+            ((_, vectors, _, _),) = encoder.wait(ticket)
             for vector in vectors[[0, -1]]:
                 wrong = disagreement(vector, expected, self.dtype)
                 if wrong is not None:
@@ -252,10 +308,13 @@ class CudaEncoder(Encoder):
         return kind(f"{self.device} ({self.device_name}): {error}")
 
 
-def _load(encoder: Any, checkpoint: Checkpoint, model: Model, dtype: str) -> str:
-    """Upload all weights as they are stored (the device converts), and start. Returns why LayerNorms are not folded."""
+def _load(encoder: Any, checkpoint: Checkpoint, model: Model, adapter: int, dtype: str) -> str:
+    """Upload all weights as they are stored (the device converts), and start. Returns why LayerNorms are not folded.
+
+    Weights to which an adapter adds are added up in float32.
+    """
     alive = []  # the arrays that the extension reads until it has started
-    for ours, layer, array, stored in layer_tensors(model.architecture, checkpoint):
+    for ours, layer, array, stored in adapted_tensors(model.architecture, checkpoint, adapter, dtype):
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         alive.append(data)
         encoder.load(ours, layer, data, list(array.shape), stored)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.architecture.tensor_names import WORD_EMBEDDINGS
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.dense_layer import DenseLayer, load_dense
@@ -79,6 +80,8 @@ def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[
     }
     if head.decoder:
         tensors["decoder.weight"] = checkpoint.of_head(head.decoder, (vocabulary, hidden)).float32()
+    elif model.architecture.adapters is not None:  # the word table without what an adapter adds to it
+        tensors["decoder.weight"] = checkpoint.with_adapter(-1).float32(WORD_EMBEDDINGS)
     return tensors
 
 

@@ -26,7 +26,10 @@ def hidden_states(folder: Path, sequences: Sequence[Ids], **how: Any) -> list[Do
     arguments = {"dtype": torch.float64, "attn_implementation": "eager", **how}
     model: Any = transformers.AutoModel.from_pretrained(folder, **arguments).eval()
     with torch.inference_mode():
-        return [model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0].numpy() for ids in sequences]
+        return [
+            model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0].double().numpy()
+            for ids in sequences
+        ]
 
 
 def cosines(ours: npt.NDArray[np.floating], theirs: npt.NDArray[np.floating]) -> Doubles:

@@ -75,9 +75,9 @@ class JinaBert:
     def _norm(self, name: str) -> None:
         self.tensors |= {f"{name}.weight": 1 + self._drawn(HIDDEN), f"{name}.bias": self._drawn(HIDDEN)}
 
-    def hidden(self, ids: Ids, types: Ids | None = None) -> Doubles:
-        """int32 [L] → float64 [L, hidden]."""
-        stored = {name: tensor.double() for name, tensor in self.tensors.items()}
+    def hidden(self, ids: Ids, types: Ids | None = None, dtype: torch.dtype = torch.float64) -> Doubles:
+        """int32 [L] → float64 [L, hidden], computed in `dtype`."""
+        stored = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
 
         def linear(x: torch.Tensor, name: str) -> torch.Tensor:
             return F.linear(x, stored[f"{name}.weight"], stored.get(f"{name}.bias"))
@@ -87,7 +87,7 @@ class JinaBert:
 
         length = len(ids)
         distances = (torch.arange(length)[None] - torch.arange(length)[:, None]).abs()
-        alibi = -torch.tensor(slopes(self.heads), dtype=torch.float64)[:, None, None] * distances
+        alibi = -torch.tensor(slopes(self.heads), dtype=dtype)[:, None, None] * distances
         kinds = torch.zeros(length, dtype=torch.long) if types is None else torch.from_numpy(types.astype(np.int64))
         x = stored["embeddings.word_embeddings.weight"][torch.from_numpy(ids.astype(np.int64))]
         x = norm(x + stored["embeddings.token_type_embeddings.weight"][kinds], "embeddings.LayerNorm")
@@ -108,7 +108,7 @@ class JinaBert:
                 both = linear(x, f"{at}mlp.gated_layers")
                 gated, plain = both[:, :INNER], both[:, INNER:]
                 x = norm(linear(act(gated) * plain, f"{at}mlp.wo") + x, f"{at}mlp.layernorm")
-        found: Doubles = x.numpy()
+        found: Doubles = x.double().numpy()
         return found
 
 

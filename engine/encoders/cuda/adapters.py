@@ -1,0 +1,113 @@
+"""Batches whose sequences have different adapters: cut into one for each adapter, and their answers put together.
+
+The extension knows no adapters. It has an encoder for each of a model's, with what the adapter adds in its weights, and
+one for the model's own weights. So a text always meets the same weights, whatever it is batched with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.architecture.architecture import Architecture
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.cuda.layers import layer_tensors
+from embert.engine.encoders.float16_range import misfit
+from embert.engine.files.safetensors_file import Tensor
+from embert.engine.packing import PackedBatch
+from embert.engine.rows import Rows
+from embert.engine.tasks import ALL_TASKS, Task
+
+__all__ = ["Misfit", "Part", "adapted_tensors", "encoders_of", "joined", "named", "parts_of"]
+
+MATRICES = ("word", "position", "type")  # beside those that are called ….weight
+
+
+class Misfit(Exception):  # no error yet: the model may be loaded in another type
+    """A weight of which float16 does not hold what an adapter makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The sequences of a batch that have one adapter."""
+
+    adapter: int  # -1: none
+    sequences: npt.NDArray[np.intp] | None  # their numbers, ascending; None: all
+    batch: PackedBatch  # of them
+
+    def wanting(self, task: Task) -> npt.NDArray[np.intp]:
+        """The numbers of those that want a task."""
+        wanting = self.batch.sequences_of(task)
+        return wanting if self.sequences is None else self.sequences[wanting]
+
+
+def encoders_of(architecture: Architecture) -> range:
+    """The adapters that need an encoder each; -1 is none, which every model has."""
+    return range(-1, 0 if architecture.adapters is None else len(architecture.adapters.names))
+
+
+def named(architecture: Architecture, adapter: int) -> str:
+    """How messages name one of these encoders; empty for the model's own weights."""
+    return (
+        ""
+        if architecture.adapters is None or adapter < 0
+        else f"with the adapter {architecture.adapters.names[adapter]}"
+    )
+
+
+def parts_of(batch: PackedBatch) -> list[Part]:
+    """A part for each adapter that a sequence has, -1 first. No part is larger than the batch, and none is empty.
+
+    A batch whose prefix sums do not fit its tokens is one part: the extension says what is wrong with it.
+    """
+    if batch.adapters is None:
+        return [Part(-1, None, batch)]
+    found = np.unique(batch.adapters)
+    lengths = np.diff(batch.cu_seqlens)
+    whole = batch.cu_seqlens[0] == 0 and batch.tokens == len(batch.ids) and (lengths > 0).all()
+    if len(found) < 2 or not whole:
+        return [Part(int(found[0]) if len(found) else -1, None, batch)]
+    numbers = [np.flatnonzero(batch.adapters == adapter) for adapter in found]
+    return [Part(int(adapter), each, batch.taken(each)) for adapter, each in zip(found, numbers, strict=True)]
+
+
+def joined(parts: Sequence[Part], answers: Sequence[dict[Task, Rows]]) -> dict[Task, Rows]:
+    """What the parts of a batch were answered, as its own answers: the sequences of each task in the batch's order."""
+    if len(parts) == 1:
+        return answers[0]
+    rows = {}
+    for task in ALL_TASKS:
+        with_task = [(part, answer[task]) for part, answer in zip(parts, answers, strict=True) if task in answer]
+        if with_task:
+            order = np.argsort(np.concatenate([part.wanting(task) for part, _ in with_task]))
+            rows[task] = Rows.joined([each for _, each in with_task]).taken(order)
+    return rows
+
+
+def adapted_tensors(
+    architecture: Architecture, checkpoint: Checkpoint, adapter: int, dtype: str
+) -> Iterator[tuple[str, int, Any, str]]:
+    """As `layer_tensors`, with what an adapter adds to them.
+
+    Raises Misfit for a matrix that float16 does not hold then, BrokenModel for one that is not finite.
+    """
+    tensors = layer_tensors(architecture, checkpoint.with_adapter(adapter))
+    return (
+        tensors
+        if adapter < 0 or dtype != "float16"
+        else _fit(tensors, f"{checkpoint.path}", named(architecture, adapter))
+    )
+
+
+def _fit(tensors: Iterable[tuple[str, int, Any, str]], path: str, adapter: str) -> Iterator[tuple[str, int, Any, str]]:
+    for name, layer, array, stored in tensors:
+        if stored == "float32" and (name.endswith(".weight") or name in MATRICES):
+            called = f"{name} of layer {layer} {adapter}" if layer >= 0 else f"{name} {adapter}"
+            reason = misfit(Tensor(array, "F32"), f"{path}: {called}")
+            if reason is not None:
+                raise Misfit(f"{called} {reason}")
+        yield name, layer, array, stored

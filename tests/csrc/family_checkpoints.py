@@ -1,0 +1,103 @@
+"""A small random checkpoint of every family, and what its own class computes of it, in float64 and in float16.
+
+JinaBERT v2 has no class in transformers: its formulas are in tests/engine/architectures/test_jina_bert_v2.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embert import engine
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
+from tests.engine.architectures.exact import hidden_states
+from tests.engine.architectures.test_jina_bert_v2 import JinaBert
+from tests.engine.families import FAMILIES, build, byte_level
+from tests.engine.jina import flash, peft
+
+__all__ = ["CHECKPOINTS", "FamilyCheckpoint", "check_rounding", "errors", "family_checkpoint"]
+
+Doubles = npt.NDArray[np.float64]
+
+NAMES = ("nomic_bert, dynamic", "jina_embeddings_v3")  # the CUDA encoder does not run it; it stands below with adapters
+JINA_BERT, JINA, PEFT = "jina_bert_v2", "jina_embeddings_v3, its own files", "jina_embeddings_v3, PEFT's files"
+CHECKPOINTS = (*(name for name in FAMILIES if name not in NAMES and "long" not in name), JINA_BERT, JINA, PEFT)
+
+
+@dataclass(frozen=True)
+class FamilyCheckpoint:
+    """A checkpoint, texts for it, and what its class makes of them."""
+
+    model: Model
+    batch: PackedBatch  # vectors are wanted as they are
+    states: Callable[[torch.dtype], list[Doubles]]  # of each text, [L, hidden], computed in a type
+
+    def pooled(self, dtype: torch.dtype) -> Doubles:
+        """The mean of each text's states."""
+        return np.stack([rows.mean(0) for rows in self.states(dtype)])
+
+
+def family_checkpoint(folder: Path, name: str, lengths: Sequence[int]) -> FamilyCheckpoint:
+    """Write one of CHECKPOINTS, with texts of so many tokens.
+
+    Where there are adapters, texts have one each, or none.
+    """
+    random = np.random.default_rng(7)
+    texts = [random.integers(10, 60, length).astype(np.int32) for length in lengths]  # ids that are no padding
+    if name == JINA_BERT:
+        jina_bert = JinaBert(folder)
+        byte_level(300).save(str(folder / "tokenizer.json"))
+    elif name in (JINA, PEFT):
+        jina = (flash if name == JINA else peft)(folder)
+    else:
+        byte_level(300).save(str(build(folder, name) / "tokenizer.json"))
+    model = engine.load_model(str(folder), pooling="mean")
+    adapters = model.architecture.adapters
+    numbers = (np.arange(len(texts)) % 6 - 1).astype(np.int8)
+
+    def states(dtype: torch.dtype) -> list[Doubles]:
+        if name == JINA_BERT:
+            return [jina_bert.hidden(ids, dtype=dtype) for ids in texts]
+        if adapters is None:
+            return hidden_states(folder, texts, dtype=dtype)
+        tasks = [adapters.names[number] if number >= 0 else None for number in numbers]
+        return [jina.hidden(ids, task, dtype=dtype) for ids, task in zip(texts, tasks, strict=True)]
+
+    as_they_are = np.zeros(len(texts), np.bool_)
+    batch = engine.pack(texts, normalize=as_they_are, adapters=None if adapters is None else numbers)
+    return FamilyCheckpoint(model, batch, states)
+
+
+def errors(got: npt.NDArray[np.floating], wanted: Doubles) -> Doubles:
+    """Of each row, in lengths of the one that is wanted; infinite where something is not finite."""
+    found: Doubles = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    return np.nan_to_num(found, nan=np.inf)
+
+
+def check_rounding(
+    got: npt.NDArray[np.floating], of: FamilyCheckpoint, dtype: torch.dtype = torch.float16, *, folded: bool = True
+) -> None:
+    """The error of pooled vectors is at most that of the family's own class in `dtype`, the worst text's 1.25 times.
+
+    So is the mean of all where rounding is as there: of the outputs of LayerNorms that are not folded into products,
+    and of rows that are sums over all layers.
+    """
+    architecture = of.model.architecture
+    as_there = not folded or architecture.shared_layers or architecture.pre_norm
+    exact = of.pooled(torch.float64)
+    ours, theirs = errors(got, exact), errors(of.pooled(dtype), exact)
+    means = _mean(ours), _mean(theirs)
+    print(f"mean square {means[0]:.2e}, theirs {means[1]:.2e}; worst {ours.max():.2e}, theirs {theirs.max():.2e}")
+    assert means[0] <= (1.25 if as_there else 1) * means[1]
+    assert ours.max() <= 1.25 * theirs.max()
+
+
+def _mean(of: Doubles) -> float:
+    """The root of the mean square."""
+    return float(np.sqrt(np.mean(np.square(of))))

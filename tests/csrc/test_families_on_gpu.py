@@ -1,0 +1,169 @@
+"""A random checkpoint of every family on a GPU, beside its own class in float64, and adapters.
+
+Docs name a GPU for the families of these tests (docs/families.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from embert import engine
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.errors import EncoderError, UnsupportedModel
+from embert.engine.footprint import footprint
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
+from embert.engine.tasks import Task
+from tests.csrc.family_checkpoints import CHECKPOINTS, FamilyCheckpoint, check_rounding, errors, family_checkpoint
+from tests.engine.conftest import random_sequences
+from tests.engine.jina import TASKS, VOCABULARY, Jina, peft
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 126, 128, 5, 40]
+MAX_TOKENS = 2048  # more than all texts, and than a graph takes
+
+
+def made(model: Model, **options: Any) -> CudaEncoder:
+    """An encoder that may need cuBLASLt. Skips where this build was made without its header."""
+    try:
+        return CudaEncoder(model, **{"max_batch_tokens": MAX_TOKENS, **options})
+    except UnsupportedModel as error:
+        if "this build has no cuBLASLt" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FamilyCheckpoint:
+    return family_checkpoint(tmp_path_factory.mktemp("family"), request.param, LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def encoder(of: FamilyCheckpoint) -> Iterator[CudaEncoder]:
+    encoder = made(of.model, dtype="float16")
+    yield encoder
+    encoder.close()
+
+
+def test_float16_is_as_near_as_the_familys_class(of: FamilyCheckpoint, encoder: CudaEncoder) -> None:
+    assert encoder.encode(of.batch, Task.TOKENS).shape == (sum(LENGTHS), of.model.architecture.hidden_size)
+    check_rounding(encoder.encode(of.batch), of, folded=encoder.layernorm == "folded")
+
+
+def test_bfloat16(of: FamilyCheckpoint) -> None:
+    encoder = made(of.model, dtype="bfloat16", graphs=False)
+    check_rounding(encoder.encode(of.batch), of, torch.bfloat16, folded=encoder.layernorm == "folded")
+    encoder.close()
+
+
+def test_float32(of: FamilyCheckpoint) -> None:
+    encoder = made(of.model, dtype="float32", graphs=False)
+    assert errors(encoder.encode(of.batch), of.pooled(torch.float64)).max() <= 2e-5
+    encoder.close()
+
+
+def test_the_portable_products(of: FamilyCheckpoint) -> None:
+    encoder = made(of.model, dtype="float16", gemm="cublaslt", graphs=False)
+    check_rounding(encoder.encode(of.batch), of, folded=False)
+    encoder.close()
+
+
+def agrees(encoder: CudaEncoder, got: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> bool:
+    """The same bits, where they are promised."""
+    if encoder.gemm == "hopper":
+        return got.tobytes() == other.tobytes()
+    return bool(errors(got, other.astype(np.float64)).max() <= 1e-2)
+
+
+def test_a_text_has_the_same_bits_in_any_company(of: FamilyCheckpoint, encoder: CudaEncoder) -> None:
+    """Alone, which is a graph, and beside others, which may have other adapters."""
+    together = encoder.encode(of.batch)
+    random = np.random.default_rng(3)
+    for _ in range(30):
+        rows = random.permutation(len(LENGTHS))[: int(random.integers(1, len(LENGTHS) + 1))]
+        assert agrees(encoder, encoder.encode(of.batch.taken(rows)), together[rows])
+    for row in range(len(LENGTHS)):
+        assert agrees(encoder, encoder.encode(of.batch.taken(np.array([row]))), together[row : row + 1])
+
+
+@pytest.fixture(scope="module")
+def jina(tmp_path_factory: pytest.TempPathFactory) -> Jina:
+    return peft(tmp_path_factory.mktemp("jina"))
+
+
+@pytest.fixture(scope="module")
+def adapted(jina: Jina) -> Iterator[CudaEncoder]:
+    encoder = made(engine.load_model(str(jina.folder)))
+    yield encoder
+    encoder.close()
+
+
+def random_batch(random: np.random.Generator, most: int) -> PackedBatch:
+    lengths = random.integers(1, 129, int(random.integers(1, most))).tolist()
+    adapters = random.integers(-1, len(TASKS), len(lengths)).astype(np.int8)
+    sequences = random_sequences(lengths, VOCABULARY, seed=int(random.integers(1 << 30)))
+    return engine.pack(sequences, normalize=np.zeros(len(lengths), np.bool_), adapters=adapters)
+
+
+def test_two_batches_of_many_adapters_in_flight(adapted: CudaEncoder) -> None:
+    """Their parts run beside each other on streams of their own, and each text has the bits that it has alone."""
+    random = np.random.default_rng(5)
+    batches = [random_batch(random, 24) for _ in range(60)]
+    alone = [
+        np.concatenate([adapted.encode(batch.taken(np.array([row]))) for row in range(batch.sequences)])
+        for batch in batches
+    ]
+    ticket, answers = adapted.submit(batches[0]), []
+    for following in batches[1:]:
+        ahead = adapted.submit(following)
+        answers.append(adapted.wait(ticket)[Task.EMBED].values)
+        ticket = ahead
+    answers.append(adapted.wait(ticket)[Task.EMBED].values)
+    assert all(agrees(adapted, got, wanted) for got, wanted in zip(answers, alone, strict=True))
+
+
+def test_a_third_batch_leaves_nothing_behind(adapted: CudaEncoder) -> None:
+    batch = random_batch(np.random.default_rng(6), 20)
+    wanted = adapted.encode(batch)
+    tickets = [adapted.submit(batch) for _ in range(2)]
+    for _ in range(3):
+        with pytest.raises(EncoderError, match="two batches are in flight already"):
+            adapted.submit(batch)
+    for ticket in tickets:
+        assert agrees(adapted, adapted.wait(ticket)[Task.EMBED].values, wanted)
+    few = [adapted.submit(batch.taken(np.array([0]))) for _ in range(2)]  # fills the encoder of one adapter
+    with pytest.raises(EncoderError, match="two batches are in flight already"):
+        adapted.submit(batch)
+    for ticket in few:
+        adapted.wait(ticket)
+    assert agrees(adapted, adapted.encode(batch), wanted)
+
+
+def test_memory_is_six_times_that_of_the_model_alone(jina: Jina, adapted: CudaEncoder) -> None:
+    model = engine.load_model(str(jina.folder))
+    plain = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, adapters=None))
+    encoder = made(plain)
+    print("bytes with adapters", adapted.memory, "without", encoder.memory)
+    assert adapted.memory[0] == 6 * encoder.memory[0]
+    planned, alone = (footprint(each, device="cuda", max_batch_tokens=MAX_TOKENS) for each in (model, plain))
+    assert (planned.weights, planned.activations) == (6 * alone.weights, 6 * alone.activations)
+    encoder.close()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last-token", "max"])
+def test_other_poolings_with_adapters(jina: Jina, pooling: str) -> None:
+    """With the first two, only some rows go through the end of the last layer."""
+    model = engine.load_model(str(jina.folder), pooling=pooling)
+    encoder, cpu = made(model), engine.load_encoder(model, device="cpu")
+    batch = random_batch(np.random.default_rng(8), 30)
+    wanted = cpu.encode(batch).astype(np.float64)
+    assert errors(encoder.encode(batch), wanted).max() <= 1e-2
+    encoder.close()
