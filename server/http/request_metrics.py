@@ -61,7 +61,7 @@ class RequestMetricsMiddleware:
         request_id, trace_id = ids_of(scope["headers"])
         asks = scope["method"] == "POST" and route in self._tasks
         record = scope[SCOPE_KEY] = RequestRecord(route, request_id, trace_id, INTERACTIVE if asks else "")
-        trace = None if self._tracer is None else self._tracer.begin(scope, route, started)
+        trace = None if self._tracer is None else self._tracer.begin(scope, route, started, called=bool(trace_id))
         if trace is not None:
             record.trace_id = trace.trace_id.hex().encode()  # exemplars and the access log name the spans' trace
 

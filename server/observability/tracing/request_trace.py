@@ -26,18 +26,17 @@ class RequestTracer:
         """`quiet` are the routes that start no trace, because probes and scrapes ask for them all the time."""
         self._sender, self._sampler, self._quiet = sender, sampler, quiet
 
-    def begin(self, scope: Scope, route: str, started: float) -> RequestTrace | None:
+    def begin(self, scope: Scope, route: str, started: float, *, called: bool = True) -> RequestTrace | None:
         """The trace of a request; None where it is not sampled. `route` is its label in metrics.
 
-        The trace is in the scope, too. Log lines carry the trace's id from now on, also that of a caller's trace which
-        is not sampled.
+        `called`: whether it may be of a caller's trace, which its headers tell. The trace is in the scope, too. Log
+        lines carry the trace's id from now on, also that of a caller's trace which is not sampled.
         """
-        parent = read_parent(scope["headers"])
+        parent = read_parent(scope["headers"]) if called else None
         if parent is None:
             if route in self._quiet:
                 return None
-            drawn = random.getrandbits(8 * (TRACE_BYTES + SPAN_BYTES)).to_bytes(TRACE_BYTES + SPAN_BYTES)
-            trace_id, span_id = drawn[:TRACE_BYTES], drawn[TRACE_BYTES:]
+            trace_id = random.getrandbits(8 * TRACE_BYTES).to_bytes(TRACE_BYTES)
             if not self._sampler.takes(trace_id):
                 return None
             logged_trace_id.set(trace_id.hex())
@@ -46,7 +45,7 @@ class RequestTracer:
             logged_trace_id.set(trace_id.hex())
             if not (parent.sampled if self._sampler.parent_based else self._sampler.takes(trace_id)):
                 return None
-            span_id = random.getrandbits(8 * SPAN_BYTES).to_bytes(SPAN_BYTES)
+        span_id = random.getrandbits(8 * SPAN_BYTES).to_bytes(SPAN_BYTES)
         trace = RequestTrace(self._sender, trace_id, span_id, parent, scope, route, started)
         scope[TRACE_KEY] = trace
         return trace
