@@ -44,6 +44,7 @@ class Used:
 
     wall_s: float
     cpu_s: float
+    encoder_s: float  # of the CPUs, in the processes that embed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,18 @@ class Run:
     start_s: float
     texts_per_s: float
     cpu_ms_per_text: float
+    encoder_ms_per_text: float  # of it, in the processes that embed
+    other_cores: float  # that all others keep busy
 
     @classmethod
     def of(cls, one: Used, every: Used, texts: int) -> Run:
         """From what one text used, and what so many did."""
         wall_s, cpu_s = every.wall_s - one.wall_s, every.cpu_s - one.cpu_s
-        return cls(one.wall_s, (texts - 1) / wall_s, 1000 * cpu_s / (texts - 1))
+        encoder_s = every.encoder_s - one.encoder_s
+        per_text = 1000 / (texts - 1)
+        return cls(
+            one.wall_s, (texts - 1) / wall_s, cpu_s * per_text, encoder_s * per_text, (cpu_s - encoder_s) / wall_s
+        )
 
 
 def main() -> None:
@@ -82,9 +89,16 @@ def main() -> None:
             done = {run.__name__: run(folder, arguments) for run in order}
             turns.append(done)
             record.print_table(
-                (f"turn {turn + 1}", "texts/s", "CPU ms a text", "one text, s"),
+                (f"turn {turn + 1}", "texts/s", "CPU ms a text", "of it embedding", "other cores", "one text, s"),
                 [
-                    (kind, f"{run.texts_per_s:.0f}", f"{run.cpu_ms_per_text:.3f}", f"{run.start_s:.1f}")
+                    (
+                        kind,
+                        f"{run.texts_per_s:.0f}",
+                        f"{run.cpu_ms_per_text:.3f}",
+                        f"{run.encoder_ms_per_text:.3f}",
+                        f"{run.other_cores:.2f}",
+                        f"{run.start_s:.1f}",
+                    )
                     for kind, run in sorted(done.items())
                 ],
             )
@@ -128,7 +142,7 @@ def embert_embed(folder: Path, arguments: argparse.Namespace) -> Run:
         subprocess.run(command, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return Used(time.perf_counter() - began, cpu_s)
+        return Used(time.perf_counter() - began, cpu_s, cpu_s)
 
     return Run.of(used("one"), used("all"), arguments.texts)
 

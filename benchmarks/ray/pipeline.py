@@ -40,19 +40,23 @@ class Measured(Embedder):
         return made
 
 
-def cpu_s(notes: Path) -> float:
-    """What this process and all below it have used, and the actors that have ended."""
+def cpu_s(notes: Path) -> tuple[float, float]:
+    """What this process and all below it have used, with the actors that have ended; and the actors alone."""
     alive = {}
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             alive[process.pid] = times.user + times.system
-    ended = (float(note.read_text()) for note in notes.glob("*.cpu") if int(note.stem) not in alive)
-    return sum(alive.values()) + sum(ended)
+    actors = {int(note.stem): float(note.read_text()) for note in notes.glob("*.cpu")}
+    ended = sum(seconds for pid, seconds in actors.items() if pid not in alive)
+    return sum(alive.values()) + ended, sum(actors.values())
 
 
 def main() -> None:
-    """Print a JSON list: seconds and CPU seconds for one text, on a cluster that has run before, and for all texts."""
+    """Print a JSON list: seconds, CPU seconds and those of the actors, for one text and for all.
+
+    The cluster has run before.
+    """
     folder, device, actors = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     cores = len(os.sched_getaffinity(0))
     gpu = device == "cuda"
@@ -64,7 +68,7 @@ def main() -> None:
         logging_level=logging.ERROR,
     )
 
-    def used(name: str) -> tuple[float, float]:
+    def used(name: str) -> tuple[float, float, float]:
         output = folder / f"{name}.out"
         shutil.rmtree(output, ignore_errors=True)
         began, before = time.perf_counter(), cpu_s(folder)
@@ -77,12 +81,12 @@ def main() -> None:
             num_cpus=max(1, cores // actors),
             num_gpus=1 / actors if gpu else 0,
         ).write_parquet(str(output))
-        took_s, used_s = time.perf_counter() - began, cpu_s(folder) - before
+        took_s, after = time.perf_counter() - began, cpu_s(folder)
         rows = sum(pq.read_metadata(path).num_rows for path in output.iterdir())
         wanted = sum(pq.read_metadata(path).num_rows for path in (folder / name).iterdir())
         if rows != wanted:
             raise SystemExit(f"{rows} rows were written of {wanted}")
-        return took_s, used_s
+        return took_s, after[0] - before[0], after[1] - before[1]
 
     used("one")  # starts the workers that read and write
     print(json.dumps([used("one"), used("all")]))

@@ -37,7 +37,8 @@ DType dtype_of(const std::string& name) {
   if (name == "float32") return DType::kFloat32;
   if (name == "float16") return DType::kFloat16;
   if (name == "bfloat16") return DType::kBFloat16;
-  throw nb::value_error(("dtype must be float32, float16 or bfloat16, found " + name).c_str());
+  if (name == "int8") return DType::kInt8;
+  throw nb::value_error(("dtype must be float32, float16, bfloat16 or int8, found " + name).c_str());
 }
 
 Activation activation_of(const std::string& name) {
@@ -88,6 +89,10 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   model.shared = shared;
   model.epsilon = epsilon;
   model.dtype = dtype_of(dtype);
+  if (model.dtype == DType::kInt8) {
+    model.dtype = DType::kFloat16;
+    model.int8 = true;
+  }
   model.activation = activation_of(activation);
   if (pooling == "cls")
     model.pooling = Pooling::kCls;
@@ -254,5 +259,5 @@ NB_MODULE(_cuda, m) {
       "As model/architecture.h. attention: window, turned columns and table of angles of each layer, or nothing. "
       "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
       "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "
-      "log1p is taken, whether the decoder is the word table.");
+      "log1p is taken, whether the decoder is the word table. dtype int8: rows, tables and heads are in float16.");
 }

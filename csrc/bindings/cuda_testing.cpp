@@ -13,6 +13,7 @@
 
 #include "attention/attention.h"
 #include "bindings/bench.h"
+#include "bindings/testing_int8.h"
 #include "bindings/testing_splade.h"
 #include "elementwise/elementwise.h"
 #include "embedding/embedding.h"
@@ -264,4 +265,5 @@ NB_MODULE(_cuda_testing, m) {
         bench.check(convert(dtype(from), at(x), dtype(to), at(y), count, bench.stream()));
       });
   bind_splade(m, bench);
+  bind_int8(m, bench);
 }

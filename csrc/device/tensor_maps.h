@@ -11,14 +11,17 @@
 
 namespace embert {
 
-// A row-major [rows, columns] matrix of a 16-bit type, cut into boxes of [box_rows, box_columns].
+// A row-major [rows, columns] matrix of a 16-bit type, or of bytes, cut into boxes of [box_rows, box_columns].
 struct BoxedMatrix {
   const void* data;
-  int rows, columns, box_rows, box_columns;  // box_columns: 64 or 32, whose rows of 128 or 64 bytes are swizzled
+  // box_columns: 64 or 32, whose rows of 128 or 64 bytes are swizzled; of bytes 128.
+  int rows, columns, box_rows, box_columns;
   // Not 0: one copy brings so many neighbouring boxes, one after another. The columns are then a multiple of 64, and
   // the matrix is mapped as [columns / 64, rows, 64].
   int boxes = 0;
 };
+
+constexpr int kByteColumns = 128;  // box_columns of a matrix of bytes
 
 class TensorMaps {
  public:

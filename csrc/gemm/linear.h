@@ -17,6 +17,7 @@
 #include "elementwise/rotary_columns.h"
 #include "gemm/text_maxima.h"
 #include "norm/norm.h"
+#include "norm/quantise.h"
 
 namespace embert {
 
@@ -42,6 +43,11 @@ struct LinearWeights {
   // Columns of y that are turned before they are rounded, after the bias; null: none. Only where the provider
   // fuses_rotary; read while the product is prepared, and copied.
   const RotaryColumns* rotary = nullptr;
+  // Not null: W is int8, rotated and rounded (norm/quantise.h), with a scale for each of its rows. Rows of x are
+  // quantised on the way, after their LayerNorm, into `quantised`; without x, what is there is multiplied. Only where
+  // the provider has_int8.
+  const float* scales = nullptr;  // [out]
+  QuantisedRows quantised = {};   // memory that products one after another share: the most rows, the widest `in`
 };
 
 // A tile writes its part of y and of y's sums while other tiles still read x, the residual and their sums.
@@ -96,6 +102,8 @@ class GemmProvider {
   // adds a kernel after the product (elementwise/turn.cu, elementwise/gate.cu), and neither is set.
   virtual bool fuses_rotary() const { return false; }
   virtual bool fuses_gate() const { return false; }
+  // Whether it takes weights of 8 bits: LinearWeights::scales.
+  virtual bool has_int8() const { return false; }
   // After all calls of `prepare`: refused where a Norm cannot be folded into its weights without loss.
   virtual Status check_folds() const { return {}; }
 };

@@ -90,4 +90,10 @@ TileChoice choose_tile(const ProductSize& product, int processors) {
   return plain_tile(product, processors);
 }
 
+// Costs are those of 16 bits: a step has the same bytes and takes the matrix unit as long.
+TileChoice choose_int8_tile(const ProductSize& product, int processors) {
+  const ProductSize in_steps{product.rows, product.out, (product.in + 1) / 2, product.residual, true};
+  return product.residual ? residual_tile(in_steps, processors / kCluster) : plain_tile(in_steps, processors);
+}
+
 }  // namespace embert::hopper

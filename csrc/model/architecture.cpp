@@ -5,6 +5,7 @@
 
 #include "attention/attention.h"
 #include "norm/layernorm.h"
+#include "norm/quantise.h"
 
 namespace embert {
 namespace {
@@ -45,7 +46,20 @@ Status Architecture::check() const {
   if (layers < 1 || vocabulary < 1 || max_length() < 1 || types < 0)
     return refuse("a model without layers, vocabulary or positions");
   EMBERT_TRY(check_layers());
+  EMBERT_TRY(check_int8());
   return check_heads();
+}
+
+Status Architecture::check_int8() const {
+  if (!int8) return {};
+  if (dtype != DType::kFloat16) return refuse("matrices in int8 with rows in another type than float16");
+  if (gated || pre_norm || embedding > 0 || !shared.empty() || !angle_tables().empty())
+    return refuse(
+        "gates, rotary positions, LayerNorms before a layer's parts, narrower embeddings or shared layers in int8");
+  if (quantise_takes(hidden, true) && quantise_takes(inner, false)) return {};
+  return refuse("hidden size " + std::to_string(hidden) + " and intermediate size " + std::to_string(inner) +
+                " in int8: they must be multiples of " + std::to_string(kRotated) + " of at most " +
+                std::to_string(kMaxSumColumns) + " and " + std::to_string(kMostQuantised));
 }
 
 Status Architecture::check_layers() const {

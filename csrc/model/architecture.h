@@ -44,6 +44,8 @@ struct Architecture {
   Pooling pooling = Pooling::kMean;
   TaskHeads task_heads;
   DType dtype = DType::kFloat16;  // of weights and activations
+  // The layers' matrices are int8, rotated, with a scale for each of their rows (norm/quantise.h).
+  bool int8 = false;
 
   int head_size() const { return hidden / heads; }
   int max_length() const { return positions; }
@@ -63,6 +65,7 @@ struct Architecture {
 
  private:
   Status check_layers() const;
+  Status check_int8() const;
   Status check_heads() const;
 };
 

@@ -14,7 +14,8 @@ namespace {
 const char* const kLayerNames[] = {
     "query.weight",     "query.bias",     "key.weight",      "key.bias",       "value.weight", "value.bias",
     "attention.weight", "attention.bias", "attention.gamma", "attention.beta", "gate.weight",  "gate.bias",
-    "inner.weight",     "inner.bias",     "out.weight",      "out.bias",       "out.gamma",    "out.beta"};
+    "inner.weight",     "inner.bias",     "out.weight",      "out.bias",       "out.gamma",    "out.beta",
+    "query.scale",      "key.scale",      "value.scale",     "attention.scale", "inner.scale", "out.scale"};
 
 std::string called(const std::string& name, int layer) {
   return layer < 0 ? name : name + " of layer " + std::to_string(layer);
@@ -123,6 +124,8 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
       return Status::refused(called(name, layer) + " has shape " + written(shape) + ", expected " +
                              written(place.shape));
     }
+    if ((stored == DType::kInt8) != (place.dtype == DType::kInt8))
+      return Status::refused(called(name, layer) + (place.dtype == DType::kInt8 ? " must be in int8" : " is in int8"));
     EMBERT_TRY(load_into(place, name, layer, host, stored, stream));
   }
   loaded_.insert(key);

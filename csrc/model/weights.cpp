@@ -30,15 +30,22 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
   tables_.norm = norm(embedding);
   if (model_.types == 0) tables_.type = nullptr;
   layers_.resize(model_.stored_layers());
+  const size_t layer_size = bytes_of(matrix_dtype());
+  const auto of_layer = [&](size_t rows, size_t columns) { return carver.take(rows * columns * layer_size); };
+  const auto scales = [&](size_t rows) { return model_.int8 ? vector(rows) : nullptr; };
   for (LayerWeights& layer : layers_) {
-    layer.qkv_weight = matrix(3 * hidden, hidden);
+    layer.qkv_weight = of_layer(3 * hidden, hidden);
+    layer.qkv_scale = scales(3 * hidden);
     layer.qkv_bias = vector(3 * hidden);
-    layer.attention_weight = matrix(hidden, hidden);
+    layer.attention_weight = of_layer(hidden, hidden);
+    layer.attention_scale = scales(hidden);
     layer.attention_bias = vector(hidden);
     layer.attention_norm = norm(hidden);
-    layer.inner_weight = matrix(inner_rows(), hidden);
+    layer.inner_weight = of_layer(inner_rows(), hidden);
+    layer.inner_scale = scales(inner_rows());
     layer.inner_bias = vector(inner_rows());
-    layer.out_weight = matrix(hidden, inner);
+    layer.out_weight = of_layer(hidden, inner);
+    layer.out_scale = scales(hidden);
     layer.out_bias = vector(hidden);
     layer.out_norm = norm(hidden);
   }
@@ -103,7 +110,12 @@ bool Weights::find_layer(const std::string& name, int number, WeightPlace& place
   const size_t hidden = model_.hidden, inner = model_.inner;
   const auto matrix = [&](const char* of_name, uint8_t* base, size_t rows, size_t columns, size_t before = 0) {
     if (name != of_name) return false;
-    place = {base + before * rows * columns * bytes_of(model_.dtype), {rows, columns}, model_.dtype};
+    place = {base + before * rows * columns * bytes_of(matrix_dtype()), {rows, columns}, matrix_dtype()};
+    return true;
+  };
+  const auto scale = [&](const char* of_name, const float* to, size_t count, size_t before = 0) {
+    if (to == nullptr || name != of_name) return false;
+    place = {const_cast<float*>(to) + before, {count}, DType::kFloat32};
     return true;
   };
   const auto vector = [&](const char* of_name, const float* to, size_t count) {
@@ -133,6 +145,9 @@ bool Weights::find_layer(const std::string& name, int number, WeightPlace& place
          vector("attention.bias", w.attention_bias, hidden) ||
          (has_norm && vector("attention.gamma", w.attention_norm.gamma, hidden)) ||
          (has_norm && vector("attention.beta", w.attention_norm.beta, hidden)) ||
+         scale("query.scale", w.qkv_scale, hidden) || scale("key.scale", w.qkv_scale, hidden, hidden) ||
+         scale("value.scale", w.qkv_scale, hidden, 2 * hidden) || scale("attention.scale", w.attention_scale, hidden) ||
+         scale("inner.scale", w.inner_scale, inner) || scale("out.scale", w.out_scale, hidden) ||
          matrix("inner.weight", w.inner_weight, inner, hidden) || vector("inner.bias", w.inner_bias, inner) ||
          matrix("out.weight", w.out_weight, hidden, inner) || vector("out.bias", w.out_bias, hidden) ||
          vector("out.gamma", w.out_norm.gamma, hidden) || vector("out.beta", w.out_norm.beta, hidden);
@@ -161,14 +176,14 @@ MatrixWeights Weights::matrix(Matrix which, int of_layer) const {
       exact_.bytes() == 0 ? nullptr : exact_.as<float>() + model_.stored(of_layer) * exact_count();
   switch (which) {
     case Matrix::kQkv:
-      return {w.qkv_weight, w.qkv_bias, 3 * hidden, hidden, exact};
+      return {w.qkv_weight, w.qkv_bias, 3 * hidden, hidden, exact, w.qkv_scale};
     case Matrix::kAttentionOut:
-      return {w.attention_weight, w.attention_bias, hidden, hidden, nullptr};
+      return {w.attention_weight, w.attention_bias, hidden, hidden, nullptr, w.attention_scale};
     case Matrix::kInner:
       return {w.inner_weight, w.inner_bias, inner_rows(), hidden,
-              exact == nullptr ? nullptr : exact + 3 * size_t(hidden) * hidden};
+              exact == nullptr ? nullptr : exact + 3 * size_t(hidden) * hidden, w.inner_scale};
     default:
-      return {w.out_weight, w.out_bias, hidden, model_.inner, nullptr};
+      return {w.out_weight, w.out_bias, hidden, model_.inner, nullptr, w.out_scale};
   }
 }
 

@@ -17,14 +17,16 @@
 
 namespace embert {
 
-// Matrices are of the model's type, vectors are in FP32. Where columns are turned, the rows of query and key are in the
-// order of row_order.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
+// Matrices are of the model's type or int8, vectors are in FP32. Where columns are turned, the rows of query and key
+// are in the order of row_order.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
 struct LayerWeights {
   uint8_t *qkv_weight, *attention_weight;  // [3·hidden, hidden]: query, key, value; [hidden, hidden]
   uint8_t *inner_weight, *out_weight;      // [inner, hidden], [hidden, inner]
   float *qkv_bias, *attention_bias;        // [3·hidden], [hidden]
   float *inner_bias, *out_bias;            // [inner], [hidden]
   Norm attention_norm, out_norm;           // [hidden]
+  // With int8 a scale for each row of a matrix, else none.
+  float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
 };
 
 // A matrix product's.
@@ -33,6 +35,7 @@ struct MatrixWeights {
   const float* bias = nullptr;  // [out]
   int out = 0, in = 0;
   const float* exact = nullptr;  // [out, in] in FP32, where it is kept
+  const float* scales = nullptr;  // [out]: `weight` is int8
 };
 
 class Weights {
@@ -48,6 +51,7 @@ class Weights {
   //   projection.weight [hidden, embedding], projection.bias, last.gamma, last.beta;
   //   gate.weight, gate.bias of a layer, shaped as inner's;
   //   angles [positions, turned / 2, 2] in FP32: cos and sin; a table's number is the layer here.
+  //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices.
   // Layers that share weights have them under one number. Those of heads: head_weights.h; a layer's number is the layer
   // here, too. Refused: a name that the model does not have or that was loaded before, or another shape than the
   // model's.
@@ -91,6 +95,7 @@ class Weights {
   // Where a matrix is kept in FP32, if it is. Counts what is rounded.
   Status exact_place(const std::string& name, int layer, DType stored, float*& to);
   const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
+  DType matrix_dtype() const { return model_.int8 ? DType::kInt8 : model_.dtype; }  // of the layers
   int inner_rows() const { return (model_.gated ? 2 : 1) * model_.inner; }
   size_t exact_count() const { return (3 * size_t(model_.hidden) + inner_rows()) * model_.hidden; }  // of a layer
 

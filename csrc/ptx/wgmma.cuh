@@ -38,8 +38,13 @@ __device__ __forceinline__ void are_complete(float (&accumulators)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
-template <int m, int n>
-__device__ __forceinline__ void are_complete(float (&accumulators)[m][n]) {
+template <int n>
+__device__ __forceinline__ void are_complete(int (&accumulators)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(accumulators[i])::"memory");
+}
+template <typename Sum, int m, int n>
+__device__ __forceinline__ void are_complete(Sum (&accumulators)[m][n]) {
 #pragma unroll
   for (int i = 0; i < m; ++i) are_complete(accumulators[i]);
 }

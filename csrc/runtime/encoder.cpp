@@ -54,8 +54,11 @@ Status Encoder::choose_kernels(bool is_hopper, const Build& build) {
   }
   // Layers that share weights cannot fold different LayerNorms into them.
   folds_ = options_.fold && gemm_->folds() && model_.hidden <= kMaxSumColumns && model_.shared.empty();
+  if (model_.int8 && !(folds_ && gemm_->has_int8()))
+    return Status::refused(std::string("matrices in int8 need our own products for compute capability 9.0, and ") +
+                           gemm_->name() + (folds_ ? " has none" : " without LayerNorms in its products has none"));
   program_ = compile(model_, {folds_, gemm_->fuses_rotary(), gemm_->fuses_gate()});
-  if (folds_) weights_.keep_exact();
+  if (folds_ && !model_.int8) weights_.keep_exact();
   return {};
 }
 
@@ -86,6 +89,10 @@ Status Encoder::allocate_activations() {
     if (folds_) {
       at_.x_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, model_.hidden)));
       at_.sum_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, model_.hidden)));
+    }
+    if (model_.int8) {
+      at_.quantised.data = reinterpret_cast<int8_t*>(carver.take(rows * std::max(hidden, size_t(model_.inner))));
+      at_.quantised.scales = reinterpret_cast<float*>(carver.take(rows * sizeof(float)));
     }
     if (!model_.position_table) at_.zeros = reinterpret_cast<int*>(carver.take(rows * 4));
     at_.offsets.ids = reinterpret_cast<int*>(carver.take(rows * 4));

@@ -191,6 +191,7 @@ class Encoder {
     uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, program_.wide] or what heads need
     int* zeros;               // [rows]; null: the model has a table of positions
     float2 *x_sums, *sum_sums;
+    QuantisedRows quantised;  // [rows, the widest rows that a layer's products read]; with int8
     OffsetsOutput offsets;
   } at_{};
   std::array<Slot, kSlots> slots_;

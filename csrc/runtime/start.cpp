@@ -31,8 +31,8 @@ Status Encoder::start(std::string& fold_refusal) {
 }
 
 Status Encoder::prepare_products() {
-  // Not in pre-norm models: their rows are the residual, too.
-  gamma_in_rows_ = folds_ && !model_.pre_norm && weights_.has_what_is_stored();
+  // Not in pre-norm models: their rows are the residual, too. Nor where rows are quantised, which applies LayerNorms.
+  gamma_in_rows_ = folds_ && !model_.pre_norm && !model_.int8 && weights_.has_what_is_stored();
   products_.resize(program_.products.size());
   for (size_t i = 0; i < products_.size(); ++i) {
     std::unique_ptr<Linear> made;
@@ -72,6 +72,10 @@ Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
     weights.next_gamma = weights_.norm(plan.next).gamma;
   } else if (plan.input.exists()) {
     weights.exact = of.exact;
+  }
+  if (of.scales != nullptr) {
+    weights.scales = of.scales;
+    weights.quantised = at_.quantised;
   }
   RotaryColumns rotary;
   if (plan.turns) {

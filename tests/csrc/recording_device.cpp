@@ -168,6 +168,8 @@ class RecordingGemm final : public GemmProvider {
          at(weights.residual_norm.gamma), at(weights.next_gamma));
     tell("weight=%ld activation=%d gated=%d ahead=%ld ahead_bytes=%zu ", at(weights.weight), int(weights.activation),
          weights.gated, at(weights.ahead), weights.ahead_bytes);
+    tell("scales=%ld quantised=%ld quantised_scales=%ld ", at(weights.scales), at(weights.quantised.data),
+         at(weights.quantised.scales));
     if (const RotaryColumns* const of = weights.rotary)
       tell("head_size=%d turned=%d columns=%d table=%ld positions=%ld ", of->head_size, of->turned, of->columns,
            at(of->table), at(of->positions));
@@ -189,6 +191,7 @@ class RecordingGemm final : public GemmProvider {
   bool folds() const override { return folds_; }
   bool fuses_rotary() const override { return folds_; }
   bool fuses_gate() const override { return folds_; }
+  bool has_int8() const override { return folds_; }
 
  private:
   bool folds_;

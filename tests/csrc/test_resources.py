@@ -29,11 +29,13 @@ SOURCES = (
     "gemm/hopper/hopper.cu",
     "gemm/hopper/hopper_feed_forward.cu",
     "gemm/hopper/hopper_gated.cu",
+    "gemm/hopper/hopper_int8.cu",
     "gemm/hopper/hopper_maxima.cu",
     "gemm/hopper/hopper_rotary.cu",
     "attention/hopper/long_texts.cu",
     "attention/sm90.cu",
     "attention/sm80.cu",
+    "norm/quantise.cu",
 )
 ARCHITECTURE = "sm_90a"
 BARRIERS = 64  # of a multiprocessor
@@ -48,6 +50,8 @@ SPILLS = {
     r"few_rows_kernelI6__half.*Lb1EEEv": 20,
     # A register of a tile's epilogue, with four constants for two columns and (cos, sin) for 16 pairs.
     r"pingpong_rotary_kernel.*Lb1ELb1EEEv": 4,
+    # Beside 128 integers the scales of rows and columns; not in the loop over K.
+    r"wide_scaled_kernel.*WideShapeILi256E": 16,
 }
 
 
@@ -159,6 +163,9 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     assert "maxima_kernel" in names["hopper_maxima"]
     for kernel in ("pingpong_gated_kernel", "few_rows_gated_kernel"):
         assert kernel in names["hopper_gated"]
+    for kernel in ("scaled_kernel", "wide_scaled_kernel"):
+        assert kernel in names["hopper_int8"]
+    assert "quantise_kernel" in names["quantise"]
     for kernel in ("pingpong_rotary_kernel", "few_rows_rotary_kernel"):
         assert kernel in names["hopper_rotary"]
     for kernel in ("attention_hopper_kernel", "attention_hopper_window_kernel"):

@@ -1,7 +1,7 @@
-// Prints which kernel and tile products get. For every case (out, in, kind, processors) of the arguments, where kind is 1
-// with a residual and 2 for products that turn or gate: a line of "from kernel rows columns" for each number of rows, 1 to
-// 32 768, from which on the choice is another one, then an empty line. For "narrowing" (tile_rows, across, clusters):
-// lines of "whole_rows step".
+// Prints which kernel and tile products get. For every case (out, in, kind, processors) of the arguments, where kind is
+// 1 with a residual, 2 for products that turn or gate, 3 and 4 for those of 8 bits without and with a residual: a line
+// of "from kernel rows columns" for each number of rows, 1 to 32 768, from which on the choice is another one, then an
+// empty line. For "narrowing" (tile_rows, across, clusters): lines of "whole_rows step".
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,7 +24,9 @@ int main(int count, char** arguments) {
     const int kind = std::atoi(arguments[at + 2]);
     TileChoice before{TileKernel::kFewRows, 0, 0};
     for (int rows = 1; rows <= 32768; ++rows) {
-      const TileChoice tile = choose_tile({rows, out, in, kind == 1, kind == 2}, std::atoi(arguments[at + 3]));
+      const int processors = std::atoi(arguments[at + 3]);
+      const TileChoice tile = kind >= 3 ? choose_int8_tile({rows, out, in, kind == 4}, processors)
+                                        : choose_tile({rows, out, in, kind == 1, kind == 2}, processors);
       if (tile.kernel == before.kernel && tile.rows == before.rows && tile.columns == before.columns) continue;
       std::printf("%d %d %d %d\n", rows, int(tile.kernel), tile.rows, tile.columns);
       before = tile;

@@ -91,7 +91,7 @@ class StandInEncoder:
     def load(self, name: str, layer: int, data: npt.NDArray[np.uint8], shape: list[int], dtype: str) -> None:
         """Keep a tensor."""
         assert (name, layer) not in self.loaded
-        stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[dtype]
+        stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8}[dtype]
         self.loaded[name, layer] = data.view(stored).reshape(shape).copy()
 
     def start(self) -> str:

@@ -4,7 +4,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "device/numeric.cuh"
+
 namespace embert::hopper {
+
+// The type in which rows are stored, by that of the operands: with 8 bits, rows between products are FP16.
+template <typename T>
+using RowsOf = std::conditional_t<std::is_same_v<T, int8_t>, half_t, T>;
 
 // The constants of two neighbouring columns (fold.cuh): (c, c); with a residual (γ, b, γ, b); without one but with
 // gamma in the rows (s, c, s, c).
@@ -31,6 +37,13 @@ struct GemmArguments {
   // 2³¹ over the number of tiles across y, rounded up. It replaces a division by that number (Tiles), exactly as long
   // as there are fewer than 2³¹ / that number of tiles; many rows only.
   uint32_t columns_inverse;
+};
+
+// What operands of 8 bits (norm/quantise.h) take beside them. A sum is multiplied with its row's scale, then with its
+// column's.
+struct ProductScales {
+  const float* rows;      // [rows] of x
+  const float2* columns;  // two neighbouring columns' each; a residual only: else (scale, c, scale, c) are the columns
 };
 
 template <bool kResidual, bool kGammaInRows>

@@ -1,6 +1,7 @@
 // Our Hopper kernels as a GemmProvider: what the provider and its products hold. hopper_prepare.cu folds LayerNorms
 // into them, hopper.cu launches them, hopper_rotary.cu and hopper_gated.cu those that turn or gate,
-// hopper_feed_forward.cu joins two of them.
+// hopper_feed_forward.cu joins two of them, hopper_int8.cu has those of
+// 8 bits.
 #pragma once
 
 #include <memory>
@@ -127,10 +128,13 @@ class Hopper final : public GemmProvider {
   bool folds() const override { return true; }
   bool fuses_rotary() const override { return true; }
   bool fuses_gate() const override { return true; }
+  bool has_int8() const override { return dtype_ == DType::kFloat16; }
   Status check_folds() const override;
   Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override;
   Status prepare_maxima(const LinearWeights& weights, const Stream& stream, std::unique_ptr<TextMaxima>& made) override;
   Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) override;
+  // hopper_int8.cu
+  Status prepare_int8(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear);
 
   Status map(const BoxedMatrix& matrix, const CUtensorMap*& found) { return maps_.get(matrix, found); }
 

@@ -44,6 +44,7 @@ Status Hopper::check_folds() const {
 }
 
 Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
+  if (weights.scales != nullptr) return prepare_int8(weights, stream, linear);
   if (weights.pitch != 0) return Status::refused("hopper gemm: rows of y lie end to end");
   if (weights.in % 8 != 0 || weights.out % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
   if (weights.residual_norm.gamma != nullptr && weights.activation != Activation::kNone)

@@ -18,19 +18,26 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "device/dependent_launch.cuh"
 #include "gemm/cluster.h"
 #include "gemm/loops/tiles.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
-#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_int8.cuh"
 
 namespace embert::hopper {
 
-constexpr int kDepth = 64;                // columns of K in a stage: 128 bytes, one swizzled row
+constexpr int kDepth = 64;                // columns of K in a stage: 128 bytes, one swizzled row, of 16-bit elements
 constexpr int kBoxBytes = 64 * 128;       // 64 rows of 64 columns
 constexpr int kSharedLimit = 227 * 1024;  // bytes that a block of sm_90 can have
+
+// What differs with the type of the operands: the columns of K in a stage's 128 bytes, and what sums are.
+template <typename T>
+constexpr int kDepthOf = 128 / int(sizeof(T));
+template <typename T>
+using SumOf = std::conditional_t<std::is_same_v<T, int8_t>, int, float>;
 
 // A stage: tiles of x [kRows, kDepth] and W [kColumns, kDepth].
 template <int kColumnsValue, int kConsumersValue = 2>
@@ -77,7 +84,7 @@ struct RingPlace {
 // Returns that stage. `committed(step)` runs when a step's products have been committed.
 template <typename T, typename Shape, int kHalves, int kElements, typename Committed>
 __device__ __forceinline__ uint32_t multiply_tile(const Ring& ring, RingPlace<Shape::kStages>& at, int steps,
-                                                  int own_row, int lane, float (&c)[kHalves][kElements],
+                                                  int own_row, int lane, SumOf<T> (&c)[kHalves][kElements],
                                                   const Committed& committed) {
   uint32_t last_stage = at.stage;
   for (int step = 0; step < steps; ++step) {
@@ -86,7 +93,7 @@ __device__ __forceinline__ uint32_t multiply_tile(const Ring& ring, RingPlace<Sh
     const uint32_t w_from = ring.base + at.stage * Shape::kStageBytes + Shape::kXBytes;
     fence_registers();
 #pragma unroll
-    for (int k = 0; k < kDepth / 16; ++k) {
+    for (int k = 0; k < kDepth / 16; ++k) {  // 32 bytes each, whatever the type
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         multiply<T>(c[half], further(operand(x_from), half * kBoxBytes + k * 32), further(operand(w_from), k * 32),
@@ -105,8 +112,8 @@ __device__ __forceinline__ uint32_t multiply_tile(const Ring& ring, RingPlace<Sh
   return last_stage;
 }
 
-// Fills the ring with what the block's tiles need, in their order; for one thread.
-template <typename Shape, typename AllTiles = Tiles<Shape>>
+// Fills the ring with what the block's tiles need, in their order; for one thread. kColumns: of K in a stage.
+template <typename Shape, typename AllTiles = Tiles<Shape>, int kColumns = kDepth>
 class Copier {
  public:
   // Weights do not depend on an earlier kernel, so the first copies of W start while that kernel still runs.
@@ -128,7 +135,7 @@ class Copier {
         --early_;
       else
         load_w(at_.stage, step, column, columns);
-      load_box(&x_map_, place(), ring_.full + 8 * at_.stage, step * kDepth, row);
+      load_box(&x_map_, place(), ring_.full + 8 * at_.stage, step * kColumns, row);
       at_.advance();
     }
   }
@@ -158,7 +165,7 @@ class Copier {
     arrive_expecting(ring_.full + 8 * stage, Shape::kXBytes + columns * 128);
     load_box_for(uint16_t((1 << kCluster) - 1), columns == Shape::kColumns ? &w_map_ : &narrow_w_map_,
                  ring_.base + stage * Shape::kStageBytes + Shape::kXBytes + share * 128, ring_.full + 8 * stage,
-                 step * kDepth, column + share);
+                 step * kColumns, column + share);
   }
 
   const Ring& ring_;

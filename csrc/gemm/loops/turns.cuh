@@ -1,5 +1,5 @@
-// Two consumers that take the block's tiles of 128 × 128 in turn: what pingpong.cuh and maxima.cuh share. One
-// multiplies while the other finishes the tile before, so the matrix unit does not wait for epilogues.
+// Two consumers that take the block's tiles of 128 × 128 in turn: what pingpong.cuh, maxima.cuh and scaled.cuh share.
+// One multiplies while the other finishes the tile before, so the matrix unit does not wait for epilogues.
 //
 // Accumulation walks K in order in one FP32 accumulator, so a row's bits depend on the row and the weights alone.
 #pragma once
@@ -57,11 +57,11 @@ __device__ __forceinline__ void multiply_in_turns(uint32_t base, const AllTiles&
   const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
   const uint32_t turn = base + Shape::kTurn;  // two barriers: a consumer may wait and multiply (ring.cuh)
   const int group = warp_of_block() / 4;
-  const int steps = (in + kDepth - 1) / kDepth;
+  const int steps = (in + kDepthOf<T> - 1) / kDepthOf<T>;
   if (group == 0) {
     give_registers<40>();
     if (warp_of_block() == 0 && elect_lane()) {
-      Copier<Shape, AllTiles> copier(ring, tiles, steps, x_map, w_map, w_map);
+      Copier<Shape, AllTiles, kDepthOf<T>> copier(ring, tiles, steps, x_map, w_map, w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) copier.copy(tile);
       copier.wait_all_read();
     }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void multiply_in_turns(uint32_t base, const AllTiles&
       RingPlace<Shape::kStages> at{uint32_t(ordinal * steps) % Shape::kStages,
                                    uint32_t(ordinal * steps) / Shape::kStages & 1};
       if (kTurns && ordinal > 0) wait_barrier(turn + 8 * consumer, (ordinal - 1) / 2 & 1);
-      float c[kHalves][Shape::kColumns / 2];
+      SumOf<T> c[kHalves][Shape::kColumns / 2];
       const uint32_t last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, c, [](int) {});
       if (kTurns && lane == 0) arrive(turn + 8 * (consumer ^ 1));  // its products follow while these are in flight
       finish_products(c);

@@ -50,6 +50,15 @@ struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 };
 
+// One of two arrays.
+template <bool kFirst, typename A, typename B>
+__device__ __forceinline__ const auto& either(const A& first, const B& second) {
+  if constexpr (kFirst)
+    return first;
+  else
+    return second;
+}
+
 constexpr int kLag = 2;  // steps between the first consumer and the others
 
 // The tiles of a block where only the first `whole_rows` rows of tiles are whole, and the others half as wide. Narrow
@@ -83,12 +92,15 @@ struct NarrowingTiles : Tiles<Shape> {
   }
 };
 
+// A block's work. With operands of 8 bits, sums are turned into floats, 128 columns at a time, before the epilogue of
+// 16 bits: the columns' scales pass through the memory that the constants take after them.
 template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
-    wide_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                const __grid_constant__ CUtensorMap narrow_w_map, const __grid_constant__ CUtensorMap residual_map,
-                const __grid_constant__ CUtensorMap y_map, const GemmArguments of, int whole_rows) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+__device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                           const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
+                                           const CUtensorMap& y_map, const GemmArguments& of, int whole_rows,
+                                           const ProductScales& scales) {
+  constexpr bool kScaled = std::is_same_v<T, int8_t>;
+  using Out = RowsOf<T>;
   constexpr bool kNarrows = kResidual && Shape::kNarrows;
   using AllTiles = std::conditional_t<kNarrows, NarrowingTiles<Shape>, Tiles<Shape>>;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
@@ -107,13 +119,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   wait_for_cluster_barriers();
 
   const int rows = of.rows;
-  const int steps = (of.in + kDepth - 1) / kDepth;
+  const int steps = (of.in + kDepthOf<T> - 1) / kDepthOf<T>;
   const AllTiles tiles(of, whole_rows);
 
   if (group == 0) {
     give_registers<Shape::kCopierRegisters>();
     if (threadIdx.x == 0) {
-      Copier<Shape, AllTiles> copier(ring, tiles, steps, x_map, w_map, narrow_w_map);
+      Copier<Shape, AllTiles, kDepthOf<T>> copier(ring, tiles, steps, x_map, w_map, narrow_w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
         copier.copy(tile);
         const int columns = kResidual ? tiles.columns_of(tile) : 0;
@@ -148,15 +160,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         if constexpr (kNext) own_next = __ldg(next_gamma_pairs(of) + column / 2 + thread);
       }
       const int first_row = row + warp * 16 + lane / 4;
-      if (of.row_sums != nullptr && tile == tiles.first) wait_for_earlier_kernels();
+      if ((kScaled || of.row_sums != nullptr) && tile == tiles.first) wait_for_earlier_kernels();
       ManyRowsSums row_sums;
       if (of.row_sums != nullptr) row_sums.load(of, row + warp * 16, lane);
+      float2 column_scales = {}, x_scales = {};
+      if constexpr (kScaled) {
+        if (thread < tile_columns / 2) column_scales = __ldg(scales.columns + column / 2 + thread);
+        x_scales = {scales.rows[min(first_row, rows - 1)], scales.rows[min(first_row + 8, rows - 1)]};
+      }
 
-      float c[Shape::kColumns / 2];
+      SumOf<T> products[Shape::kColumns / 2];
       if (consumer > 0 && tile == tiles.first) wait_barrier(begun, 0);
       uint32_t last_stage = at.stage;
       const auto multiply_steps = [&](auto width) {
-        auto& part = reinterpret_cast<float (&)[1][decltype(width)::value / 2]>(c);
+        auto& part = reinterpret_cast<SumOf<T>(&)[1][decltype(width)::value / 2]>(products);
         last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, part, [&](int step) {
           if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
         });
@@ -166,7 +183,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       } else if constexpr (kNarrows) {
         multiply_steps(std::integral_constant<int, Shape::kColumns / 2>());
       }
-      finish_products(c);
+      finish_products(products);
       ring.has_read(last_stage, lane);
 
       // The epilogue, 64 rows and 16 columns at a time.
@@ -176,6 +193,24 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
       for (int part = 0; part < Shape::kColumns / kSumColumns; ++part) {
         if (kNarrows && part * kSumColumns == tile_columns) break;
+        float scaled[kScaled ? kSumColumns / 2 : 1];
+        if constexpr (kScaled) {
+          float2* const of_part = reinterpret_cast<float2*>(constants);
+          named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read the columns before
+          if (thread / 64 == part) of_part[thread % 64] = column_scales;
+          named_barrier_sync(kConsumerBarrier + consumer, 128);
+#pragma unroll
+          for (int i = 0; i < kSumColumns / 8; ++i) {
+            const float2 by = of_part[4 * i + lane % 4];
+            const int* const four = products + part * kSumColumns / 2 + 4 * i;
+            // Rounded each time: where the compiler may, it makes a multiply-add of the last one and the bias.
+            scaled[4 * i] = __fmul_rn(__fmul_rn(float(four[0]), x_scales.x), by.x);
+            scaled[4 * i + 1] = __fmul_rn(__fmul_rn(float(four[1]), x_scales.x), by.y);
+            scaled[4 * i + 2] = __fmul_rn(__fmul_rn(float(four[2]), x_scales.y), by.x);
+            scaled[4 * i + 3] = __fmul_rn(__fmul_rn(float(four[3]), x_scales.y), by.y);
+          }
+        }
+        const auto& c = either<kScaled>(scaled, products);
         float2 sums[2][kChunks];
 #pragma unroll
         for (int in_part = 0; in_part < kChunks; ++in_part) {
@@ -215,8 +250,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           uint32_t packed[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int element = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
-            packed[i] = finish<T, kActivation, kResidual, kGammaInRows>(c[element], c[element + 1], of_columns[i / 2],
+            const int element = 8 * (kScaled ? in_part : chunk) + 4 * (i / 2) + 2 * (i % 2);
+            packed[i] = finish<Out, kActivation, kResidual, kGammaInRows>(c[element], c[element + 1], of_columns[i / 2],
                                                                         scale[i % 2], residuals[i], of_next[i / 2],
                                                                         i < 2, sums[i % 2][in_part]);
           }
@@ -239,8 +274,33 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (lane == 0)
       wait_stores_read<0>();  // before the block and its shared memory end; the grid's end waits for the writes
   }
+}
+
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    wide_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                const __grid_constant__ CUtensorMap narrow_w_map, const __grid_constant__ CUtensorMap residual_map,
+                const __grid_constant__ CUtensorMap y_map, const GemmArguments of, int whole_rows) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  wide_tiles<T, Shape, kActivation, kResidual, kGammaInRows>(x_map, w_map, narrow_w_map, residual_map, y_map, of,
+                                                             whole_rows, {});
 #else
   EMBERT_TRAP("wide_kernel");
+#endif
+}
+
+// With a residual, and x and W of 8 bits.
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    wide_scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                       const __grid_constant__ CUtensorMap narrow_w_map,
+                       const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+                       const GemmArguments of, int whole_rows, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  wide_tiles<int8_t, Shape, Activation::kNone, true, false>(x_map, w_map, narrow_w_map, residual_map, y_map, of,
+                                                            whole_rows, scales);
+#else
+  EMBERT_TRAP("wide_scaled_kernel");
 #endif
 }
 

@@ -82,8 +82,10 @@ class CudaEncoder(Encoder):
     """An encoder on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `encoders.base.Encoder`.
 
     `dtype` is "auto" (float16, or bfloat16 where float16 does not hold the weights), "float16", "bfloat16" or "float32"
-    (no TF32). `gemm` is "auto", "hopper" (our own kernels, for compute capability 9.0) or "cublaslt": the portable path
-    for any GPU, whose attention does without Hopper's instructions and whose LayerNorms are kernels of their own.
+    (no TF32), or "int8": the layers' products of rotated integers, all else in float16 (csrc/EPILOGUES.md); for
+    compute capability 9.0 and models like BERT. `gemm` is "auto", "hopper" (our own kernels, for compute capability
+    9.0) or "cublaslt": the portable path for any GPU, whose attention does without Hopper's instructions and whose
+    LayerNorms are kernels of their own.
     `fold` lets the matrix products compute LayerNorms where they can; `fold_refusal` says why a model's weights do not
     allow it, else it is empty. `graphs` captures the forwards of small batches at start.
 
@@ -149,6 +151,8 @@ class CudaEncoder(Encoder):
             self._encoders, self.fold_refusal = [], ""
             for adapter in encoders_of(architecture):
                 encoder, refusal = made(fold, adapter)
+                if refusal and self.dtype == "int8":
+                    raise UnsupportedModel(f"{model.model_id} on {self.device} in int8: {refusal}")
                 if refusal:
                     self.fold_refusal = self.fold_refusal or refusal
                     encoder = None  # gives its memory back before the next one asks for it
@@ -178,6 +182,8 @@ class CudaEncoder(Encoder):
         except self._cuda.Lost as error:
             raise EncoderLost(f"{model.model_id} on {self.device}: {error}") from error
         self.choice = f"{self.gemm} matrix products, LayerNorm {self.layernorm}"
+        if self.dtype == "int8":
+            self.choice = f"{self.gemm} matrix products in int8, the rest in float16"
         if self.fold_refusal:
             self.choice += f" ({self.fold_refusal})"
         if self.gemm != "hopper":
@@ -327,19 +333,21 @@ def _load(encoder: Any, checkpoint: Checkpoint, model: Model, adapter: int, dtyp
 
 def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
     """What to compute in, and the reason if "auto" is not float16. Raises UnsupportedModel if float16 does not fit."""
-    if asked not in ("auto", "float16"):
+    if asked not in ("auto", "float16", "int8"):
         return asked, ""
     matrices = [
         name
         for name, shape in tensor_shapes(model.architecture).items()
         if len(shape) == 2 and name != RELATIVE_ATTENTION_BIAS
     ]
+    if asked == "int8":  # only the tables are kept in float16
+        matrices = [name for name in matrices if name.startswith("embeddings.")]
     unfit = unfit_for_float16(checkpoint, matrices)
     if unfit is None:
-        return "float16", ""
+        return ("int8" if asked == "int8" else "float16"), ""
     if asked == "auto":
         return "bfloat16", unfit
-    raise UnsupportedModel(f"{model.model_id} cannot be run in float16: {unfit}; choose bfloat16 or float32")
+    raise UnsupportedModel(f"{model.model_id} cannot be run in {asked}: {unfit}; choose bfloat16 or float32")
 
 
 def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:

@@ -95,7 +95,7 @@ def adapted_tensors(
 
     Raises Misfit for a matrix that float16 does not hold then, BrokenModel for one that is not finite.
     """
-    tensors = layer_tensors(architecture, checkpoint.with_adapter(adapter))
+    tensors = layer_tensors(architecture, checkpoint.with_adapter(adapter), dtype == "int8")
     return (
         tensors
         if adapter < 0 or dtype != "float16"

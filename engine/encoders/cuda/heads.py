@@ -88,7 +88,7 @@ def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[
 def _check_float16(model: Model, dtype: str, head: str, weight: Floats) -> None:
     """Matrices of these heads are kept in the encoder's type; those of the others are not."""
     largest = float(np.abs(weight).max())
-    if dtype == "float16" and largest > LARGEST_FLOAT16:
+    if dtype in ("float16", "int8") and largest > LARGEST_FLOAT16:
         raise UnsupportedModel(
             f"{model.model_id} cannot be run in float16: its {head} head has an element of {largest:.4g}, and float16 "
             f"ends at {LARGEST_FLOAT16:.0f}; choose bfloat16 or float32"

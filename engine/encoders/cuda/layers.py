@@ -19,6 +19,7 @@ from embert.engine.architecture.tensor_names import (
 )
 from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
+from embert.engine.encoders.cuda.int8 import quantised
 from embert.engine.encoders.cuda_shapes import rotary_tables
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.rotary import rotations
@@ -50,10 +51,13 @@ EMBEDDING_WEIGHTS = {
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def layer_tensors(architecture: Architecture, checkpoint: Checkpoint) -> Iterator[tuple[str, int, Any, str]]:
+def layer_tensors(
+    architecture: Architecture, checkpoint: Checkpoint, int8: bool = False
+) -> Iterator[tuple[str, int, Any, str]]:
     """The tensors: the extension's name, the layer (-1: none) or a table's number, the values and their type.
 
-    They are as they are stored, and in the model's own order: the extension converts and orders them.
+    They are as they are stored, and in the model's own order: the extension converts and orders them. With `int8` the
+    layers' matrices are in 8 bits, each with its scales.
     """
     shapes = tensor_shapes(architecture)
     names = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
@@ -69,7 +73,12 @@ def layer_tensors(architecture: Architecture, checkpoint: Checkpoint) -> Iterato
         names.append(("padding", -1, PADDING_POSITION))
     for ours, layer, theirs in names:
         tensor = checkpoint.stored(theirs)
-        if tensor.dtype in STORED_DTYPES:
+        matrix, _, kind = ours.partition(".")
+        if int8 and matrix in LAYER_LINEAR and kind == "weight":
+            values, scales = quantised(tensor.float32())
+            yield ours, layer, values, "int8"
+            yield f"{matrix}.scale", layer, scales, "float32"
+        elif tensor.dtype in STORED_DTYPES:
             yield ours, layer, tensor.array, STORED_DTYPES[tensor.dtype]
         else:
             yield ours, layer, tensor.float32(), "float32"

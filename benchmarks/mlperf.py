@@ -1,0 +1,331 @@
+"""BERT-large at the lengths of MLPerf's offline scenario, in float16 and in int8, and the products it consists of.
+
+    python -m benchmarks.mlperf [--seconds 1.5] [--rows 16384 32768] [--layers 24] [--no-products]
+
+Samples have 178 tokens on average and at most 384, as SQuAD's have with MLPerf's limit: lengths are drawn from a
+log-normal distribution cut to 30 … 384. Weights are random. Batches hold up to 16 384 tokens, two in flight, vectors of
+the first token are copied to the host; the reference scenario's start and end logits cost as little. Bursts follow a
+rest, sustained figures a second and a half of load.
+
+Products are beside torch's own: `_int_mm` (cuBLASLt's int8, INT32 out, no epilogue), `_scaled_mm` (cuBLASLt's FP8) and
+FP16. Ours have their epilogues; quantising x is timed apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.encoder.gpu_timing import REST_S, device_burst, device_sustained
+from benchmarks.kernels.device_timer import Recorded, Timing
+from benchmarks.lib import record
+from embert import engine
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.packing import PackedBatch
+
+LARGE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+MEAN, SHORTEST, LONGEST = 178, 30, 384  # tokens of a sample
+TOKENS = 16384  # of a batch
+BATCHES = 12  # different ones
+NONE, GELU = 0, 1
+EPSILON = 1e-12
+# In, out, activation, whether there is a residual.
+PRODUCTS = ((1024, 4096, GELU, False), (4096, 1024, NONE, True), (1024, 3072, NONE, False), (1024, 1024, NONE, True))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(prog="benchmarks.mlperf", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of load, before and while it is timed")
+    parser.add_argument("--rows", type=int, nargs="+", default=[16384, 32768], help="of the products")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--products", type=int, default=len(PRODUCTS), help="how many of the products; 0: none")
+    parser.add_argument("--bursts", action="store_true", help="nothing sustained")
+    parser.add_argument("--no-model", action="store_true")
+    options = parser.parse_args(argv)
+    figures: dict[str, Any] = {}
+    if options.products:
+        figures["products"] = [
+            each for rows in options.rows for each in products(rows, options.products, options.bursts)
+        ]
+        _print_products(figures["products"])
+    if not options.no_model:
+        figures["model"] = list(model(options.layers, 0 if options.bursts else options.seconds))
+        record.print_table(
+            ["dtype", "samples/s, bursts", "sustained", "tokens a sample", "worst cosine to float16"],
+            [[str(value) for value in each.values()] for each in figures["model"]],
+        )
+    print(record.write("mlperf", figures))
+
+
+def lengths(samples: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Tokens of so many samples, MEAN on average."""
+    drawn = np.exp(np.random.default_rng(seed).standard_normal(samples) * 0.38)
+    scale = float(MEAN)
+    for _ in range(20):  # cutting moves the mean
+        cut = np.clip(np.rint(drawn * scale), SHORTEST, LONGEST)
+        scale *= MEAN / cut.mean()
+    return cut.astype(np.int64)
+
+
+def batches() -> list[PackedBatch]:
+    """As many samples as fit in each, at random ids."""
+    random = np.random.default_rng(1)
+    left = list(lengths(BATCHES * TOKENS // MEAN * 2))
+    made = []
+    for _ in range(BATCHES):
+        taken = [0]
+        while taken[-1] + left[-1] <= TOKENS:
+            taken.append(taken[-1] + int(left.pop()))
+        made.append(PackedBatch(random.integers(1000, 30000, taken[-1]).astype(np.int32), np.array(taken, np.int32)))
+    return made
+
+
+def random_model(folder: Path, layers: int) -> Path:
+    """A folder with BERT-large's shape and random weights in float32, LayerNorms that are no identities."""
+    import safetensors.torch
+    import transformers
+
+    config = transformers.BertConfig(num_hidden_layers=layers, **LARGE)
+    with torch.device("meta"):
+        shapes = {name: each.shape for name, each in transformers.BertModel(config).named_parameters()}
+    generator = torch.Generator("cuda").manual_seed(0)
+    tensors = {}
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator, device="cuda") * 0.02
+        tensors[name] = (drawn * 5 + 1 if name.endswith("LayerNorm.weight") else drawn).cpu()
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    config.save_pretrained(folder)
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"architectures": ["BertModel"]})
+    )
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+                {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+            ]
+        )
+    )
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps(
+            {"word_embedding_dimension": 1024, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+        )
+    )
+    return folder
+
+
+def model(layers: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Samples a second of float16 and of int8."""
+    work = batches()
+    samples = sum(each.sequences for each in work)
+    tokens = sum(len(each.ids) for each in work)
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = engine.load_model(str(random_model(Path(folder), layers)))
+        exact = None
+        encoders = {dtype: CudaEncoder(loaded, dtype=dtype, max_batch_tokens=TOKENS) for dtype in ("float16", "int8")}
+        for dtype, encoder in encoders.items():
+            vectors = encoder.encode(work[0])
+            exact = vectors if exact is None else exact
+            worst = float((vectors * exact).sum(1).min())
+            burst = statistics.median(_burst(encoder, work) for _ in range(5))
+            sustained = _sustained(encoder, work, seconds) if seconds else 0
+            yield {
+                "dtype": dtype,
+                "burst": round(burst),
+                "sustained": round(sustained),
+                "tokens": round(tokens / samples, 1),
+                "worst_cosine": round(worst, 5),
+            }
+            encoder.close()
+
+
+def _stream(encoder: CudaEncoder, work: Sequence[PackedBatch]) -> Generator[int]:
+    """Runs batches for ever, two in flight; yields each one's samples when it is done."""
+    flying = []
+    at = 0
+    while True:
+        batch = work[at % len(work)]
+        flying.append((encoder.submit(batch), batch.sequences))
+        at += 1
+        if len(flying) == 2:
+            ticket, count = flying.pop(0)
+            encoder.wait(ticket)
+            try:
+                yield count
+            except GeneratorExit:
+                for ticket, _ in flying:
+                    encoder.wait(ticket)
+                return
+
+
+def _burst(encoder: CudaEncoder, work: Sequence[PackedBatch]) -> float:
+    """Samples a second of six batches, after a rest and two batches."""
+    time.sleep(REST_S)
+    stream = _stream(encoder, work)
+    next(stream), next(stream)
+    start = time.perf_counter()
+    count = sum(next(stream) for _ in range(6))
+    lasted = time.perf_counter() - start
+    stream.close()
+    return count / lasted
+
+
+def _sustained(encoder: CudaEncoder, work: Sequence[PackedBatch], seconds: float) -> float:
+    stream = _stream(encoder, work)
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() < start + seconds:
+        next(stream)
+    start = time.perf_counter()
+    while time.perf_counter() < start + seconds:
+        count += next(stream)
+    lasted = time.perf_counter() - start
+    stream.close()
+    return count / lasted
+
+
+def products(rows: int, count: int, bursts: bool) -> Iterator[dict[str, Any]]:
+    """Microseconds of each product, ours and torch's, in bursts and sustained."""
+    for in_, out, activation, adds in PRODUCTS[:count]:
+        us = {}
+        for name, recorded in _ours(rows, in_, out, activation, adds).items():
+            us[name] = (
+                recorded.us(Timing(REST_S, 3, sustained=False)),
+                math.nan if bursts else recorded.us(Timing(REST_S, 1, sustained=True)),
+            )
+        for name, run in _theirs(rows, in_, out):
+            us[name] = device_burst(run) * 1e3, math.nan if bursts else device_sustained(run) * 1e3
+        yield {"rows": rows, "in": in_, "out": out, "residual": adds, "us": us}
+
+
+class _Operands:
+    """What our products read and write, on the device, and how each is launched on a Bench."""
+
+    def __init__(self, rows: int, in_: int, out: int, activation: int, adds: bool) -> None:
+        device = torch.device("cuda")
+        self._size, self._activation, self._adds = (rows, in_, out), activation, adds
+        self._weight = torch.randint(-127, 128, (out, in_), dtype=torch.int8, device=device)
+        self._half = torch.randn(out, in_, dtype=torch.float16, device=device) / in_**0.5
+        self._scales, self._bias = torch.rand(out, device=device) * 1e-3, torch.randn(out, device=device)
+        self._gamma, self._beta = torch.ones(max(in_, out), device=device), torch.zeros(max(in_, out), device=device)
+        self._x = torch.randn(rows, in_, dtype=torch.float16, device=device)
+        self._residual = torch.randn(rows, out, dtype=torch.float16, device=device)
+        self._sums = torch.stack([torch.zeros(rows, 8, device=device), torch.full((rows, 8), 128.0, device=device)], 2)
+        self._data = torch.empty(rows, in_, dtype=torch.int8, device=device)
+        self._row_scales = torch.empty(rows, device=device)
+        self._y, self._y_sums = (
+            torch.empty(rows, out, dtype=torch.float16, device=device),
+            torch.empty(rows, 16, device=device),
+        )
+        torch.cuda.synchronize()
+
+    def quantise(self, bench: Any) -> Callable[[int], None]:
+        """Quantising x, after its LayerNorm where a layer has one there."""
+        rows, in_, _ = self._size
+        normed = in_ <= 1024 and not self._adds
+
+        def run(_: int) -> None:
+            bench.quantise(
+                self._x.data_ptr(), self._sums.data_ptr() if normed else 0, 1, self._gamma.data_ptr(),
+                self._beta.data_ptr(), rows, in_, EPSILON, self._data.data_ptr(), self._row_scales.data_ptr(),
+            )  # fmt: skip
+
+        return run
+
+    def int8(self, bench: Any) -> Callable[[int], None]:
+        """The product of rows that are quantised already."""
+        rows, in_, out = self._size
+        adds, weight = self._adds, self._weight.data_ptr()
+        self.quantise(bench)(0)
+        product = bench.int8_product(
+            weight, self._scales.data_ptr(), self._bias.data_ptr(), out, in_, self._activation,
+            self._gamma.data_ptr() if adds else 0, self._beta.data_ptr() if adds else 0, adds, EPSILON,
+            self._data.data_ptr(), self._row_scales.data_ptr(),
+        )  # fmt: skip
+
+        def run(_: int) -> None:
+            product.run(
+                bench, 0, 0, self._residual.data_ptr() if adds else 0, self._sums.data_ptr() if adds else 0, 1, rows,
+                self._y.data_ptr(), self._y_sums.data_ptr() if adds else 0,
+            )  # fmt: skip
+
+        return run
+
+    def float16(self, bench: Any) -> Callable[[int], None]:
+        """The product in float16."""
+        rows, in_, out = self._size
+        product = bench.product(
+            "hopper", "", 1, self._half.data_ptr(), self._bias.data_ptr(), out, in_, self._activation
+        )
+        residual = self._residual.data_ptr() if self._adds else 0
+        return lambda _: product.run(bench, self._x.data_ptr(), residual, rows, self._y.data_ptr())
+
+
+def _ours(rows: int, in_: int, out: int, activation: int, adds: bool) -> dict[str, Recorded]:
+    """Our products and what quantises their rows."""
+    testing = importlib.import_module("embert.engine._cuda_testing")
+    operands = _Operands(rows, in_, out, activation, adds)
+    ways = {"int8": operands.int8, "quantise": operands.quantise, "float16": operands.float16}
+    made = {}
+    for name, start in ways.items():
+        bench = testing.Bench()
+        bench.dependent_launch(True)
+        made[name] = Recorded(bench, start(bench))
+    return made
+
+
+def _theirs(rows: int, in_: int, out: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    device = torch.device("cuda")
+    a = torch.randint(-127, 128, (rows, in_), dtype=torch.int8, device=device)
+    b = torch.randint(-127, 128, (out, in_), dtype=torch.int8, device=device)
+    yield "torch int8", lambda: torch._int_mm(a, b.t())
+    x, w = (torch.randn(n, in_, device=device).to(torch.float8_e4m3fn) for n in (rows, out))
+    one = torch.ones((), device=device)
+    yield (
+        "torch FP8",
+        lambda: torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True),
+    )
+    half_x, half_w = (torch.randn(n, in_, device=device, dtype=torch.float16) for n in (rows, out))
+    yield "torch FP16", lambda: half_x @ half_w.t()
+
+
+def _print_products(measured: Sequence[dict[str, Any]]) -> None:
+    lines = []
+    for each in measured:
+        operations = 2e-6 * each["rows"] * each["in"] * each["out"]  # T, over microseconds
+        for name, (burst, sustained) in each["us"].items():
+            lines.append(
+                [
+                    f"{each['rows']}x{each['in']}x{each['out']}",
+                    name,
+                    f"{burst:.1f}",
+                    f"{operations / burst:.0f}",
+                    f"{sustained:.1f}",
+                    f"{operations / sustained:.0f}",
+                ]
+            )
+    record.print_table(["product", "way", "us, bursts", "TOP/s", "us, sustained", "TOP/s"], lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+// Products of 8 bits: rows of x are quantised by a kernel of their own, then multiplied as integers (EPILOGUES.md).
+
+#include <algorithm>
+
+#include "gemm/epilogue/fold.cuh"
+#include "gemm/hopper/hopper.h"
+#include "gemm/loops/scaled.cuh"
+#include "gemm/loops/wide.cuh"
+
+namespace embert::hopper {
+namespace {
+
+using Wide256 = WideShape<256, 4>;
+using Wide128 = WideShape<128, 6>;
+using Tall128 = WideShape<128, 4, 3>;
+
+constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
+
+// The constants of a product without a residual: {scale, factor·bias} of each column.
+__global__ void __launch_bounds__(kFoldThreads)
+    pair_scales_kernel(const float* scales, const float* bias, int out, float factor, float2* columns) {
+  wait_for_earlier_kernels();
+  const int n = blockIdx.x * kFoldThreads + threadIdx.x;
+  if (n < out) columns[n] = {scales[n], factor * bias[n]};
+}
+
+class Int8Linear final : public Linear {
+ public:
+  Int8Linear(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
+
+  // With a residual, {γ, bias + β} of each column and then the scales; else {scale, factor·bias}. Zeros past the last.
+  Status init(const Stream& stream) {
+    const int blocks = tiles_of(weights_.out, kFoldThreads);
+    padded_ = tiles_of(weights_.out, kColumnPadding) * kColumnPadding;
+    EMBERT_TRY(columns_.allocate(padded_ * (sizeof(float2) + sizeof(float) + sizeof(half_t))));
+    EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
+    if (weights_.residual_norm.gamma == nullptr)
+      return launch("pair_scales", pair_scales_kernel, blocks, kFoldThreads, 0, stream, weights_.scales, weights_.bias,
+                    weights_.out, activation_factor(weights_.activation), columns_.as<float2>());
+    EMBERT_CUDA(cudaMemcpyAsync(scales(), weights_.scales, weights_.out * sizeof(float), cudaMemcpyDeviceToDevice,
+                                stream.handle));
+    return launch("fold_residual", fold_residual_kernel<half_t>, blocks, kFoldThreads, 0, stream, weights_.bias,
+                  weights_.residual_norm, static_cast<const float*>(nullptr), weights_.out, columns_.as<float2>(),
+                  reinterpret_cast<half_t*>(scales() + padded_));
+  }
+
+  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+             const Stream& stream) override {
+    if (rows == 0) return {};
+    EMBERT_TRY(check_places(x, residual, y, y_sums));
+    const bool adds = residual.data != nullptr;
+    if (adds != (weights_.residual_norm.gamma != nullptr) || adds != (y_sums != nullptr) ||
+        adds != (residual.sums != nullptr))
+      return Status::refused("hopper int8: a residual comes with its LayerNorm and leaves sums, or there is none");
+    const QuantisedRows& to = weights_.quantised;
+    if (x.data != nullptr)
+      EMBERT_TRY(quantise_rows(owner_.dtype(), weights_.input_norm.gamma == nullptr ? Rows{x.data} : x,
+                               weights_.input_norm, rows, weights_.in, weights_.epsilon, to, stream));
+    const Call call{residual, rows, y, y_sums, stream};
+    const TileChoice tile = choose_int8_tile({rows, weights_.out, weights_.in, adds}, owner_.processors());
+    y_parts = 1;
+    if (!adds) return with_activation(weights_.activation, [&](auto activation) {
+      constexpr Activation kActivation = decltype(activation)::value;
+      return tile.kernel == TileKernel::kShared ? run_plain(call, scaled_kernel<kActivation, false>)
+                                                : run_plain(call, scaled_kernel<kActivation, true>);
+    });
+    if (tile.kernel == TileKernel::kWide256) return run_wide<Wide256>(call);
+    return tile.kernel == TileKernel::kWide128 ? run_wide<Wide128>(call) : run_wide<Tall128>(call);
+  }
+
+ private:
+  struct Call {
+    const Rows& residual;
+    int rows;
+    void* y;
+    float2* y_sums;
+    const Stream& stream;
+  };
+
+  float* scales() const { return reinterpret_cast<float*>(columns_.as<float2>() + padded_); }
+  ProductScales product_scales() const {
+    return {weights_.quantised.scales, reinterpret_cast<const float2*>(scales())};
+  }
+
+  GemmArguments arguments_of(const Call& call, int tile_columns) const {
+    GemmArguments of{};
+    of.columns = columns_.as();
+    of.residual = call.residual.data;
+    of.y = call.y;
+    of.row_sums = call.residual.sums;
+    of.y_sums = call.y_sums;
+    of.parts = call.residual.parts;
+    of.part_columns = kSumColumns / std::max(call.residual.parts, 1);
+    of.width = weights_.out;
+    of.inverse_width = 1.0f / float(weights_.out);
+    of.epsilon = weights_.epsilon;
+    of.rows = call.rows;
+    of.out = weights_.out;
+    of.in = weights_.in;
+    of.backwards = call.stream.backwards;
+    const uint32_t tiles_across = tiles_of(weights_.out, tile_columns);
+    of.columns_inverse = ((1u << 31) + tiles_across - 1) / tiles_across;
+    return of;
+  }
+
+  Status map_operands(const Call& call, int x_rows, int w_rows, const CUtensorMap*& x_map, const CUtensorMap*& w_map) {
+    EMBERT_TRY(owner_.map({weights_.quantised.data, call.rows, weights_.in, x_rows, kByteColumns}, x_map));
+    return owner_.map({weights_.weight, weights_.out, weights_.in, w_rows, kByteColumns}, w_map);
+  }
+
+  template <typename Kernel>
+  Status run_plain(const Call& call, Kernel kernel) {
+    using Shape = PingPongShape;
+    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
+    const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
+    EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
+    EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+    const int tiles = tiles_of(call.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
+    return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
+                           Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *y_map,
+                           arguments_of(call, Shape::kColumns), product_scales());
+  }
+
+  template <typename Shape>
+  Status run_wide(const Call& call) {
+    const auto kernel = wide_scaled_kernel<Shape>;
+    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
+    const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
+    EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
+    EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+    EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, Shape::kRows, 64}, residual_map));
+    const CUtensorMap* narrow_w_map = w_map;
+    const int tile_rows = tiles_of(call.rows, Shape::kRows * kCluster);
+    const int across = tiles_of(weights_.out, Shape::kColumns);
+    int whole_rows = tile_rows;
+    if constexpr (Shape::kNarrows) {
+      whole_rows = narrowing_of(tile_rows, across, owner_.clusters()).whole_rows;
+      EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare / 2, kByteColumns},
+                            narrow_w_map));
+    }
+    const int tiles = (2 * tile_rows - whole_rows) * across;
+    return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
+                           Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *narrow_w_map,
+                           *residual_map, *y_map, arguments_of(call, Shape::kColumns), whole_rows, product_scales());
+  }
+
+  Hopper& owner_;
+  LinearWeights weights_;
+  DeviceBuffer columns_;
+  int padded_ = 0;
+};
+
+}  // namespace
+
+Status Hopper::prepare_int8(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
+  if (!has_int8()) return Status::refused("hopper int8: rows must be in float16");
+  if (weights.pitch != 0 || weights.gated || weights.rotary != nullptr || weights.gamma_in_rows)
+    return Status::refused("hopper int8: gates, turned columns, pitches and gammas in rows are for 16 bits");
+  if (!quantise_takes(weights.in, weights.input_norm.gamma != nullptr) || weights.out % 64 != 0 ||
+      tiles_of(weights.out, 128) > 256)
+    return Status::refused("hopper int8: " + std::to_string(weights.in) + " to " + std::to_string(weights.out) +
+                           " columns");
+  if (weights.residual_norm.gamma != nullptr &&
+      (weights.activation != Activation::kNone || weights.out > kMaxSumColumns))
+    return Status::refused("hopper int8: a residual and an activation, or over 1024 columns");
+  auto made = std::make_unique<Int8Linear>(*this, weights);
+  EMBERT_TRY(made->init(stream));
+  linear = std::move(made);
+  return {};
+}
+
+}  // namespace embert::hopper

@@ -1,0 +1,99 @@
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias) with x and W in 8 bits, on Hopper: QKV and FFN in. The
+// loop is that of 16 bits (turns.cuh), whose stages are bytes; sums are exact integers, so no tile and no order of
+// additions changes a bit. The epilogue multiplies them with the row's scale and the column's (norm/quantise.h).
+#pragma once
+
+#include "gemm/loops/pingpong.cuh"
+
+namespace embert::hopper {
+
+// Rows of y, as StoredRows has them. The columns' constants are (scale, c).
+template <Activation kActivation, bool kTurns>
+class ScaledRows : public TileRows<kTurns, true> {
+  using Base = TileRows<kTurns, true>;
+  using Shape = PingPongShape;
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
+
+ public:
+  __device__ __forceinline__ ScaledRows(uint8_t* raw, const GemmArguments& of, const float* row_scales,
+                                        const Tiles<Shape>& tiles, const CUtensorMap& y_map, int consumer, int own_row)
+      : Base(raw, of, tiles, y_map, consumer, own_row), row_scales_(row_scales) {}
+
+  __device__ __forceinline__ void first(int tile) {
+    this->ask_columns(tile);
+    wait_for_earlier_kernels();
+    ask_scales(tile);
+  }
+
+  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
+    float scale[kHalves][2];
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) scale[i / 2][i % 2] = activation_factor(kActivation) * asked_[i / 2][i % 2];
+    if (next < tiles_.end) {
+      this->ask_columns(next);
+      ask_scales(next);
+    }
+#pragma unroll
+    for (int box = 0; box < Shape::kColumns / 64; ++box) {
+      float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+#pragma unroll
+      for (int i = 0; i < 8; ++i) of_columns[i] = columns_[box * 32 + i * 4 + lane_ % 4];
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const uint32_t box_at = own_staging_ + (box * kHalves + half) % Shape::kBoxes * kBoxBytes;
+        uint32_t packed[4][4];  // 16 columns each, as two m16n8 accumulators with rows 0-7 and 8-15
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int element = 32 * box + 2 * i;
+          const float4 k = of_columns[i / 2];
+          const float by = scale[half][i % 2];
+          packed[i / 4][i % 4] = pack_two<half_t>(
+              activate<kActivation, false>(fmaf(__fmul_rn(float(c[half][element]), by), k.x, k.y)),
+              activate<kActivation, false>(fmaf(__fmul_rn(float(c[half][element + 1]), by), k.z, k.w)));
+        }
+        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
+        fence_for_copies();
+        __syncwarp();
+        if (lane_ == 0) {
+          store_box(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
+          commit_stores();
+        }
+      }
+    }
+  }
+
+ private:
+  // Rows past the end are read as the last row; what becomes of them is not stored.
+  __device__ __forceinline__ void ask_scales(int tile) {
+    const int first = tiles_.row_of(tile) + this->own_row_ + this->warp_ * 16 + lane_ / 4;
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i)
+      asked_[i / 2][i % 2] = row_scales_[min(first + i / 2 * 64 + i % 2 * 8, this->of_.rows - 1)];
+  }
+
+  const float* row_scales_;
+  float asked_[kHalves][2];
+};
+
+template <Activation kActivation, bool kTurns>
+__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
+    scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                  const __grid_constant__ CUtensorMap y_map, const GemmArguments of, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Epilogue = ScaledRows<kActivation, kTurns>;
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
+  open_turns<kTurns>(shared_address(raw));
+  const Tiles<PingPongShape> tiles(of);
+  multiply_in_turns<int8_t, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
+    return Epilogue(raw, of, scales.rows, tiles, y_map, consumer, own_row);
+  });
+#else
+  EMBERT_TRAP("scaled_kernel");
+#endif
+}
+
+}  // namespace embert::hopper

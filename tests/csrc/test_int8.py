@@ -1,0 +1,286 @@
+"""Rows and products in 8 bits beside numpy and float64, and whole encoders of them: csrc/EPILOGUES.md."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embert import engine
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda.int8 import quantised
+from embert.engine.errors import UnsupportedModel
+from tests.csrc import int8
+from tests.csrc import reference as ref
+from tests.csrc.device import Device
+from tests.csrc.test_encoder import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
+from tests.engine import families
+
+pytestmark = pytest.mark.gpu
+
+EPSILON = 1e-12
+ROWS = (1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200, 255, 257, 1000, 3001)
+Floats = npt.NDArray[Any]
+
+
+def quantise(
+    device: Device, x: npt.NDArray[np.float16], sums: int = 0, gamma: int = 0, beta: int = 0
+) -> tuple[npt.NDArray[np.int8], Floats]:
+    rows, columns = x.shape
+    data, scales = device.new(x.size), device.new(rows * 4)
+    device.launch.quantise(device.put(x), sums, 1, gamma, beta, rows, columns, EPSILON, data, scales)
+    return device.get(data, x.shape, np.int8), device.get(scales, (rows,), np.float32)
+
+
+def sums_of(rows: Floats) -> Floats:
+    """What producers leave of rows [T, columns]: float32 [T, groups, 2]."""
+    groups = rows.astype(np.float64).reshape(len(rows), -1, 128)
+    return np.stack([groups.sum(axis=2), np.square(groups).sum(axis=2)], axis=2).astype(np.float32)
+
+
+@pytest.mark.parametrize("columns", [128, 256, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096, 8192])
+def test_rows_are_those_of_numpy_to_the_bit(device: Device, random: np.random.Generator, columns: int) -> None:
+    for rows in (1, 3, 4, 5, 64, 1001, 9000 if columns <= 1024 else 700):
+        x = ref.with_outliers(random.standard_normal((rows, columns)), random).astype(np.float16)
+        x[rows // 2] = 0
+        q, scales = quantise(device, x)
+        wanted, of_rows = int8.quantised_rows(x.astype(np.float32))
+        assert (q == wanted).all(), rows
+        assert np.allclose(scales, of_rows, rtol=3e-7, atol=0)
+        assert scales[rows // 2] == 0
+
+
+@pytest.mark.parametrize("columns", [128, 384, 768, 1024])
+def test_normalised_rows_are_those_of_numpy_within_a_step(
+    device: Device, random: np.random.Generator, columns: int
+) -> None:
+    gamma, beta = random.uniform(0.5, 1.5, columns), random.standard_normal(columns) / 4
+    at = device.put(gamma.astype(np.float32)), device.put(beta.astype(np.float32))
+    for rows in (1, 5, 64, 1001, 9000):
+        x = ref.with_outliers(random.standard_normal((rows, columns)) * 3 + 0.2, random).astype(np.float16)
+        q, scales = quantise(device, x, device.put(sums_of(x)), *at)
+        wanted, of_rows = int8.quantised_rows(
+            ref.layernorm(x.astype(np.float64), gamma, beta, EPSILON).astype(np.float32)
+        )
+        apart = np.abs(q.astype(int) - wanted)
+        assert apart.max() <= 1, rows
+        assert (apart > 0).mean() <= 1e-3, rows
+        assert np.allclose(scales, of_rows, rtol=1e-5)
+
+
+def test_a_row_that_is_not_finite_has_no_finite_scale(device: Device, random: np.random.Generator) -> None:
+    x = random.standard_normal((3, 4096)).astype(np.float16)
+    x[0, 77], x[2, 4000] = np.nan, np.inf
+    _, scales = quantise(device, x)
+    assert (np.isfinite(scales) == [False, True, False]).all()
+
+
+class Product:
+    """A product of 8 bits on the device; the memory for quantised rows can be read."""
+
+    def __init__(
+        self, device: Device, random: np.random.Generator, out: int, width: int, kind: int = ref.NONE,
+        norm: tuple[Floats, Floats] | None = None, of_residual: bool = False, most: int = 3001,
+    ) -> None:  # fmt: skip
+        self.device, self.kind, self.of_residual = device, kind, of_residual
+        weight = (random.standard_normal((out, width)) / np.sqrt(width)).astype(np.float32)
+        self.weight, self.scales = quantised(weight)
+        self.bias = random.standard_normal(out).astype(np.float32)
+        self.norm = norm
+        self.data, self.row_scales = device.new(most * width), device.new(most * 4)
+        gamma, beta = (0, 0) if norm is None else (device.put(each.astype(np.float32)) for each in norm)
+        self.product: Any = device.launch.int8_product(
+            device.put(self.weight), device.put(self.scales), device.put(self.bias), out, width, kind, gamma, beta,
+            of_residual, EPSILON, self.data, self.row_scales,
+        )  # fmt: skip
+
+    def run(self, x: npt.NDArray[np.float16], residual: npt.NDArray[np.float16] | None = None) -> Floats:
+        """y, and what it leaves in `self.y_sums`."""
+        rows, out, device = len(x), len(self.bias), self.device
+        y, y_sums = device.new(rows * out * 2), device.new(rows * out // 16)
+        normed = self.norm is not None and not self.of_residual
+        self.product.run(
+            device.launch, device.put(x), device.put(sums_of(x)) if normed else 0,
+            0 if residual is None else device.put(residual),
+            0 if residual is None else device.put(sums_of(residual)), 1, rows, y, 0 if residual is None else y_sums,
+        )  # fmt: skip
+        found = device.get(y, (rows, out), np.float16)
+        if residual is not None:
+            assert self.product.parts == 1
+            self.y_sums = device.get(y_sums, (rows, out // 128, 2), np.float32)
+        return found
+
+    def sums(self, rows: int) -> tuple[npt.NDArray[np.int64], Floats]:
+        """The exact sums of what the last run multiplied, and the scales of its rows."""
+        q = self.device.get(self.data, (rows, self.weight.shape[1]), np.int8)
+        sums = q.astype(np.float64) @ self.weight.astype(np.float64).T
+        return sums.astype(np.int64), self.device.get(self.row_scales, (rows,), np.float32)
+
+    def scaled(self, rows: int) -> tuple[Floats, Floats]:
+        """The product without its bias as FP32 has it, and the scales of columns."""
+        sums, scales = self.sums(rows)
+        return sums.astype(np.float32) * scales[:, None], self.scales
+
+
+PLAIN = [(3072, 1024), (4096, 1024), (2304, 768), (1152, 384), (1536, 384), (384, 128), (192, 256)]
+
+
+@pytest.mark.parametrize(("out", "width"), PLAIN)
+def test_sums_are_exact(device: Device, random: np.random.Generator, out: int, width: int) -> None:
+    """Two multiplications, an addition and roundings that numpy can repeat: any other sum would show."""
+    product = Product(device, random, out, width)
+    for rows in ROWS:
+        found = product.run(random.standard_normal((rows, width)).astype(np.float16))
+        scaled, of_columns = product.scaled(rows)
+        wanted = (scaled.astype(np.float64) * of_columns + product.bias).astype(np.float32).astype(np.float16)
+        assert (found.view(np.uint16) != wanted.view(np.uint16)).mean() <= 1e-6, rows  # float64 rounds twice
+        assert np.abs(found.astype(np.float32) - wanted).max() <= 1e-2
+
+
+@pytest.mark.parametrize(("out", "width"), PLAIN[:4])
+@pytest.mark.parametrize("kind", [ref.GELU, ref.GELU_TANH, ref.RELU])
+def test_activations_and_the_layernorm_of_x(
+    device: Device, random: np.random.Generator, out: int, width: int, kind: int
+) -> None:
+    norm = random.uniform(0.5, 1.5, width), random.standard_normal(width) / 4
+    product = Product(device, random, out, width, kind, norm)
+    for rows in (5, 130, 3001):
+        found = product.run((random.standard_normal((rows, width)) * 2).astype(np.float16))
+        scaled, of_columns = product.scaled(rows)
+        wanted = ref.activation(scaled.astype(np.float64) * of_columns + product.bias, kind)
+        assert ref.error(found, wanted) <= 1.2 * ref.rounding(wanted, ref.FLOAT16), rows
+
+
+@pytest.mark.parametrize(("out", "width"), [(1024, 1024), (1024, 4096), (768, 3072), (768, 768), (384, 1536)])
+def test_a_residual_its_layernorm_and_sums(device: Device, random: np.random.Generator, out: int, width: int) -> None:
+    gamma, beta = random.uniform(0.5, 1.5, out), random.standard_normal(out) / 4
+    product = Product(device, random, out, width, norm=(gamma, beta), of_residual=True, most=7000)
+    for rows in (*ROWS, 6100):  # 6 100: the last rows of tiles are narrow
+        x = random.standard_normal((rows, width)).astype(np.float16)
+        residual = (random.standard_normal((rows, out)) * 3 + 0.1).astype(np.float16)
+        found = product.run(x, residual)
+        scaled, of_columns = product.scaled(rows)
+        wanted = scaled.astype(np.float64) * of_columns + product.bias
+        wanted += ref.layernorm(residual.astype(np.float64), gamma, beta, EPSILON)
+        assert ref.error(found, wanted) <= 1.2 * ref.rounding(wanted, ref.FLOAT16), rows
+        groups = wanted.reshape(rows, -1, 128)
+        assert ref.error(product.y_sums, np.stack([groups.sum(axis=2), (groups**2).sum(axis=2)], axis=2)) <= 1e-5
+
+
+@pytest.mark.parametrize(("out", "width", "adds"), [(3072, 1024, False), (1024, 4096, True), (384, 1536, True)])
+def test_a_row_has_the_same_bits_in_any_company(
+    device: Device, random: np.random.Generator, out: int, width: int, adds: bool
+) -> None:
+    norm = (np.ones(out), np.zeros(out)) if adds else None
+    product = Product(device, random, out, width, norm=norm, of_residual=adds, most=20_000)
+    x = random.standard_normal((20_000, width)).astype(np.float16)
+    residual = random.standard_normal((20_000, out)).astype(np.float16)
+    together = product.run(x, residual if adds else None)
+    for rows in (1, 2, 16, 17, 64, 65, 128, 129, 500, 1000, 2500, 6100, 10_000):
+        first = int(random.integers(0, len(x) - rows + 1))
+        some = slice(first, first + rows)
+        alone = product.run(x[some], residual[some] if adds else None)
+        assert (alone.view(np.uint16) == together[some].view(np.uint16)).all(), rows
+
+
+def encoder_of(folder: Path, dtype: str, **options: Any) -> CudaEncoder:
+    try:
+        return CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=16384, dtype=dtype, **options)
+    except UnsupportedModel as error:
+        if "compute capability 9.0" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+SIZES = {"narrow": NARROW, "base": BASE, "large": LARGE}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_model_agrees_with_float16(tmp_path: Path, random: np.random.Generator, size: str) -> None:
+    folder = random_bert(tmp_path, **SIZES[size])
+    batch = packed(random, random.integers(1, 300, 80))
+    ours = encoder_of(folder, "int8")
+    assert (ours.dtype, ours.gemm) == ("int8", "hopper")
+    found = ours.encode(batch)
+    ours.close()
+    exact = encoder_of(folder, "float16")
+    assert cosines(found, exact.encode(batch)).min() >= 0.999
+    exact.close()
+
+
+@pytest.mark.parametrize("config", [NARROW | {"num_hidden_layers": 1}, BASE | {"num_hidden_layers": 1}])
+def test_a_model_agrees_with_numpys_in_8_bits(
+    tmp_path: Path, random: np.random.Generator, config: dict[str, Any]
+) -> None:
+    folder = random_bert(tmp_path, **config)
+    model = engine.load_model(str(folder))
+    checkpoint = Checkpoint.open(model)
+    ours = encoder_of(folder, "int8")
+    lengths = np.array([1, 17, 130])
+    batch = packed(random, lengths, normalize=np.zeros(3, np.bool_))
+    found = ours.encode(batch)
+    ours.close()
+    unrounded = engine.load_encoder(model, device="cpu").encode(batch)
+    wanted = np.stack(
+        [
+            int8.hidden_state(batch.ids[begin:end], model.architecture, checkpoint).mean(axis=0)
+            for begin, end in itertools.pairwise(batch.cu_seqlens)
+        ]
+    )
+    # One step of 8 bits more or less moves what comes after it, so bits are not equal; it is much nearer all the same.
+    print(relative_error(found, wanted), relative_error(found, unrounded))
+    assert relative_error(found, wanted) <= 0.7 * relative_error(found, unrounded)
+
+
+@pytest.mark.parametrize("size", ["narrow", "base"])
+def test_a_text_has_the_same_bits_in_any_company(tmp_path: Path, random: np.random.Generator, size: str) -> None:
+    ours = encoder_of(random_bert(tmp_path, **SIZES[size]), "int8")
+    lengths = np.concatenate([[1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 200, 50)])
+    batch = packed(random, lengths)
+    everyone = np.arange(len(lengths))
+    together = ours.encode(part(batch, everyone))
+    for _ in range(20):
+        rows = random.permutation(everyone)[: int(random.integers(1, len(everyone) + 1))]
+        assert ours.encode(part(batch, rows)).tobytes() == together[rows].tobytes()
+    for row in everyone:
+        assert ours.encode(part(batch, everyone[row : row + 1])).tobytes() == together[[row]].tobytes()
+    ours.close()
+
+
+@pytest.mark.parametrize("architecture", ["xlm-roberta", "roberta, padded with 5", "distilbert", "mpnet"])
+def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
+    if architecture == "distilbert":
+        sizes = {"dim": 256, "n_heads": 8, "hidden_dim": 512}
+    folder = families.build(tmp_path, architecture, vocab_size=30522, **sizes)
+    (folder / "tokenizer.json").write_text("{}")
+    ours = encoder_of(folder, "int8")
+    batch = packed(random, np.array([1, 17, 64, 65, 128]))
+    wanted = engine.load_encoder(engine.load_model(str(folder)), device="cpu").encode(batch)
+    assert (
+        cosines(ours.encode(batch), wanted).min() >= 0.99
+    )  # weights as large as these make attention pick single tokens
+    ours.close()
+
+
+def test_what_it_refuses(tmp_path: Path) -> None:
+    for config, named in (
+        ({"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}, "hidden size 192"),
+        ({"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1000}, "intermediate size 1000"),
+    ):
+        folder = tmp_path / named.replace(" ", "-")
+        folder.mkdir()
+        model = engine.load_model(str(random_bert(folder, num_hidden_layers=1, **config)))
+        with pytest.raises(UnsupportedModel, match=named):
+            CudaEncoder(model, dtype="int8")
+    folder = tmp_path / "base"
+    folder.mkdir()
+    model = engine.load_model(str(random_bert(folder, **(BASE | {"num_hidden_layers": 1}))))
+    with pytest.raises(UnsupportedModel, match=r"compute capability 9\.0"):
+        CudaEncoder(model, dtype="int8", gemm="cublaslt")

@@ -1,0 +1,128 @@
+"""Matrices in 8 bits on the host: what the device is asked, which tiles products get, what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.csrc.host_program import CSRC, RECORDED, build
+from tests.csrc.recorded import HIDDEN, LAYERS, LONG, Launch, names, only
+
+pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
+
+INNER = 1024
+GATED_OR_TURNED = "gates, rotary positions, LayerNorms before a layer's parts, narrower embeddings or shared layers"
+SIZES = "they must be multiples of 128 of at most 1024 and 8192"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("int8"), Path(__file__).with_name("recorded_int8.cpp"), *RECORDED)
+
+
+def told(program: Path, *arguments: str) -> list[str]:
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def forward(program: Path) -> list[Launch]:
+    lines = [line.partition(" ") for line in told(program, "forward", *map(str, LONG))]
+    return [
+        (name, {k: int(v) for k, _, v in (each.partition("=") for each in rest.split())}) for name, _, rest in lines
+    ]
+
+
+def test_a_layer_is_asked_for_what_it_is_in_16_bits(program: Path) -> None:
+    """Quantising rows is a product's own business, so the steps are those of 16 bits."""
+    found = forward(program)
+    layer = ["linear", "attention", "linear", "linear", "linear"]
+    assert found[names(found).index("started")][1] == {"refused": 0}
+    assert names(found)[names(found).index("embedding", names(found).index("started")) + 1 :][: 5 * LAYERS] == (
+        layer * LAYERS
+    )
+    assert only(found, "embedding")[0]["gamma_in_rows"] == 0
+
+
+def test_products_of_layers_have_scales_and_share_memory_for_rows(program: Path) -> None:
+    prepared = only(forward(program), "prepare")
+    layers, heads = prepared[: 4 * LAYERS], prepared[4 * LAYERS :]
+    sizes = [(HIDDEN, 3 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, INNER), (INNER, HIDDEN)]
+    assert [(each["in"], each["out"]) for each in layers] == sizes * LAYERS
+    assert len({each["scales"] for each in layers} - {-1}) == 4 * LAYERS
+    (memory,) = {(each["quantised"], each["quantised_scales"]) for each in layers}
+    assert -1 not in memory
+    assert all(each["exact"] == -1 and each["gamma_in_rows"] == 0 for each in layers)
+    # LayerNorms are applied where they are folded in 16 bits: QKV and FFN in to their rows, O and FFN out to residuals.
+    assert [each["normed"] == -1 for each in layers] == [False, True, False, True] * LAYERS
+    assert [each["residual_normed"] == -1 for each in layers] == [True, False, True, False] * LAYERS
+    assert [each["scales"] for each in heads] == [-1]  # multi-vectors stay in 16 bits
+
+
+def test_memory_for_rows_holds_the_widest_ones(program: Path) -> None:
+    (found,) = {(each["quantised"], each["quantised_scales"]) for each in only(forward(program), "prepare")[:4]}
+    assert found[1] - found[0] == 4096 * INNER
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("cublaslt", "matrices in int8 need our own products for compute capability 9.0, and cublaslt "),
+        ("ampere", "matrices in int8 need our own products for compute capability 9.0, and cublaslt "),
+        ("separate", "hopper without LayerNorms in its products has none"),
+        ("bfloat16", "matrices in int8 with rows in another type than float16"),
+        ("hidden 192", f"hidden size 192 and intermediate size 1024 in int8: {SIZES}"),
+        ("hidden 1280", f"hidden size 1280 and intermediate size 1024 in int8: {SIZES}"),
+        ("inner 1000", f"hidden size 256 and intermediate size 1000 in int8: {SIZES}"),
+        ("inner 8320", f"hidden size 256 and intermediate size 8320 in int8: {SIZES}"),
+        *((f"kind {kind}", GATED_OR_TURNED) for kind in range(2, 8)),
+        ("float16 matrix", "query.weight of layer 0 must be in int8"),
+        ("int8 vector", "out.gamma of layer 0 is in int8"),
+        ("no scale", "inner.scale of layer 0 was not loaded"),
+    ],
+)
+def test_what_is_refused(program: Path, what: str, said: str) -> None:
+    (line,) = [line for line in told(program, what) if line.startswith(("refused", "fine"))]
+    assert line.startswith("refused")
+    assert said in line
+
+
+def test_relative_positions_are_not_refused(program: Path) -> None:
+    assert told(program, "kind 1")[-1] == "fine"
+
+
+# As in test_tiles.py: (out, in, with a residual), and from which number of rows on which kernel and tile it gets.
+CASES = {
+    "MiniLM QKV": ((1152, 384, 0), "1: shared 128x128, 1793: ping-pong 128x128"),
+    "BERT-base FFN in": ((3072, 768, 0), "1: shared 128x128, 641: ping-pong 128x128"),
+    "BERT-large QKV": ((3072, 1024, 0), "1: shared 128x128, 641: ping-pong 128x128"),
+}
+KERNELS = {0: "few", 1: "ping-pong", 2: "shared", 3: "wide", 4: "wide", 5: "wide"}
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sources = Path(__file__).with_name("tile_choices.cpp"), CSRC / "gemm" / "tile_choice.cpp"
+    return build(tmp_path_factory.mktemp("tiles"), *sources)
+
+
+def chosen(tiles: Path, out: int, width: int, residual: int) -> list[tuple[int, str]]:
+    arguments = map(str, (out, width, 3 + residual, 132))
+    lines = subprocess.run([tiles, *arguments], capture_output=True, text=True, check=True).stdout.split("\n")
+    found = [tuple(map(int, line.split())) for line in lines if line]
+    return [(rows, f"{KERNELS[kernel]} {high}x{wide}") for rows, kernel, high, wide in found]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_without_a_residual(tiles: Path, name: str) -> None:
+    product, expected = CASES[name]
+    assert ", ".join(f"{rows}: {tile}" for rows, tile in chosen(tiles, *product)) == expected
+
+
+@pytest.mark.parametrize(("out", "width"), [(1024, 1024), (1024, 4096), (768, 3072), (384, 1536)])
+def test_tiles_with_a_residual_are_wide_ones_for_any_number_of_rows(tiles: Path, out: int, width: int) -> None:
+    found = chosen(tiles, out, width, 1)
+    assert found[0] == (1, "wide 128x128")
+    assert {tile.partition(" ")[0] for _, tile in found} == {"wide"}
+    if out == 1024:
+        assert [tile for rows, tile in found if rows <= 16384][-1] == "wide 128x256"
