@@ -1,6 +1,7 @@
 """`embert embed` beside the encoder alone, on the same short texts, and what the host's part costs a text.
 
-    python -m benchmarks.encoder.bulk [--texts 1000000] [--outputs npy parquet jsonl] [--rounds 3] [--host-only]
+    python -m benchmarks.encoder.bulk [--texts 1000000] [--outputs npy parquet jsonl] [--rounds 3]
+        [--host-only | --runs-only]
 
 The encoder alone gets ids that were made beforehand, in the batches that `embert embed` forms, two in flight. A rate is
 that of all texts but the first block's: the time of a run of all, less that of a run of one block, so that start and
@@ -30,9 +31,6 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-
-import pyarrow
-import pyarrow.parquet
 
 from benchmarks.lib import record
 from benchmarks.lib.stub_encoders import StubEncoder
@@ -65,9 +63,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = [different[number % len(different)] for number in range(options.texts)]
     figures: dict[str, Any] = {"texts": options.texts, "model": model.model_id}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        figures["host_us"] = host = _host(model, lines[: options.host_texts], Path(folder))
-        figures["host_texts_per_s"] = _host_rates(host)
-        figures["host_whole_us"] = _whole_runs(model, lines[: options.host_texts], Path(folder), options.outputs)
+        if not options.runs_only:
+            figures["host_us"] = host = _host(model, lines[: options.host_texts], Path(folder))
+            figures["host_texts_per_s"] = _host_rates(host)
+            figures["host_whole_us"] = _whole_runs(model, lines[: options.host_texts], Path(folder), options.outputs)
         if not options.host_only:
             figures["runs"] = _runs(model, lines, Path(folder), options)
     _print(figures)
@@ -82,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--texts", type=int, default=1_000_000)
     parser.add_argument("--host-texts", type=int, default=100_000, help="texts that the host's steps are timed with")
-    parser.add_argument("--host-only", action="store_true", help="no encoder and no runs")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--host-only", action="store_true", help="no encoder and no runs")
+    only.add_argument("--runs-only", action="store_true", help="no steps of the host; arrays need no pyarrow then")
     parser.add_argument("--outputs", nargs="+", choices=OUTPUTS, default=["npy", "parquet", "jsonl"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", help="where inputs and outputs lie for a while; default: the system's")
@@ -95,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _host(model: Model, lines: list[str], folder: Path) -> dict[str, float]:
     """Microseconds of CPU time a text of each step, the least of three passes: other processes do not count."""
+    import pyarrow
+    import pyarrow.parquet
+
     text, table = folder / "host.txt", folder / "host.parquet"
     text.write_text("".join(f"{line}\n" for line in lines))
     pyarrow.parquet.write_table(pyarrow.table({"text": lines}), table)
@@ -305,13 +309,16 @@ def _removed(path: Path) -> Iterator[None]:
 
 
 def _print(figures: dict[str, Any]) -> None:
-    record.print_table(("step", "µs of CPU a text"), [(name, f"{us:.2f}") for name, us in figures["host_us"].items()])
-    rates = figures["host_texts_per_s"].items()
-    record.print_table((f"{CORES} cores feed", "texts/s"), [(name, f"{rate:,.0f}") for name, rate in rates])
-    whole = figures["host_whole_us"].items()
-    record.print_table(
-        ("whole run, encoder of no cost", "µs of CPU a text"), [(name, f"{us:.2f}") for name, us in whole]
-    )
+    if "host_us" in figures:
+        record.print_table(
+            ("step", "µs of CPU a text"), [(name, f"{us:.2f}") for name, us in figures["host_us"].items()]
+        )
+        rates = figures["host_texts_per_s"].items()
+        record.print_table((f"{CORES} cores feed", "texts/s"), [(name, f"{rate:,.0f}") for name, rate in rates])
+        whole = figures["host_whole_us"].items()
+        record.print_table(
+            ("whole run, encoder of no cost", "µs of CPU a text"), [(name, f"{us:.2f}") for name, us in whole]
+        )
     if "runs" in figures:
         runs = figures["runs"]
         rows = [
