@@ -268,6 +268,8 @@ def _load(encoder: Any, checkpoint: Checkpoint, model: Model, dtype: str) -> str
 
 def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
     """What to compute in, and the reason if "auto" is not float16. Raises UnsupportedModel if float16 does not fit."""
+    if asked == "int8":
+        raise UnsupportedModel("the CUDA encoder has no int8; use float16 or bfloat16, or --device cpu")
     if asked not in ("auto", "float16"):
         return asked, ""
     matrices = [
