@@ -19,6 +19,9 @@ from embert.engine.architecture.tensor_names import (
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.rotary import rotations
+from embert.engine.quantization.products import product
+from embert.engine.quantization.rows import quantised_rows
+from embert.engine.quantization.weights import quantised_weight
 
 __all__ = ["hidden_state"]
 
@@ -28,15 +31,16 @@ Ints = npt.NDArray[np.int32]
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-def hidden_state(ids: Ints, architecture: Architecture, checkpoint: Checkpoint) -> Floats:
-    """The last hidden state of token ids [L] of type 0: float32 [L, hidden]."""
-    return _Reference(architecture, checkpoint).hidden_state(ids)
+def hidden_state(ids: Ints, architecture: Architecture, checkpoint: Checkpoint, *, int8: bool = False) -> Floats:
+    """The last hidden state of token ids [L] of type 0: float32 [L, hidden]. `int8`: layers multiply in eight bits."""
+    return _Reference(architecture, checkpoint, int8=int8).hidden_state(ids)
 
 
 class _Reference:
-    def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, *, int8: bool) -> None:
         self._is = architecture
         self._checkpoint = checkpoint
+        self._int8 = int8
 
     def hidden_state(self, ids: Ints) -> Floats:
         x = self._norm(self._embedded(ids), "embeddings.LayerNorm")
@@ -103,7 +107,10 @@ class _Reference:
         return type(stored)(stored.array[of], stored.dtype).float32()  # converts only the rows that are read
 
     def _linear(self, x: Floats, name: str) -> Floats:
-        y: Floats = x @ self._checkpoint.float32(f"{name}.weight").T + self._checkpoint.float32(f"{name}.bias")
+        weight, bias = (self._checkpoint.float32(f"{name}.{each}") for each in ("weight", "bias"))
+        if self._int8 and name.startswith("encoder.layer."):
+            return product(quantised_rows(x), quantised_weight(weight, f"{name}.weight"), bias)
+        y: Floats = x @ weight.T + bias
         return y
 
     def _norm(self, x: Floats, name: str) -> Floats:
