@@ -99,8 +99,14 @@ def _added(node: Any, weight: Any, x: str, residual: str, at: str, epsilon: floa
 
 def write_int8(fused: Path, path: Path) -> None:
     """Quantise a fused graph as ONNX Runtime does without calibration: activations by tensor, weights by channel."""
+    from onnx import TensorProto
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(
-        fused, path, op_types_to_quantize=["MatMul", "Attention"], per_channel=True, weight_type=QuantType.QInt8
+        fused,
+        path,
+        op_types_to_quantize=["MatMul", "Attention"],
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+        extra_options={"DefaultTensorType": TensorProto.FLOAT},
     )

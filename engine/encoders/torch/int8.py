@@ -23,10 +23,15 @@ from embert.engine.quantization.weights import QuantisedWeight
 __all__ = ["Int8Linear", "check_exact", "exact_sums", "quantised"]
 
 ZERO = 128  # what stands for 0 in unsigned activations
-# Columns that one small product rotates; butterflies of larger strides follow. One product with all of H takes twice as
-# long for many rows (0.46 ms against 0.23 for 512 rows of 384 columns on a core of an EPYC), butterflies alone 0.38 ms.
-FIRST = 32
-_HADAMARD = torch.from_numpy(hadamard(FIRST).astype(np.float32))
+# Columns that one product rotates; butterflies of larger strides follow. For many rows one product with all of H takes
+# twice as long (0.46 ms against 0.23 for 512 rows of 384 columns on a core of an EPYC), and butterflies alone 0.38 ms.
+# For few rows it is the calls that cost.
+FIRST, FEW_ROWS = 32, 64
+_FIRST_OF, _ALL_OF = (torch.from_numpy(hadamard(rows).astype(np.float32)) for rows in (FIRST, BLOCK))
+# Of a row's largest magnitude, so that 127 divided by it is finite. A row of zeros then has integers of 0.
+_SMALLEST = 2.0**-120
+_LEVELS = torch.tensor(float(LEVELS))  # a tensor, because torch divides numbers by multiplying with a reciprocal
+_SCALE = 1 / LEVELS / math.sqrt(BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,10 @@ class Quantised:
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """As quantization.rotation.rotated, but for rounding: the first 32 terms of a sum are added in another order."""
-    y = torch.mm(x.reshape(-1, FIRST), _HADAMARD)
+    """As quantization.rotation.rotated, but for rounding: terms are added in another order."""
+    if len(x) <= FEW_ROWS:
+        return torch.mm(x.reshape(-1, BLOCK), _ALL_OF).view(x.shape)
+    y = torch.mm(x.reshape(-1, FIRST), _FIRST_OF)
     stride = FIRST
     while stride < BLOCK:
         pairs = y.view(-1, 2, stride)
@@ -54,15 +61,16 @@ def quantised(x: torch.Tensor) -> Quantised:
     """As quantization.rows.quantised_rows: float32 [n, columns]."""
     y = rotated(x)
     largest = torch.maximum(y.amax(1, keepdim=True), y.amin(1, keepdim=True).neg_())
-    inverse = (LEVELS / largest).masked_fill_(largest == 0, 0.0)
-    integers = y.mul_(inverse).round_().to(torch.int8)
-    return Quantised(integers.view(torch.uint8).bitwise_xor_(ZERO), largest.div_(LEVELS).div_(math.sqrt(BLOCK)))
+    integers = y.mul_(torch.div(_LEVELS, largest.clamp_min(_SMALLEST))).round_().to(torch.int8)
+    return Quantised(integers.view(torch.uint8).bitwise_xor_(ZERO), largest.mul_(_SCALE))
 
 
-def exact_sums(shifted: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The sums of products of q and the packed weight, times a scale a column: float32 [n, out]."""
-    multiply = torch.ops.onednn.qlinear_pointwise
-    zeros = torch.zeros(len(scales), dtype=torch.int32)
+def exact_sums(shifted: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """The sums of products of q and the packed weight, times a scale a column: float32 [n, out].
+
+    `zeros` are the weight's zero points, int32 [out].
+    """
+    multiply = torch.ops.onednn.qlinear_pointwise.default
     y: torch.Tensor = multiply(shifted, 1.0, ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
     return y
 
@@ -75,6 +83,7 @@ class Int8Linear:
         integers = torch.from_numpy(np.concatenate([weight.integers for weight in weights]))
         self._scales = torch.from_numpy(np.concatenate([weight.scales for weight in weights]))
         self._weight = torch.ops.onednn.qlinear_prepack(integers, None)
+        self._zeros = torch.zeros(len(integers), dtype=torch.int32)
         self._bias = bias
         self._activation = activation
 
@@ -83,7 +92,7 @@ class Int8Linear:
     ) -> torch.Tensor:
         """See Linear."""
         rows = quantised(x)
-        y = exact_sums(rows.shifted, self._weight, self._scales)
+        y = exact_sums(rows.shifted, self._weight, self._scales, self._zeros)
         torch.addcmul(self._bias, y, rows.scales, out=y)
         if residual is not None:
             return y.add_(residual)
@@ -100,7 +109,8 @@ def check_exact() -> None:
     weight[1::2] = -LEVELS
     found: object
     try:
-        found = exact_sums(x, torch.ops.onednn.qlinear_prepack(weight, None), torch.ones(16))
+        packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        found = exact_sums(x, packed, torch.ones(16), torch.zeros(16, dtype=torch.int32))
         wanted = (x.to(torch.float32) - ZERO) @ weight.to(torch.float32).T
         if torch.equal(found, wanted):
             return

@@ -42,8 +42,9 @@ def in_int8(default_model: Model) -> Engine:
 
 
 @pytest.mark.parametrize("columns", [128, 384, 1536])
-def test_integers_are_the_definitions_but_for_rounding(columns: int) -> None:
-    x = drawn(5, 300, columns)
+@pytest.mark.parametrize("count", [8, 64, 65, 300])
+def test_integers_are_the_definitions_but_for_rounding(columns: int, count: int) -> None:
+    x = drawn(count, count, columns)
     x[7] = 0
     ours, wanted = int8.quantised(torch.from_numpy(x)), quantised_rows(x)
     off = np.abs(ours.shifted.numpy().astype(int) - 128 - wanted.integers)
@@ -61,7 +62,7 @@ def test_sums_are_exact(rows: int, inputs: int, outputs: int) -> None:
     given.integers[0] = 127 * np.sign(weight.integers[0])  # as far from 0 as sums of this channel come
     shifted = torch.from_numpy(given.integers).view(torch.uint8).bitwise_xor(128)
     packed = torch.ops.onednn.qlinear_prepack(torch.from_numpy(weight.integers), None)
-    found = int8.exact_sums(shifted, packed, torch.ones(outputs))
+    found = int8.exact_sums(shifted, packed, torch.ones(outputs), torch.zeros(outputs, dtype=torch.int32))
     np.testing.assert_array_equal(found.numpy(), sums(given, weight).astype(np.float32))
 
 
