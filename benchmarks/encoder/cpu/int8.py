@@ -18,9 +18,8 @@ from typing import Any
 from benchmarks.encoder.cpu.turns import ask, measure, processes
 from benchmarks.encoder.cpu.workloads import WORKLOADS, Workload
 from benchmarks.lib import record
-from benchmarks.lib.english import english
-from benchmarks.lib.texts import Lengths
-from benchmarks.rivals.cpu_int8 import RIVALS
+from benchmarks.lib.texts import Lengths, english
+from benchmarks.rivals.eight_bits.encoders import RIVALS
 
 ENGLISH = "english"
 SAME = 0.99999  # of two float32 encoders; below it one computes something else

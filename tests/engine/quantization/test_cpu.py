@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.lib.english import english
+from benchmarks.lib.texts import english
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.load import load_encoder

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rivals.cpu_encoders import BATCH_TEXTS, MAX_LENGTH, EmbertEncoder, Floats, Rival
-from benchmarks.rivals.onnx_graph import write_fused, write_int8
+from benchmarks.rivals.eight_bits.onnx_graph import write_fused, write_int8
 
 __all__ = ["RIVALS"]
 
