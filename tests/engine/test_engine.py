@@ -225,7 +225,8 @@ def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monke
         ({"dtype": "int4"}, "dtype 'int4' is not supported; supported: auto, float32, float16, bfloat16, int8"),
         (
             {"dtype": "float16"},
-            "dtype float16 is not supported on a CPU, which has no fast float16 products; supported: float32, bfloat16, int8",
+            "dtype float16 is not supported on a CPU, which has no fast float16 products; "
+            "supported: float32, bfloat16, int8",
         ),
         ({"max_batch_tokens": 0}, "max_batch_tokens must be at least 1, found 0"),
         (
