@@ -7,8 +7,8 @@ Importing this package imports nothing else: each name is imported from its modu
 huggingface_hub are imported only where they are needed.
 
 Rooms, each of which uses only those before it: `architecture` (what an encoder computes, described), `families`
-(config.json → architecture), `heads` (what follows the last layer), `tokenization` (texts → ids), `encoders` (ids →
-rows).
+(config.json → architecture), `heads` (what follows the last layer), `quantization` (products in eight bits, defined),
+`tokenization` (texts → ids), `encoders` (ids → rows), `agreement` (what eight bits cost).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from embert.engine import errors
 
 if TYPE_CHECKING:
+    from embert.engine.agreement.load import load_encoder
     from embert.engine.encoders.base import Encoder
-    from embert.engine.encoders.load import load_encoder
     from embert.engine.engine import Engine
     from embert.engine.heads.scores import LabelScore, Ranked
     from embert.engine.model import Model, load_model
@@ -60,7 +60,7 @@ _MODULES = {
     "SparseVector": "embert.engine.rows",
     "Task": "embert.engine.tasks",
     "Tokenizer": "embert.engine.tokenization.tokenizer",
-    "load_encoder": "embert.engine.encoders.load",
+    "load_encoder": "embert.engine.agreement.load",
     "load_model": "embert.engine.model",
     "pack": "embert.engine.packing",
 }

@@ -10,8 +10,9 @@ from typing import TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.agreement import MIN_AGREEMENT
+from embert.engine.agreement.load import load_encoder
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.load import load_encoder
 from embert.engine.errors import EncoderError, InputError
 from embert.engine.forwards import forwards
 from embert.engine.heads.description import Classifier
@@ -62,6 +63,7 @@ class Engine:
         pooling: str | None = None,
         max_batch_tokens: int | None = None,
         encoder: str = "auto",
+        min_agreement: float = MIN_AGREEMENT,
         progress: bool = False,
     ) -> Engine:
         """Load everything. The arguments and the errors are those of `load_model` and `load_encoder`."""
@@ -71,7 +73,14 @@ class Engine:
         return cls(
             model,
             tokenizer,
-            load_encoder(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens, encoder=encoder),
+            load_encoder(
+                model,
+                device=device,
+                dtype=dtype,
+                max_batch_tokens=max_batch_tokens,
+                encoder=encoder,
+                min_agreement=min_agreement,
+            ),
         )
 
     def close(self) -> None:

@@ -43,22 +43,29 @@ def process_bytes(device: str) -> int:
 def footprint(model: Model, *, device: str, dtype: str = "auto", max_batch_tokens: int | None = None) -> Footprint:
     """Of a model on "cuda…" or on the CPU, in the number format and with the budget that `load_encoder` gets."""
     on_gpu = device.startswith("cuda")
-    item = 4 if dtype == "float32" or (dtype == "auto" and not on_gpu) else 2
+    item = 4 if dtype == "float32" or (dtype in ("auto", "int8") and not on_gpu) else 2
     architecture = model.architecture
-    shapes = tensor_shapes(architecture).values()
-    parameters, added, encoders = sum(map(math.prod, shapes)), 0, 1
+    shapes = tensor_shapes(architecture)
+    parameters, added, encoders = sum(map(math.prod, shapes.values())), 0, 1
+    weights = item * parameters
+    if dtype == "int8":  # a byte for each weight of a layer
+        weights -= (item - 1) * sum(
+            math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name.startswith("encoder.layer.")
+        )
     if architecture.adapters is not None:
         count = len(architecture.adapters.names)
         if on_gpu:  # an encoder for each, and one without (encoders/cuda/adapters.py)
             encoders += count
         else:
-            added = 4 * count * architecture.adapters.rank * sum(sum(shape) for shape in shapes if len(shape) == 2)
+            widths = sum(sum(shape) for shape in shapes.values() if len(shape) == 2)
+            added = 4 * count * architecture.adapters.rank * widths
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     widest = max(4 * hidden, inner * (2 if architecture.gated else 1))
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
     activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
     # LayerNorms are folded into these in FP32; the CPU encoder packs its matrices anew, one at a time.
     matrices = architecture.layers * hidden * (3 * hidden + inner)
-    return Footprint(
-        encoders * item * parameters + added, encoders * activations, 4 * matrices if on_gpu and item == 2 else 0
-    )
+    loading = 4 * matrices if on_gpu and item == 2 else 0
+    if dtype == "int8":  # compared with the usual dtype
+        loading += item * parameters
+    return Footprint(encoders * weights + added, encoders * activations, loading)

@@ -20,8 +20,8 @@ __all__ = ["RESULTS", "machine", "print_table", "write"]
 
 RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = (
-    "embert", "fastapi", "httptools", "numpy", "nvidia-cutlass", "orjson", "pydantic", "sentence-transformers",
-    "starlette", "tokenizers", "torch", "transformers", "uvicorn", "uvloop",
+    "embert", "fastapi", "httptools", "numpy", "nvidia-cutlass", "onnxruntime", "orjson", "pydantic",
+    "sentence-transformers", "starlette", "tokenizers", "torch", "transformers", "uvicorn", "uvloop",
 )  # fmt: skip
 
 

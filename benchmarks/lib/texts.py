@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import re
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-__all__ = ["PASSAGE_TOKENS", "QUERY_TOKENS", "Lengths", "Text", "texts"]
+__all__ = ["PASSAGE_TOKENS", "QUERY_TOKENS", "Lengths", "Text", "english", "texts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +94,16 @@ def _docstrings() -> Iterator[str]:
             for node in ast.walk(ast.parse(source.read_text())):
                 if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Module):
                     yield ast.get_docstring(node) or ""
+
+
+def english(count: int) -> list[str]:
+    """So many different English sentences of 60 to 300 characters, of the manual that comes with Python."""
+    found: dict[str, None] = {}
+    for text in topics.values():
+        for paragraph in re.split(r"\n\s*\n", text):
+            for sentence in re.split(r"(?<=[.!?]) +", " ".join(paragraph.split())):
+                if re.fullmatch(r"[A-Z][a-z]* .{60,300}\.", sentence):
+                    found[sentence] = None
+    if len(found) < count:
+        raise ValueError(f"there are {len(found)} sentences, {count} were asked for")
+    return list(found)[:count]

@@ -36,6 +36,7 @@ class LoadOptions(TypedDict, total=False):
     pooling: str | None
     max_batch_tokens: int | None
     encoder: str
+    min_agreement: float
 
 
 class Options(LoadOptions, total=False):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from embert.engine.architecture.architecture import Adapters
 from embert.engine.errors import EncoderError
 from embert.engine.packing import PackedBatch
+from embert.engine.quantization.agreement import Agreement
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 
@@ -61,11 +62,12 @@ class Encoder(Protocol):
     name: str  # "cuda", "torch"
     device: str  # "cpu", "cuda:0"
     device_name: str  # for people: "AMD EPYC", "NVIDIA H100 80GB HBM3"
-    dtype: str  # "float32", "float16", "bfloat16"
+    dtype: str  # "float32", "float16", "bfloat16", "int8"
     width: int  # columns of EMBED's rows
     hidden_size: int  # columns of TOKENS' rows
     max_batch_tokens: int  # the largest T that submit takes
     choice: str  # why load_encoder chose this encoder, for the start-up log; set by load_encoder
+    agreement: Agreement | None = None  # with the usual dtype; measured for int8 by agreement.load
 
     @property
     def batch_tokens(self) -> int:

@@ -13,7 +13,7 @@ from embert.engine.model import Model
 
 __all__ = ["load_encoder"]
 
-DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 ENCODERS = ("auto", "torch", "cuda", "cuda-portable")
 
 
@@ -24,14 +24,16 @@ def load_encoder(
     dtype: str = "auto",
     max_batch_tokens: int | None = None,
     encoder: str = "auto",
+    prepared: bool = True,
 ) -> Encoder:
     """Load a model's weights into an encoder that is ready to run.
 
     `device` is "auto" (a CUDA device if this build and this machine have one), "cpu", "cuda" or "cuda:N".
-    `dtype` is "auto" (float16 on CUDA, float32 on a CPU), "float32", "float16" or "bfloat16".
+    `dtype` is "auto" (float16 on CUDA, float32 on a CPU), "float32", "float16", "bfloat16" or "int8".
     `max_batch_tokens` is the largest batch, in tokens, that the encoder takes; None is the encoder's own choice.
     `encoder` is "auto", "cuda", "cuda-portable" (CUDA without Hopper's own kernels, as other GPUs run it, for
     comparison), "torch", or "package.module:factory", called as `load_encoder` is, without `encoder`.
+    Without `prepared` kernels and graphs are made when they are first needed: for an encoder of a few batches.
 
     The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
     is not available, for a model that the encoder cannot run and for a CPU without torch, BrokenModel for weights that
@@ -54,6 +56,10 @@ def load_encoder(
         device = "cuda:0" if device in ("auto", "cuda") else device
     else:
         factory = _imported(kind)
+    if not prepared and kind == "torch":
+        factory = functools.partial(factory, prepared=False)
+    elif not prepared and kind in ("cuda", "cuda-portable"):
+        factory = functools.partial(factory, graphs=False)
     try:
         built = factory(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)
     except UnsupportedModel as error:

@@ -19,6 +19,9 @@ from embert.engine.architecture.tensor_names import (
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.rotary import rotations
+from embert.engine.quantization.products import product
+from embert.engine.quantization.rows import quantised_rows
+from embert.engine.quantization.weights import quantised_weight
 
 __all__ = ["hidden_state"]
 
@@ -28,19 +31,23 @@ Ints = npt.NDArray[np.int32]
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-def hidden_state(ids: Ints, architecture: Architecture, checkpoint: Checkpoint, adapter: int = -1) -> Floats:
+def hidden_state(
+    ids: Ints, architecture: Architecture, checkpoint: Checkpoint, adapter: int = -1, *, int8: bool = False
+) -> Floats:
     """The last hidden state of token ids [L] of type 0 with one of the model's adapters, -1: none. float32 [L, hidden].
 
-    The checkpoint's weights have no adapter: what it adds is computed beside them.
+    The checkpoint's weights have no adapter: what it adds is computed beside them. `int8`: layers multiply in eight
+    bits.
     """
-    return _Reference(architecture, checkpoint, adapter).hidden_state(ids)
+    return _Reference(architecture, checkpoint, adapter, int8=int8).hidden_state(ids)
 
 
 class _Reference:
-    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, adapter: int) -> None:
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
         self._is = architecture
         self._checkpoint = checkpoint
         self._adapter = adapter
+        self._int8 = int8
 
     def hidden_state(self, ids: Ints) -> Floats:
         x = self._norm(self._embedded(ids), "embeddings.LayerNorm")
@@ -111,7 +118,11 @@ class _Reference:
         return rows
 
     def _linear(self, x: Floats, name: str) -> Floats:
-        y: Floats = x @ self._checkpoint.float32(f"{name}.weight").T + self._checkpoint.float32(f"{name}.bias")
+        weight, bias = (self._checkpoint.float32(f"{name}.{each}") for each in ("weight", "bias"))
+        if self._int8 and name.startswith("encoder.layer."):
+            y: Floats = product(quantised_rows(x), quantised_weight(weight, f"{name}.weight"), bias)
+        else:
+            y = x @ weight.T + bias
         added = self._added(f"{name}.weight")
         if added is not None:
             y += x @ added[1].T @ added[0].T

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from embert.engine import Model
+from embert.engine.agreement import MIN_AGREEMENT
 from embert.server.bulk.job import BulkError, Job
 
 __all__ = ["Child", "Failed", "Progress", "Ready", "Start"]
@@ -33,6 +34,7 @@ class Start:
     device: str = "cpu"
     dtype: str = "auto"
     encoder: str = "auto"
+    min_agreement: float = MIN_AGREEMENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,13 @@ def _serve_texts(line: _Line, start: Start, slots: Slots) -> None:
 
 
 def _serve_engine(line: _Line, start: Start, slots: Slots) -> None:
-    encoder = load_encoder(start.model, device=start.device, dtype=start.dtype, encoder=start.encoder)
+    encoder = load_encoder(
+        start.model,
+        device=start.device,
+        dtype=start.dtype,
+        encoder=start.encoder,
+        min_agreement=start.min_agreement,
+    )
     texts, reported = 0, time.monotonic()
 
     def progress(more: int) -> None:

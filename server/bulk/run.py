@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from embert.engine import Encoder, Model
+from embert.engine.agreement import MIN_AGREEMENT
 from embert.engine.engine import kept_columns, require_task
 from embert.engine.host.cpus import usable_cpus
 from embert.server.bulk import pipeline
@@ -85,6 +86,7 @@ class Devices:
     names: Sequence[str]  # "cuda:0"; one engine process each
     dtype: str = "auto"
     encoder: str = "auto"
+    min_agreement: float = MIN_AGREEMENT
     text_processes: int = 0  # 0: as many as the CPUs that engines leave allow
 
     def text_processes_beside(self, kinds: Sequence[str]) -> int:
@@ -115,7 +117,17 @@ def embed_files(
     with contextlib.closing(slots), _ended() as children:
         engines = []
         for device in devices.names:
-            start = Start("engine", job, model, slots.descriptors, sys.path, device, devices.dtype, devices.encoder)
+            start = Start(
+                "engine",
+                job,
+                model,
+                slots.descriptors,
+                sys.path,
+                device,
+                devices.dtype,
+                devices.encoder,
+                devices.min_agreement,
+            )
             engines.append(children.start(f"the engine process of {device}", start))
         ready: list[Ready] = [child.receive() for child in engines]
         kinds = [each.device for each in ready]

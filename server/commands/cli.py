@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from embert import __version__
+from embert.engine.agreement import MIN_AGREEMENT
 from embert.server.config import ConfigError, ServeConfig, environment_name, option_name
 
 __all__ = ["main", "parse_serve"]
@@ -186,7 +187,14 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help=_help("revision"))
     parser.add_argument("--device", default="auto", help=_help("device"))
     parser.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"), help=_help("dtype")
+        "--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16", "int8"), help=_help("dtype")
+    )
+    parser.add_argument(
+        "--min-agreement",
+        type=float,
+        default=MIN_AGREEMENT,
+        metavar="COSINE",
+        help=_help("min_agreement") + " (default: %(default)s)",
     )
     parser.add_argument("--encoder", default="auto", help=_help("encoder"))
 

@@ -58,6 +58,7 @@ def embed(arguments: argparse.Namespace) -> int:
                     names=devices(arguments.device, arguments.encoder, model),
                     dtype=arguments.dtype,
                     encoder=arguments.encoder,
+                    min_agreement=arguments.min_agreement,
                     text_processes=arguments.tokenization_workers,
                 )
                 embed_files(job, model, source, output, where, report, resume=arguments.resume)
@@ -195,7 +196,13 @@ def _embed_texts(
     stack: ExitStack,
 ) -> None:
     device = devices(arguments.device, arguments.encoder, model)[0]
-    encoder = load_encoder(model, device=device, dtype=arguments.dtype, encoder=arguments.encoder)
+    encoder = load_encoder(
+        model,
+        device=device,
+        dtype=arguments.dtype,
+        encoder=arguments.encoder,
+        min_agreement=arguments.min_agreement,
+    )
     stack.callback(encoder.close)
     embed_texts(job, model, arguments.texts, encoder, output, report)
 

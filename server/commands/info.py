@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from typing import Any
@@ -36,7 +37,13 @@ def info(arguments: argparse.Namespace) -> int:
 def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
     architecture, classifier = model.architecture, model.heads.classifier
     began = time.monotonic()
-    encoder = load_encoder(model, device=arguments.device, dtype=arguments.dtype, encoder=arguments.encoder)
+    encoder = load_encoder(
+        model,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        encoder=arguments.encoder,
+        min_agreement=arguments.min_agreement,
+    )
     load_s = time.monotonic() - began
     try:
         return {
@@ -63,6 +70,7 @@ def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
             "device_name": encoder.device_name,
             "dtype": encoder.dtype,
             "choice": encoder.choice,
+            "agreement": dataclasses.asdict(encoder.agreement) if encoder.agreement else None,
             "max_batch_tokens": encoder.max_batch_tokens,
             "load_seconds": round(load_s, 2),
             "notices": list(model.notices),

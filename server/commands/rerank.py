@@ -31,6 +31,7 @@ def rerank(arguments: argparse.Namespace) -> int:
                     dtype=arguments.dtype,
                     revision=arguments.revision,
                     encoder=arguments.encoder,
+                    min_agreement=arguments.min_agreement,
                     progress=not arguments.quiet,
                 )
             )

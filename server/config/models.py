@@ -32,6 +32,7 @@ MODEL_OPTIONS = (
     "revision",
     "device",
     "dtype",
+    "min_agreement",
     "encoder",
     "pooling",
     "default_prompt_name",

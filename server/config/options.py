@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embert.engine.agreement import MIN_AGREEMENT
 from embert.engine.host.cpus import usable_cpus
 
 __all__ = ["ApiKey", "ConfigError", "ServeConfig", "environment_name", "option_name", "read_api_keys"]
@@ -49,7 +50,14 @@ class ServeConfig:
     port: int = _option(8080, "port to listen on; 0 takes a free one", low=0, high=65535)
     device: str = _option("auto", "auto, cpu, cuda, cuda:0, or cuda:0,1")
     dtype: str = _option(
-        "auto", "number format of the encoder's arithmetic", choices=("auto", "float32", "float16", "bfloat16")
+        "auto", "number format of the encoder's arithmetic", choices=("auto", "float32", "float16", "bfloat16", "int8")
+    )
+    min_agreement: float = _option(
+        MIN_AGREEMENT,
+        "least cosine of the vectors of --dtype int8 to those of the usual number format; a model below it is refused",
+        low=0.0,
+        high=1.0,
+        metavar="COSINE",
     )
     encoder: str = _option("auto", "auto, cuda, cuda-portable, torch, or package.module:factory of your own")
     pooling: str | None = _option(

@@ -92,6 +92,7 @@ class Loader:
                 dtype=config.dtype,
                 max_batch_tokens=config.max_batch_tokens,
                 encoder=config.encoder,
+                min_agreement=config.min_agreement,
             )
             loaded = LoadedModel(start.number, start.name, config, model, encoder)
             self._on_step(start.number, "running its first batches")

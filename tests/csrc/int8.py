@@ -1,4 +1,4 @@
-"""Rows and weights in 8 bits as csrc/EPILOGUES.md defines them, in numpy, and a model of them."""
+"""The definition's rows and a model in 8 bits (engine/quantization), with rows rounded as kernels store them."""
 
 from __future__ import annotations
 
@@ -7,40 +7,24 @@ import numpy.typing as npt
 
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cuda.int8 import quantised
 from embert.engine.encoders.reference import _Reference
+from embert.engine.quantization.rows import quantised_rows as rows_of_definition
 
-__all__ = ["BLOCK", "hidden_state", "quantised_rows", "rotated"]
+__all__ = ["hidden_state", "quantised_rows"]
 
-BLOCK = 128
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 
-def rotated(x: Floats) -> Floats:
-    """Each block of 128 columns of x [T, columns] times Sylvester's matrix, in float32, strides 1, 2, 4 … 64."""
-    y = np.array(x, np.float32).reshape(-1)
-    stride = 1
-    while stride < BLOCK:
-        pairs = y.reshape(-1, 2, stride)
-        y = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
-        stride *= 2
-    return y.reshape(x.shape)
-
-
 def quantised_rows(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
     """Rows x [T, columns] in 8 bits: int8 [T, columns], and a scale for each, float32 [T]."""
-    y = rotated(x)
-    most = np.abs(y).max(axis=1)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(most == 0, np.float32(0), np.float32(127) / most)
-    q = np.rint(y * inverse[:, None]).astype(np.int8)
-    return q, (most.astype(np.float64) / 127 / np.sqrt(BLOCK)).astype(np.float32)
+    rows = rows_of_definition(x)
+    return rows.integers, rows.scales[:, 0]
 
 
 def hidden_state(ids: Ints, architecture: Architecture, checkpoint: Checkpoint) -> Floats:
     """The last hidden state of token ids [L], the layers' products in 8 bits: float32 [L, hidden]."""
-    return _Int8Reference(architecture, checkpoint).hidden_state(ids)
+    return _Int8Reference(architecture, checkpoint, -1, int8=True).hidden_state(ids)
 
 
 def _stored(x: npt.NDArray[np.floating]) -> Floats:
@@ -65,8 +49,5 @@ class _Int8Reference(_Reference):
         return self._norm(_stored(x + self._linear(inner, f"{at}output.dense")), f"{at}output.LayerNorm")
 
     def _linear(self, x: Floats, name: str) -> Floats:
-        weight, of_columns = quantised(self._checkpoint.float32(f"{name}.weight"))
-        q, scales = quantised_rows(x)
-        sums = q.astype(np.float64) @ weight.astype(np.float64).T  # exact
-        y = sums.astype(np.float32) * scales[:, None] * of_columns + self._checkpoint.float32(f"{name}.bias")
+        y = super()._linear(x, name)
         return _stored(y) if "attention.self" in name else y

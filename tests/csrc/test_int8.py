@@ -13,8 +13,8 @@ import pytest
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.encoders.cuda.int8 import quantised
 from embert.engine.errors import UnsupportedModel
+from embert.engine.quantization.weights import quantised_weight
 from tests.csrc import int8
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
@@ -89,7 +89,7 @@ class Product:
     ) -> None:  # fmt: skip
         self.device, self.kind, self.of_residual = device, kind, of_residual
         weight = (random.standard_normal((out, width)) / np.sqrt(width)).astype(np.float32)
-        self.weight, self.scales = quantised(weight)
+        self.weight, self.scales = quantised_weight(weight, "weight")
         self.bias = random.standard_normal(out).astype(np.float32)
         self.norm = norm
         self.data, self.row_scales = device.new(most * width), device.new(most * 4)

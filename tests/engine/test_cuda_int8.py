@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from embert import engine
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.encoders.cuda.int8 import quantised
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
+from embert.engine.quantization.weights import quantised_weight
 from tests.engine.families import build
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
@@ -61,7 +61,7 @@ def test_a_matrix_is_rotated_and_rounded_with_a_scale_for_each_row() -> None:
     weight = random.standard_normal((5, 384)).astype(np.float32)
     weight[3] = 0
     weight[:, 7] *= 50
-    integers, scales = quantised(weight)
+    integers, scales = quantised_weight(weight, "weight")
     numbers = np.arange(128)
     hadamard = np.where(np.bitwise_count(numbers[:, None] & numbers) % 2, -1.0, 1.0)  # Sylvester's
     rotated = np.concatenate([part.astype(np.float64) @ hadamard for part in np.split(weight, 3, axis=1)], axis=1)
@@ -82,7 +82,7 @@ def test_layers_are_given_in_8_bits_and_all_else_as_it_is_stored(folder: Path, w
     for layer in range(2):
         for name, theirs in MATRICES.items():
             weight = stored[f"encoder.layer.{layer}.{theirs}.weight"].numpy()
-            integers, scales = quantised(weight)
+            integers, scales = quantised_weight(weight, "weight")
             np.testing.assert_array_equal(ours.loaded[f"{name}.weight", layer], integers)
             np.testing.assert_array_equal(ours.loaded[f"{name}.scale", layer], scales)
             np.testing.assert_array_equal(

@@ -222,10 +222,11 @@ def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monke
         ({"encoder": "cuda-portable", "device": "cpu"}, "the cuda-portable encoder does not run on device cpu"),
         ({"encoder": "torch", "device": "cuda"}, "the torch encoder does not run on device cuda"),
         ({"device": "tpu"}, "device 'tpu' is not supported; supported: auto, cpu, cuda, cuda:N"),
-        ({"dtype": "int8"}, "dtype 'int8' is not supported; supported: auto, float32, float16, bfloat16"),
+        ({"dtype": "int4"}, "dtype 'int4' is not supported; supported: auto, float32, float16, bfloat16, int8"),
         (
             {"dtype": "float16"},
-            "dtype float16 is not supported on a CPU, which has no fast float16 products; supported: float32, bfloat16",
+            "dtype float16 is not supported on a CPU, which has no fast float16 products; "
+            "supported: float32, bfloat16, int8",
         ),
         ({"max_batch_tokens": 0}, "max_batch_tokens must be at least 1, found 0"),
         (

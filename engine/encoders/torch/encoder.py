@@ -1,4 +1,4 @@
-"""The CPU encoder: packed, in float32 or bfloat16.
+"""The CPU encoder: packed, in float32, bfloat16 or, with the products of layers, int8.
 
 A batch is cut, between sequences, into runs (runs.py). Each run goes through all layers on one thread, so threads never
 wait for each other inside a layer, as they do in torch's own parallel loops: those threads spin for one that is not
@@ -21,6 +21,7 @@ from embert.engine.encoders.padding_positions import padding_positions
 from embert.engine.encoders.torch.attention.packed import Group
 from embert.engine.encoders.torch.heads import Hidden, kernels_of, load_heads
 from embert.engine.encoders.torch.host import cpu_name, keep_freed_memory
+from embert.engine.encoders.torch.int8 import check_exact
 from embert.engine.encoders.torch.layer import products_of
 from embert.engine.encoders.torch.linear import kernel_rows, limit_kernel_caches, row_counts
 from embert.engine.encoders.torch.pooling import ONE_ROW, pooled_rows
@@ -37,7 +38,8 @@ from embert.engine.tasks import ALL_TASKS, Task
 
 __all__ = ["TorchEncoder"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Of what lies between products. Those of int8 take float32 and give float32.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
 
 # On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text runs alone.
 MAX_BATCH_TOKENS = 2048
@@ -87,9 +89,18 @@ class TorchEncoder(Encoder):
     choice = ""
 
     def __init__(
-        self, model: Model, *, device: str = "cpu", dtype: str = "auto", max_batch_tokens: int | None = None
+        self,
+        model: Model,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        max_batch_tokens: int | None = None,
+        prepared: bool = True,
     ) -> None:
-        """Read the model's weights. Raises UnsupportedModel for another device or dtype, BrokenModel."""
+        """Read the model's weights, and make all kernels unless not `prepared`.
+
+        Raises UnsupportedModel for another device or dtype, and for int8 where it does not fit, BrokenModel.
+        """
         if device != "cpu":
             raise UnsupportedModel(f"the torch encoder runs on device cpu, not {device}")
         self.dtype = "float32" if dtype == "auto" else dtype
@@ -98,6 +109,8 @@ class TorchEncoder(Encoder):
                 f"dtype {dtype} is not supported on a CPU, which has no fast {dtype} products; "
                 f"supported: {', '.join(DTYPES)}"
             )
+        if self.dtype == "int8":
+            check_exact()
         self.device_name = cpu_name()
         self.width = model.width
         self.hidden_size = model.architecture.hidden_size
@@ -119,10 +132,12 @@ class TorchEncoder(Encoder):
         )
         checkpoint = Checkpoint.open(model)
         with torch.inference_mode():
-            self._transformer = Transformer(model.architecture, checkpoint, DTYPES[self.dtype])
+            self._transformer = Transformer(
+                model.architecture, checkpoint, DTYPES[self.dtype], int8=self.dtype == "int8"
+            )
             self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], packed=self._transformer.packed)
         self._embedding = EmbeddingHead(model.folder, model.dense)
-        if self._transformer.packed:
+        if self._transformer.packed and prepared:
             self._prepare(model.max_input_length)
 
     @property

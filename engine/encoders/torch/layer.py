@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
@@ -12,8 +13,10 @@ from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.torch.adapters import AdaptedLinear, Additions
 from embert.engine.encoders.torch.attention.packed import Group, Positions, attention
-from embert.engine.encoders.torch.linear import Activation, make_linear
+from embert.engine.encoders.torch.int8 import Int8Linear
+from embert.engine.encoders.torch.linear import Activation, Linear, make_linear
 from embert.engine.files.safetensors_file import Tensor
+from embert.engine.quantization.weights import QuantisedWeight, quantised_weight
 
 __all__ = ["Layer", "Norm", "as_torch", "products_of", "stored"]
 
@@ -50,24 +53,41 @@ class Layer:
         dtype: torch.dtype,
         *,
         packed: bool,
+        int8: bool = False,
     ) -> None:
-        """`layer` is the number under which the weights are stored."""
+        """`layer` is the number under which the weights are stored. With `int8` products are in eight bits.
+
+        `packed` is that of `make_linear`. Raises UnsupportedModel where int8 does not fit a matrix.
+        """
         prefix = f"encoder.layer.{layer}."
 
         def linear(names: Sequence[str], activation: str = "none") -> AdaptedLinear:
             """One product for several linear layers of the same input."""
-            weights = [stored(checkpoint, f"{prefix}{name}.weight").float() for name in names]
-            biases = [stored(checkpoint, f"{prefix}{name}.bias").float() for name in names]
             scales = [1.0] * len(names)
             if names == QKV:
                 # softmax(q·kᵀ / √d): the scale goes into the query's weights.
                 scales[0] = architecture.head_size**-0.5
-                weights[0], biases[0] = weights[0] * scales[0], biases[0] * scales[0]
-            weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+            biases = [
+                stored(checkpoint, f"{prefix}{name}.bias").float() * scale
+                for name, scale in zip(names, scales, strict=True)
+            ]
             additions = Additions.of(architecture, checkpoint, [f"{prefix}{name}.weight" for name in names], scales)
             computed = cast("Activation", activation)
             fused = computed if additions is None else "none"
-            made = make_linear(weight.to(dtype), torch.cat(biases).to(dtype), fused, packed=packed)
+            made: Linear
+            if int8:
+                quantised = [
+                    _quantised(checkpoint, f"{prefix}{name}.weight", scale)
+                    for name, scale in zip(names, scales, strict=True)
+                ]
+                made = Int8Linear(quantised, torch.cat(biases), fused)
+            else:
+                weights = [
+                    stored(checkpoint, f"{prefix}{name}.weight").float() * scale
+                    for name, scale in zip(names, scales, strict=True)
+                ]
+                weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+                made = make_linear(weight.to(dtype), torch.cat(biases).to(dtype), fused, packed=packed)
             return AdaptedLinear(made, additions, computed)
 
         def norm(name: str) -> Norm:
@@ -114,6 +134,12 @@ class Layer:
     def _fed(self, x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
         """[T, hidden] → [T, intermediate]."""
         return self._inner(x, chosen, gate=None if self._gate is None else self._gate(x, chosen))
+
+
+def _quantised(checkpoint: Checkpoint, name: str, scale: float) -> QuantisedWeight:
+    """A weight in eight bits, times `scale`: the integers are those of the stored weight."""
+    weight = quantised_weight(checkpoint.float32(name), name)
+    return QuantisedWeight(weight.integers, weight.scales * np.float32(scale))
 
 
 def products_of(architecture: Architecture) -> int:

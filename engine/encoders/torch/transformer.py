@@ -37,9 +37,11 @@ __all__ = ["Transformer"]
 
 
 class Transformer:
-    """The embeddings and layers of one model, in one dtype."""
+    """The embeddings and layers of one model, in one dtype. With `int8` layers multiply in eight bits."""
 
-    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    def __init__(
+        self, architecture: Architecture, checkpoint: Checkpoint, dtype: torch.dtype, *, int8: bool = False
+    ) -> None:
         self._architecture = architecture
         self._dtype = dtype
         weight = stored(checkpoint, "encoder.layer.0.intermediate.dense.weight").to(dtype)
@@ -48,7 +50,9 @@ class Transformer:
         self._embeddings = _Embeddings(architecture, checkpoint, dtype, packed=self.packed)
         self._positions = _positions_of_layers(architecture, checkpoint, dtype)
         numbers = [architecture.stored_layer(layer) for layer in range(architecture.layers)]
-        distinct = {n: Layer(architecture, checkpoint, n, dtype, packed=self.packed) for n in dict.fromkeys(numbers)}
+        distinct = {
+            n: Layer(architecture, checkpoint, n, dtype, packed=self.packed, int8=int8) for n in dict.fromkeys(numbers)
+        }
         self._layers = [distinct[n] for n in numbers]
         self._final_norm = Norm(architecture, checkpoint, FINAL_NORM) if architecture.pre_norm else None
 

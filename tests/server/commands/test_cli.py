@@ -123,7 +123,7 @@ def test_embed_with_a_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (("a", "--prompt-name", "query"), 1, "query"),
         (("word " * 300, "--no-truncate"), 1, "the limit is 256"),
         (("a", "--model", "/nonexistent"), 1, "/nonexistent"),
-        (("a", "--dtype", "int8"), 2, "--dtype"),
+        (("a", "--dtype", "int4"), 2, "--dtype"),
         (("a", "--device", "tpu"), 1, "'tpu'"),
         (("a", "--encoder", "none.such:thing"), 1, "none.such"),
         (("a", "--encoder", "cuda-portable", "--device", "cpu"), 1, "cuda-portable encoder does not run on device cpu"),

@@ -169,7 +169,7 @@ def test_a_second_server_on_the_same_port() -> None:
         (("--request-timeout", "0"), ("--request-timeout", "0.001")),
         (("--request-timeout", "nan"), ("--request-timeout", "nan")),
         (("--request-timeout", "inf"), ("--request-timeout", "inf")),
-        (("--dtype", "int8"), ("--dtype", "float32", "'int8'")),
+        (("--dtype", "int4"), ("--dtype", "float32", "'int4'")),
         (("--log-level", "loud"), ("--log-level", "warning", "'loud'")),
         (("--latency-buckets", "1,0.5"), ("--latency-buckets", "1", "0.5")),
         (("--default-prompt", "a", "--default-prompt-name", "b"), ("--default-prompt", "--default-prompt-name")),

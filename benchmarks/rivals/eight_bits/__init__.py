@@ -1,0 +1,1 @@
+"""The CPU encoder in eight bits, and ONNX Runtime as its rival."""

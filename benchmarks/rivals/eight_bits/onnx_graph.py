@@ -1,0 +1,112 @@
+"""BERT as an ONNX graph of ONNX Runtime's fused operators, the ones that its transformers optimizer puts in.
+
+Made by hand from a checkpoint, so that nothing has to be exported and found again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["write_fused", "write_int8"]
+
+Floats = npt.NDArray[np.float32]
+
+CONTRIB = "com.microsoft"
+
+
+def write_fused(folder: Path, path: Path) -> None:
+    """Write the float32 graph of the BERT model in `folder`: input_ids and attention_mask → last_hidden_state."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    from embert import engine
+    from embert.engine.checkpoint import Checkpoint
+
+    model = engine.load_model(str(folder))
+    architecture, checkpoint = model.architecture, Checkpoint.open(model)
+    if architecture.gated or architecture.pre_norm or architecture.activation != "gelu":
+        raise SystemExit(f"{folder} is not a BERT with gelu: this graph has no other operators")
+    nodes: list[Any] = []
+    tensors: dict[str, Floats] = {}
+
+    def weight(name: str, *, transposed: bool = False) -> str:
+        array = checkpoint.float32(name)
+        tensors[name] = np.ascontiguousarray(array.T if transposed else array)
+        return name
+
+    def node(kind: str, inputs: list[str], outputs: list[str], domain: str = CONTRIB, **attributes: Any) -> str:
+        nodes.append(helper.make_node(kind, inputs, outputs, name=outputs[0], domain=domain, **attributes))
+        return outputs[0]
+
+    epsilon = architecture.layer_norm_eps
+    x = node(
+        "EmbedLayerNormalization",
+        [
+            "input_ids",
+            "token_types",
+            weight("embeddings.word_embeddings.weight"),
+            weight("embeddings.position_embeddings.weight"),
+            weight("embeddings.token_type_embeddings.weight"),
+            weight("embeddings.LayerNorm.weight"),
+            weight("embeddings.LayerNorm.bias"),
+            "attention_mask",
+        ],
+        ["embedded", "mask_index"],
+        epsilon=epsilon,
+    )
+    for layer in range(architecture.layers):
+        at = f"encoder.layer.{layer}."
+        parts = [f"{at}attention.self.{name}" for name in ("query", "key", "value")]
+        tensors[f"{at}qkv.weight"] = np.concatenate([checkpoint.float32(f"{each}.weight").T for each in parts], 1)
+        tensors[f"{at}qkv.bias"] = np.concatenate([checkpoint.float32(f"{each}.bias") for each in parts])
+        attended = node(
+            "Attention",
+            [x, f"{at}qkv.weight", f"{at}qkv.bias", "mask_index"],
+            [f"{at}attended"],
+            num_heads=architecture.heads,
+        )
+        x = _added(node, weight, attended, x, f"{at}attention.output", epsilon)
+        dense = f"{at}intermediate.dense"
+        inner = node("MatMul", [x, weight(f"{dense}.weight", transposed=True)], [f"{at}inner"], domain="")
+        inner = node("BiasGelu", [inner, weight(f"{dense}.bias")], [f"{at}activated"])
+        x = _added(node, weight, inner, x, f"{at}output", epsilon)
+    nodes[-1].output[0] = "last_hidden_state"
+    int32, hidden = TensorProto.INT32, architecture.hidden_size
+    graph = helper.make_graph(
+        nodes,
+        "bert",
+        [
+            helper.make_tensor_value_info(name, int32, ["texts", "tokens"])
+            for name in ("input_ids", "token_types", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["texts", "tokens", hidden])],
+        [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in tensors.items()],
+    )
+    versions = [helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)]
+    onnx.save(helper.make_model(graph, opset_imports=versions, ir_version=9), path)
+
+
+def _added(node: Any, weight: Any, x: str, residual: str, at: str, epsilon: float) -> str:
+    """A product, its bias, the residual and LayerNorm."""
+    y = node("MatMul", [x, weight(f"{at}.dense.weight", transposed=True)], [f"{at}.product"], domain="")
+    inputs = [y, residual, weight(f"{at}.LayerNorm.weight"), weight(f"{at}.LayerNorm.bias"), weight(f"{at}.dense.bias")]
+    return str(node("SkipLayerNormalization", inputs, [f"{at}.normed"], epsilon=epsilon))
+
+
+def write_int8(fused: Path, path: Path) -> None:
+    """Quantise a fused graph as ONNX Runtime does without calibration: activations by tensor, weights by channel."""
+    from onnx import TensorProto
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(
+        fused,
+        path,
+        op_types_to_quantize=["MatMul", "Attention"],
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+        extra_options={"DefaultTensorType": TensorProto.FLOAT},
+    )

@@ -1,0 +1,10 @@
+"""Eight-bit matrix products, defined in numpy: what every encoder computes with `--dtype int8`, to the integer.
+
+    y = (q_x · q_wᵀ) · scale_of_row · scale_of_channel + bias
+
+A product's input x is rotated: every 128 of its columns are multiplied by the Hadamard matrix H. So are the weights:
+H is orthogonal, hence (x·H)·(w·H)ᵀ = x·wᵀ. A rotation spreads a large column over 128, and even steps then fit all of
+them. Sums are exact in INT32; scales, bias, attention, residuals and norms are those of float32.
+
+Only the products of layers are in eight bits. The tables, a projection of embeddings and the heads are not.
+"""

@@ -1,0 +1,130 @@
+"""What int8 costs a model: measured when it is loaded, said, and refused where it is too much."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from embert import engine
+from embert.engine.agreement.corpus import affordable, sentences
+from embert.engine.engine import Engine
+from embert.engine.errors import UnsupportedModel
+from embert.engine.model import Model, load_model
+from embert.engine.quantization.agreement import agreement_of_labels, agreement_of_rows, kept_neighbours
+from tests.engine.conftest import small_tokenizer
+from tests.engine.families import FAMILIES, build
+from tests.engine.heads.classifiers import build_classifier
+from tests.engine.heads.late_interaction import COLUMNS, pylate
+from tests.engine.quantization.test_cpu import WIDE
+
+
+def test_the_corpus_is_a_few_hundred_different_sentences() -> None:
+    every = sentences()
+    assert len(set(every)) == len(every) == 208
+    assert all(10 < len(each) < 150 and each[-1] in ".?" and each.isprintable() for each in every)
+
+
+def test_a_large_model_on_a_cpu_reads_fewer(default_model: Model) -> None:
+    small = default_model.architecture
+    large = dataclasses.replace(small, hidden_size=1024, intermediate_size=4096, heads=16, layers=24)
+    assert affordable(small, on_cpu=True) == affordable(large, on_cpu=False) == sentences()
+    assert len(affordable(large, on_cpu=True)) == len(set(affordable(large, on_cpu=True))) == 40
+
+
+def test_an_encoder_says_how_well_it_agrees(default_model: Model) -> None:
+    with Engine.load(default_model, device="cpu", dtype="int8") as loaded:
+        found = loaded.encoder.agreement
+        assert loaded.encoder.dtype == "int8"
+        assert found is not None
+        with Engine.load(default_model, device="cpu") as exact:
+            assert exact.encoder.agreement is None
+            again = agreement_of_rows(loaded.embed(sentences()), exact.embed(sentences()), dtype="float32")
+        assert found.worst == pytest.approx(again.worst, abs=2e-4)
+        assert found.neighbours == pytest.approx(again.neighbours, abs=0.02)
+        assert found.worst >= 0.999
+        assert str(found) in loaded.encoder.choice
+        assert f"cosine to float32 {found.worst:.4f} at worst" in str(found)
+
+
+def test_too_little_agreement_is_refused(default_model: Model, tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"in int8 agrees too little with float32: its worst cosine over 208 .*, at least 0.99999",
+    ):
+        engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=0.99999)
+    engine.load_encoder(default_model, device="cpu", min_agreement=0.99999).close()  # float32 agrees with itself
+    with pytest.raises(UnsupportedModel, match=r"min_agreement must be 0 to 1, found 1\.5"):
+        engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=1.5)
+
+
+def test_a_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> None:
+    for labels in (1, 3):
+        folder = build_classifier(tmp_path / str(labels), labels=labels, **WIDE)
+        with Engine.load(str(folder), device="cpu", dtype="int8", min_agreement=0.5) as loaded:
+            found = loaded.encoder.agreement
+            assert found is not None
+            assert (found.measure, found.neighbours) == ("correlation", None)
+            assert 0.9 < found.worst < 1
+            assert found.difference is not None
+            assert 0 < found.difference < 0.5  # of random weights, whose logits are large
+            assert "a score differs by" in loaded.encoder.choice
+
+
+def test_splade_and_late_interaction_are_compared_by_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splade = build(tmp_path / "splade", "bert", vocab_size=99, head="ForMaskedLM", modules=False, **WIDE)
+    small_tokenizer(99).save(str(splade / "tokenizer.json"))
+    for model in (
+        load_model(str(splade), pooling="splade"),
+        load_model(str(late_interaction(tmp_path / "late", monkeypatch))),
+    ):
+        with Engine.load(model, device="cpu", dtype="int8", min_agreement=0.5) as loaded:
+            found = loaded.encoder.agreement
+            assert found is not None
+            assert found.measure == "cosine"
+            assert 0.5 < found.worst < found.median < 1
+            assert found.median > 0.98
+            assert found.neighbours is not None
+
+
+def test_neighbours_are_counted() -> None:
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(40, 16)).astype(np.float32)
+    assert kept_neighbours(vectors, vectors * 3) == 1
+    assert kept_neighbours(vectors, random.permutation(vectors)) < 0.6
+    moved = vectors.copy()
+    moved[:, 0] += 0.3 * random.normal(size=40).astype(np.float32)
+    assert 0.6 < kept_neighbours(moved, vectors) < 1
+    assert kept_neighbours(vectors[:1], vectors[:1]) == 1
+
+
+def test_the_worst_row_and_the_worst_label_count() -> None:
+    rows = np.eye(12, 5, dtype=np.float32) + 0.1
+    other = rows.copy()
+    other[3] = rows[4]
+    found = agreement_of_rows(other, rows, dtype="float16")
+    assert (found.dtype, found.texts) == ("float16", 12)
+    assert found.median == pytest.approx(1)
+    assert found.worst == pytest.approx(float(rows[3] @ rows[4] / np.linalg.norm(rows[3]) / np.linalg.norm(rows[4])))
+    logits = np.random.default_rng(1).normal(size=(30, 2)).astype(np.float32)
+    turned = logits * [1, -1] + 7
+    labels = agreement_of_labels(turned.astype(np.float32), logits, (logits, logits + 0.25), dtype="float32")
+    assert labels.worst == pytest.approx(-1)
+    assert labels.difference == pytest.approx(0.25)
+
+
+def late_interaction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """PyLate's files around an encoder that is wide enough."""
+    monkeypatch.setitem(FAMILIES, "bert", ("Bert", {**FAMILIES["bert"][1], **WIDE}))
+    dense = pylate(folder) / "1_Dense"
+    config = json.loads((dense / "config.json").read_text())
+    (dense / "config.json").write_text(json.dumps({**config, "in_features": 128}))
+    save_file({"linear.weight": torch.randn(COLUMNS, 128) * 0.2}, dense / "model.safetensors")
+    return folder

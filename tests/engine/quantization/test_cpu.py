@@ -1,0 +1,169 @@
+"""The CPU encoder in eight bits beside the definition in numpy, and beside float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.lib.texts import english
+from embert import engine
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.load import load_encoder
+from embert.engine.encoders.reference import hidden_state
+from embert.engine.encoders.torch import int8
+from embert.engine.encoders.torch.attention.packed import Group
+from embert.engine.encoders.torch.transformer import Transformer
+from embert.engine.engine import Engine
+from embert.engine.errors import UnsupportedModel
+from embert.engine.model import Model, load_model
+from embert.engine.packing import pack
+from embert.engine.quantization.agreement import agreement_of_rows
+from embert.engine.quantization.products import product, sums
+from embert.engine.quantization.rows import quantised_rows
+from embert.engine.quantization.weights import quantised_weight
+from embert.engine.tasks import Task
+from embert.engine.tokenization.tokenizer import Tokenizer
+from tests.engine.conftest import BuildBert, Floats, Ids, random_sequences, small_tokenizer, unit
+from tests.engine.families import build
+from tests.engine.quantization.test_definition import drawn
+
+WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def in_int8(default_model: Model) -> Engine:
+    return Engine.load(default_model, device="cpu", dtype="int8", max_batch_tokens=4096)
+
+
+@pytest.mark.parametrize("columns", [128, 384, 1536])
+@pytest.mark.parametrize("count", [8, 64, 65, 300])
+def test_integers_are_the_definitions_but_for_rounding(columns: int, count: int) -> None:
+    x = drawn(count, count, columns)
+    x[7] = 0
+    ours, wanted = int8.quantised(torch.from_numpy(x)), quantised_rows(x)
+    off = np.abs(ours.shifted.numpy().astype(int) - 128 - wanted.integers)
+    assert off.max() <= 1
+    assert np.count_nonzero(off) < 1e-4 * off.size
+    np.testing.assert_allclose(ours.scales.numpy(), wanted.scales, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 33, 300])
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 384), (384, 1536), (1536, 384)])
+def test_sums_are_exact(rows: int, inputs: int, outputs: int) -> None:
+    random = np.random.default_rng(rows)
+    weight = quantised_weight(random.normal(size=(outputs, inputs)).astype(np.float32), "w")
+    given = quantised_rows(random.normal(size=(rows, inputs)).astype(np.float32))
+    given.integers[0] = 127 * np.sign(weight.integers[0])  # as far from 0 as sums of this channel come
+    shifted = torch.from_numpy(given.integers).view(torch.uint8).bitwise_xor(128)
+    packed = torch.ops.onednn.qlinear_prepack(torch.from_numpy(weight.integers), None)
+    found = int8.exact_sums(shifted, packed, torch.ones(outputs), torch.zeros(outputs, dtype=torch.int32))
+    np.testing.assert_array_equal(found.numpy(), sums(given, weight).astype(np.float32))
+
+
+def test_a_linear_layer_is_the_definitions_product() -> None:
+    x, weight, bias = drawn(1, 40, 384), drawn(2, 256, 384), drawn(3, 1, 256)[0]
+    other = drawn(4, 40, 256)
+    parts = [quantised_weight(weight[:100], "w"), quantised_weight(weight[100:], "w")]
+    wanted = product(quantised_rows(x), quantised_weight(weight, "w"), bias)
+    given, more, constants = torch.from_numpy(x), torch.from_numpy(other), torch.from_numpy(bias)
+    near: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-4 * float(np.abs(wanted).max())}
+    linear = int8.Int8Linear(parts, constants)
+    np.testing.assert_allclose(linear(given), wanted, **near)
+    np.testing.assert_allclose(linear(given, more), wanted + other, **near)
+    np.testing.assert_allclose(linear(given, None, more), wanted * other, **{**near, "atol": 50 * near["atol"]})
+    np.testing.assert_allclose(int8.Int8Linear(parts, constants, "relu")(given), np.maximum(wanted, 0), **near)
+    assert (more.numpy() == other).all()
+
+
+def test_a_layer_is_the_numpy_models(default_model: Model) -> None:
+    """One layer: further ones round what differs in the last bit of float32 to other integers, in numpy as well."""
+    model = dataclasses.replace(default_model, architecture=dataclasses.replace(default_model.architecture, layers=1))
+    encoded = Tokenizer(model).encode(english(12), truncate=True)
+    sequences = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
+    # The other layers' tensors are left over for one that reads them.
+    checkpoint = Checkpoint.open(default_model)
+    layer = Transformer(model.architecture, checkpoint, torch.float32, int8=True)
+    apart, cost = [], []
+    for ids in sequences:
+        with torch.inference_mode():
+            given = torch.from_numpy(ids.astype(np.int64))
+            found = layer(given, torch.arange(len(ids)), None, None, [Group(0, 1, len(ids))]).numpy()
+        apart.append(cosines(found, hidden_state(ids, model.architecture, checkpoint, int8=True)))
+        cost.append(cosines(found, hidden_state(ids, model.architecture, checkpoint)))
+    assert np.concatenate(apart).min() > 0.9999  # an integer of a row may be off by one
+    assert np.median(np.concatenate(apart)) > 0.999999
+    assert np.mean(1 - np.concatenate(apart)) < 0.02 * np.mean(1 - np.concatenate(cost))
+
+
+def test_an_encoder_agrees_with_the_numpy_model(default_model: Model, in_int8: Engine) -> None:
+    encoded = in_int8.tokenizer.encode(english(6), truncate=True)
+    sequences = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
+    checkpoint = Checkpoint.open(default_model)
+    for ids, rows in zip(sequences, tokens_of(in_int8.encoder, sequences), strict=True):
+        assert cosines(rows, hidden_state(ids, default_model.architecture, checkpoint, int8=True)).min() > 0.998
+
+
+@pytest.mark.parametrize("family", ["nomic_bert", "gte", "modernbert", "mpnet", "albert"])
+def test_other_families(family: str, tmp_path: Path) -> None:
+    folder = build(tmp_path / "model", family, **WIDE)
+    small_tokenizer(64).save(str(folder / "tokenizer.json"))
+    model = load_model(str(folder))
+    # Without the padding token, whose position is not the next one.
+    sequences = [np.maximum(ids, 4) for ids in random_sequences([3, 17, 60, 17], 64)]
+    checkpoint = Checkpoint.open(model)
+    encoder = load_encoder(model, device="cpu", dtype="int8")
+    found = tokens_of(encoder, sequences)
+    encoder.close()
+    for ids, rows in zip(sequences, found, strict=True):
+        wanted = hidden_state(ids, model.architecture, checkpoint, int8=True)
+        assert cosines(rows, wanted).min() > 0.999, family
+        exact = hidden_state(ids, model.architecture, checkpoint)
+        assert cosines(rows, exact).min() < 1 - 1e-7, "this is no arithmetic in eight bits"
+
+
+def test_a_thousand_texts(default_model: Model, in_int8: Engine) -> None:
+    texts = english(1000)
+    with Engine.load(default_model, device="cpu") as exact:
+        found = agreement_of_rows(in_int8.embed(texts), exact.embed(texts), dtype="float32")
+    assert found.worst >= 0.999
+    assert found.neighbours is not None
+    assert found.neighbours >= 0.98
+
+
+def test_a_width_that_does_not_fit_is_refused_by_name(build_bert: BuildBert) -> None:
+    with pytest.raises(
+        UnsupportedModel, match=r"multiple of 128 columns; encoder\.layer\.0\.output\.dense\.weight has 96"
+    ):
+        Engine.load(str(build_bert(hidden_size=128)), device="cpu", dtype="int8")
+
+
+def test_sums_that_saturate_are_refused(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "exact_sums", lambda *_: torch.full((2, 16), 2.0**15))
+    with pytest.raises(UnsupportedModel, match=r"int8 is not supported on this CPU, which adds .* it lacks VNNI"):
+        Engine.load(default_model, device="cpu", dtype="int8")
+
+
+def test_a_torch_without_the_operator_is_refused(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> None:
+        raise NotImplementedError("no such operator\nand a trace")
+
+    monkeypatch.setattr(int8, "exact_sums", absent)
+    with pytest.raises(UnsupportedModel, match=r"has no products of eight bits in this torch: no such operator; use"):
+        Engine.load(default_model, device="cpu", dtype="int8")
+
+
+def tokens_of(encoder: engine.Encoder, sequences: Sequence[Ids]) -> list[Floats]:
+    """The last hidden states of each sequence."""
+    rows = encoder.wait(encoder.submit(pack(sequences).wanting(Task.TOKENS)))[Task.TOKENS]
+    return np.split(rows.values, rows.offsets[1:-1])
+
+
+def cosines(ours: Floats, theirs: Floats) -> Floats:
+    found: Floats = (unit(ours) * unit(theirs)).sum(1)
+    return found

@@ -1,0 +1,46 @@
+"""`--dtype int8` through the server and the commands."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import orjson
+
+from embert.engine import Engine
+from tests.server.live import live, run_cli
+
+TEXTS = ["a cat sat on the mat", "the dog barked at night", "interest rates rose again"]
+
+
+def test_the_server_answers_and_says_what_int8_costs() -> None:
+    with live("--device", "cpu", "--dtype", "int8") as server:
+        answer = server.post("/embed", {"inputs": TEXTS}).json()
+        server.wait_announced()
+        assert server.get("/info").json()["model_dtype"] == "int8"
+        assert "int8; " in server.log
+        assert "cosine to float32 0.99" in server.log
+        assert "of ten nearest neighbours kept (208 sentences)" in server.log
+    with Engine.load(device="cpu") as exact:
+        cosines = (np.array(answer) * exact.embed(TEXTS)).sum(1)
+    assert cosines.min() >= 0.999
+    assert cosines.max() < 1 - 1e-5  # in eight bits indeed
+
+
+def test_a_model_below_the_floor_is_not_served() -> None:
+    result = run_cli("serve", "--device", "cpu", "--dtype", "int8", "--min-agreement", "0.99999", "--port", "0")
+    assert result.returncode == 1
+    assert "agrees too little with float32: its worst cosine over 208 sentences is 0.99" in result.stderr
+    assert "at least 0.99999 is asked for" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_commands_take_the_options() -> None:
+    facts = json.loads(run_cli("info", "--device", "cpu", "--dtype", "int8", "--json").stdout)
+    assert facts["dtype"] == "int8"
+    assert facts["agreement"]["worst"] >= 0.999
+    refused = run_cli("embed", "--device", "cpu", "--dtype", "int8", "--min-agreement", "0.99999", *TEXTS)
+    assert refused.returncode == 1
+    assert "agrees too little" in refused.stderr
+    lines = run_cli("embed", "--device", "cpu", "--dtype", "int8", *TEXTS).stdout.splitlines()
+    assert [len(orjson.loads(line)["embedding"]) for line in lines] == [384] * 3
