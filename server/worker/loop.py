@@ -129,9 +129,11 @@ class EngineLoop:
         """Run batches until drained. A free encoder takes whatever waits.
 
         A GPU gets the next batch while it is busy: a full one at once, any other shortly before the running batch is
-        expected to end, and at the latest before the rows of the running batch are answered.
+        expected to end, and at the latest before the rows of the running batch are answered. A second full one is
+        submitted before that, too: the answer of a long batch may take longer than a short batch behind it runs.
         """
         running: _InFlight | None = None
+        following: _InFlight | None = None
         while True:
             if running is None:
                 batch = self._queue.wait_for_batch(self._idle_s, self._on_idle)
@@ -139,13 +141,20 @@ class EngineLoop:
                     return
                 running = self._submit(batch)
                 continue
-            following = self._submit_ahead(running, full=True) or self._submit_before_end(running)
+            if following is None:
+                following = self._submit_ahead(running, full=True) or self._submit_before_end(running)
             self._wait(running)
-            if following is None and running.rows is not None:
+            after: _InFlight | None = None
+            if isinstance(running.rows, dict):  # what failed runs again in halves, which need the free place
+                if following is None:
+                    following = self._submit_ahead(running, full=False)
+                else:
+                    after = self._submit_ahead(following, full=True)
+            elif following is None and running.rows is not None:
                 following = self._submit_ahead(running, full=False)
             self._settle(running)
             self._queue.done(running.batch)
-            running = following
+            running, following = following, after
 
     def _submit_ahead(self, running: _InFlight, *, full: bool) -> _InFlight | None:
         """Submit the next batch before the running one is answered; with `full` only if it cannot gain from waiting."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.worker.harness import BUDGET, Clock, Harness
+from tests.server.worker.harness import BUDGET, FAILS, Clock, Harness
 
 
 def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engine: Harness, clock: Clock) -> None:
@@ -77,3 +77,54 @@ def test_the_encoder_works_on_while_answers_are_made(engine: Harness, monkeypatc
     engine.release(2)
     engine.receive(2)
     assert handed_over == [2, 2]
+
+
+def test_a_second_full_batch_is_handed_over_before_an_answer_is_made(
+    engine: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed_over = []  # batches, each time one is answered
+    answer = engine.loop._responder.answer
+
+    def counted(*arguments: Any) -> None:
+        handed_over.append(len(engine.encoder.batches))
+        answer(*arguments)
+
+    monkeypatch.setattr(engine.loop._responder, "answer", counted)
+    engine.hold()
+    engine.send(*[[[number] * BUDGET] for number in range(1, 6)])
+    engine.wait_until_running()
+    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
+    engine.release(5)
+    engine.receive(5)
+    assert handed_over == [3, 4, 5, 5, 5]
+
+
+def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = most = 0
+    submit, wait = engine.encoder.submit, engine.encoder.wait
+
+    def submitted(batch: Any) -> Any:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        return submit(batch)
+
+    def waited(ticket: Any) -> Any:
+        nonlocal held
+        try:
+            return wait(ticket)
+        finally:
+            held -= 1
+
+    monkeypatch.setattr(engine.encoder, "submit", submitted)
+    monkeypatch.setattr(engine.encoder, "wait", waited)
+    engine.hold()
+    half = BUDGET // 2
+    sent = [[[number] * half] for number in range(1, 21)]
+    for failing in (4, 5, 12):
+        sent[failing] = [[FAILS] * half]
+    engine.send(*sent)
+    engine.release(100)
+    parts = engine.receive(20)
+    assert sum(bool(each[0].error) for each in parts.values()) == 3
+    assert (held, most) == (0, 2)
