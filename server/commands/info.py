@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 from typing import Any
@@ -70,7 +69,7 @@ def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
             "device_name": encoder.device_name,
             "dtype": encoder.dtype,
             "choice": encoder.choice,
-            "agreement": dataclasses.asdict(encoder.agreement) if encoder.agreement else None,
+            "agreement": encoder.agreement,
             "max_batch_tokens": encoder.max_batch_tokens,
             "load_seconds": round(load_s, 2),
             "notices": list(model.notices),
