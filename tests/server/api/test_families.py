@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 import torch
 import transformers
 
-from tests.engine.conftest import small_tokenizer, unit
-from tests.engine.families import FAMILIES
+from tests.engine.architectures.exact import Doubles, hidden_states
+from tests.engine.architectures.test_gte import written
+from tests.engine.architectures.test_jina_bert_v2 import VOCABULARY, JinaBert
+from tests.engine.conftest import Ids, small_tokenizer, unit
+from tests.engine.families import FAMILIES, build
 from tests.engine.heads.classifiers import build_classifier
 from tests.server.live import live
 
@@ -43,3 +47,30 @@ def test_a_random_checkpoint(tmp_path: Path, family: str) -> None:
     for ranked, row in zip(classes, logits, strict=True):
         scores = {each["label"]: each["score"] for each in ranked}
         np.testing.assert_allclose([scores[f"label {label}"] for label in range(3)], row, atol=1e-4)
+
+
+def check_vectors(folder: Path, expected: Callable[[list[Ids]], list[Doubles]]) -> None:
+    """`expected`: hidden states, [L, hidden] for each text's ids. They are asked for before the server reads a file."""
+    backend = small_tokenizer(VOCABULARY)
+    backend.save(str(folder / "tokenizer.json"))
+    states = expected([np.array(backend.encode(text).ids, np.int32) for text in TEXTS])
+    with live(str(folder), "--device", "cpu") as server:
+        vectors = server.post("/v1/embeddings", {"input": TEXTS}).json()["data"]
+    wanted = unit(np.stack([each.mean(0) for each in states]))
+    np.testing.assert_allclose([each["embedding"] for each in vectors], wanted, atol=1e-5)
+
+
+def test_jina_bert_v2(tmp_path: Path) -> None:
+    reference = JinaBert(tmp_path)
+    check_vectors(tmp_path, lambda sequences: list(map(reference.hidden, sequences)))
+
+
+def test_gte_as_its_first_checkpoints_store_it(tmp_path: Path) -> None:
+    folder = build(tmp_path, "gte", vocab_size=VOCABULARY)
+
+    def expected(sequences: list[Ids]) -> list[Doubles]:
+        states = hidden_states(folder, sequences)
+        written(folder / "config.json", rope_scaling=None)
+        return states
+
+    check_vectors(folder, expected)
