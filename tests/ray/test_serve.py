@@ -327,7 +327,7 @@ def test_the_page_has_a_config_file() -> None:
         ({"port": 8080}, "`port` is not a replica's: Ray Serve's proxies listen"),
         ({"ssl_certfile": "cert.pem"}, "`ssl_certfile` is not a replica's"),
         ({"batch_size": 8}, "`batch_size` is no option of `embert serve`"),
-        ({"dtype": "int8"}, "--dtype must be one of auto"),
+        ({"dtype": "int4"}, "--dtype must be one of auto"),
     ],
 )
 def test_options_that_do_not_do(options: dict[str, Any], message: str) -> None:
