@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import os
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ __all__ = ["Replica", "ReplicaError"]
 LOG_LINES = 20  # of the server's log, in the error of a start that fails
 POLL_S = 0.05  # between two questions whether the server is ready
 PROBE_TIMEOUT_S = 10.0
+LAST_ANSWERS_S = 0.2  # for the answers of a replica that ends
 _DIALECTS = dialects_by_path()
 # What belongs to one connection. Ray's proxies put the date and the request's id on every answer.
 _NOT_TO_SERVER = frozenset(
@@ -48,6 +50,7 @@ class Replica:
     """What Ray Serve runs. One server process tree and one HTTP client of it."""
 
     _server: subprocess.Popen[bytes] | None = None
+    _ending = False
 
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         """Start the server and wait until it is ready. Raises ReplicaError, with the end of its log, where it ends."""
@@ -84,6 +87,7 @@ class Replica:
                 response.raw_headers = _kept(answer.raw_headers, _NOT_TO_CLIENT)
                 return response
         except aiohttp.ClientError as error:
+            self._end_without_server()
             lost = Unavailable(f"the connection to this replica's server broke: {error}", retry_after_s=1)
             dialect = _DIALECTS[scope["path"].removeprefix(scope["root_path"])]
             return Response(error_body(lost, dialect), 503, {"retry-after": "1"}, media_type="application/json")
@@ -137,6 +141,19 @@ class Replica:
             self._server.wait()
             self._check_running()
         return int(port)
+
+    def _end_without_server(self) -> None:
+        """End this worker where the server has ended, once what it was asked has been answered.
+
+        Its answers are errors from now on, and quick ones: Ray would prefer it, until health checks tell.
+        """
+        try:
+            self._check_running()
+        except ReplicaError as error:
+            if not self._ending:
+                self._ending = True
+                sys.stderr.write(f"{error}\nthis replica ends, too\n")
+                asyncio.get_running_loop().call_later(LAST_ANSWERS_S, os._exit, 1)
 
     def _check_running(self) -> None:
         status = None if self._server is None else self._server.poll()
