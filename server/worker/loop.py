@@ -145,13 +145,11 @@ class EngineLoop:
                 following = self._submit_ahead(running, full=True) or self._submit_before_end(running)
             self._wait(running)
             after: _InFlight | None = None
-            if isinstance(running.rows, dict):  # what failed runs again in halves, which need the free place
-                if following is None:
+            if following is None:
+                if running.rows is not None:
                     following = self._submit_ahead(running, full=False)
-                else:
-                    after = self._submit_ahead(following, full=True)
-            elif following is None and running.rows is not None:
-                following = self._submit_ahead(running, full=False)
+            elif isinstance(running.rows, dict):  # what failed runs again in halves, which need the free place
+                after = self._submit_ahead(following, full=True)
             self._settle(running)
             self._queue.done(running.batch)
             running, following = following, after

@@ -60,15 +60,21 @@ def test_a_full_batch_is_handed_over_while_another_runs(engine: Harness) -> None
     assert [batch.tokens for batch in engine.encoder.batches] == [BUDGET] * 3
 
 
-def test_the_encoder_works_on_while_answers_are_made(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    handed_over = []  # batches, each time one is answered
+@pytest.fixture
+def handed_over(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of batches that the encoder has been given, each time one is answered."""
+    counts: list[int] = []
     answer = engine.loop._responder.answer
 
     def counted(*arguments: Any) -> None:
-        handed_over.append(len(engine.encoder.batches))
+        counts.append(len(engine.encoder.batches))
         answer(*arguments)
 
     monkeypatch.setattr(engine.loop._responder, "answer", counted)
+    return counts
+
+
+def test_the_encoder_works_on_while_answers_are_made(engine: Harness, handed_over: list[int]) -> None:
     engine.hold()
     engine.send([[1, 2]])
     engine.wait_until_running()
@@ -79,17 +85,7 @@ def test_the_encoder_works_on_while_answers_are_made(engine: Harness, monkeypatc
     assert handed_over == [2, 2]
 
 
-def test_a_second_full_batch_is_handed_over_before_an_answer_is_made(
-    engine: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handed_over = []  # batches, each time one is answered
-    answer = engine.loop._responder.answer
-
-    def counted(*arguments: Any) -> None:
-        handed_over.append(len(engine.encoder.batches))
-        answer(*arguments)
-
-    monkeypatch.setattr(engine.loop._responder, "answer", counted)
+def test_a_second_full_batch_is_handed_over_before_an_answer_is_made(engine: Harness, handed_over: list[int]) -> None:
     engine.hold()
     engine.send(*[[[number] * BUDGET] for number in range(1, 6)])
     engine.wait_until_running()
