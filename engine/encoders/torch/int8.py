@@ -116,5 +116,5 @@ def check_exact() -> None:
             return
         reason = "adds products of eight bits in sixteen, which saturate: it lacks VNNI"
     except (AttributeError, RuntimeError) as error:  # NotImplementedError is a RuntimeError
-        reason = f"has no products of eight bits in this torch: {str(error).splitlines()[0]}"
+        reason = f"has no products of eight bits in this torch: {str(error).partition(chr(10))[0]}"
     raise UnsupportedModel(f"int8 is not supported on this CPU, which {reason}; use --dtype float32 or bfloat16")
