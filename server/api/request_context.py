@@ -87,7 +87,8 @@ class RequestContext:
         """Raises ServerError for a body that is too large, too slow or compressed."""
         headers = self.scope["headers"]
         _check_encoding(headers)
-        body = await self._choice.services.bodies.read(headers, self.receive, self.options.deadline)
+        options = self.options
+        body = await self._choice.services.bodies.read(headers, self.receive, options.deadline, options.set_by)
         self._given, self._size = body, len(body)
 
     def holds_object(self, field: str) -> bool:

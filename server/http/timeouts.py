@@ -33,8 +33,8 @@ class BodyReader:
         self._late: set[asyncio.Task[Any]] = set()
         self.held_bytes = 0  # of bodies that are not complete
 
-    async def read(self, headers: list[tuple[bytes, bytes]], receive: Receive, deadline: float) -> bytes:
-        """The whole body.
+    async def read(self, headers: list[tuple[bytes, bytes]], receive: Receive, deadline: float, set_by: str) -> bytes:
+        """The whole body. `set_by` is the option or the header that the deadline is from.
 
         Raises PayloadTooLarge as soon as it is known to be too large, Unavailable when it and the other bodies are,
         RequestTimeout when nothing of it comes for too long or not all of it before `deadline` (CLOCK_MONOTONIC),
@@ -52,7 +52,8 @@ class BodyReader:
                 raise
             self._late.remove(task)
             task.uncancel()
-            raise RequestTimeout("the request's body did not arrive in time (--client-timeout)") from None
+            name = "--client-timeout" if time.monotonic() < deadline else set_by
+            raise RequestTimeout(f"the request's body did not arrive in time ({name})") from None
         finally:
             self._due.pop(task, None)
 

@@ -75,6 +75,7 @@ def test_a_body_that_trickles_for_ever_ends_with_the_requests_time(impatient: Li
             with contextlib.suppress(TimeoutError):
                 answer = sock.recv(65536)
         assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"did not arrive in time (--request-timeout)" in answer
 
 
 def test_an_answer_that_is_not_taken_is_cut_off(impatient: Live) -> None:
@@ -177,7 +178,7 @@ def test_a_body_in_small_pieces_takes_no_more_memory_than_a_large_one() -> None:
 
     reader = BodyReader(size, 8 * size, 30)
     tracemalloc.start()
-    body = asyncio.run(reader.read([], receive, time.monotonic() + 3600))
+    body = asyncio.run(reader.read([], receive, time.monotonic() + 3600, "a header"))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(body) == size
