@@ -12,7 +12,7 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.description import Splade, TokenWeights
 from embert.engine.model import Model
 
-__all__ = ["head_shapes", "layer_shapes", "refusal", "rotary_tables"]
+__all__ = ["classifies_on_the_host", "device_pooling", "head_shapes", "layer_shapes", "refusal", "rotary_tables"]
 
 
 def refusal(model: Model) -> str | None:
@@ -69,16 +69,13 @@ def head_shapes(model: Model) -> dict[str, Any]:
         raise UnsupportedModel(
             f"{model.model_id} expands queries by tokens that are not attended to, which the CUDA encoder does not run"
         )
-    if heads.classifier is not None and heads.classifier.pooling != "cls":
+    on_the_host = classifies_on_the_host(model)
+    if on_the_host and model.embeds:
         raise UnsupportedModel(
-            f"{model.model_id} classifies the {heads.classifier.pooling} of a text's rows, which the CUDA encoder does "
-            "not run"
+            f"{model.model_id} embeds and has a classification head that is computed on the host, from pooled rows; "
+            "the CUDA encoder does not run both"
         )
-    classifier = heads.classifier.layers if heads.classifier else ()
-    if any(layer.norm is not None for layer in classifier):
-        raise UnsupportedModel(
-            f"{model.model_id} has a norm in its classification head, which the CUDA encoder does not run"
-        )
+    classifier = heads.classifier.layers if heads.classifier and not on_the_host else ()
     if isinstance(heads.sparse, Splade) and heads.sparse.transform.outputs != model.architecture.hidden_size:
         raise UnsupportedModel(
             f"{model.model_id} has a sparse head of {heads.sparse.transform.outputs} columns on hidden states of "
@@ -92,6 +89,18 @@ def head_shapes(model: Model) -> dict[str, Any]:
         "token_weights": isinstance(heads.sparse, TokenWeights),
         "splade": _splade_shape(model, heads.sparse) if isinstance(heads.sparse, Splade) else None,
     }
+
+
+def classifies_on_the_host(model: Model) -> bool:
+    """Whether the extension only pools for the classification head: one that has a norm, or takes a mean of rows."""
+    head = model.heads.classifier
+    return head is not None and (head.pooling != "cls" or any(layer.norm is not None for layer in head.layers))
+
+
+def device_pooling(model: Model) -> str:
+    """How the extension pools: for vectors, or for a classification head on the host."""
+    head = model.heads.classifier
+    return head.pooling if head is not None and classifies_on_the_host(model) else model.pooling
 
 
 def _splade_shape(model: Model, head: Splade) -> tuple[str, float, int, bool]:

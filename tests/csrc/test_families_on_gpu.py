@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
 from tests.csrc.family_checkpoints import CHECKPOINTS, FamilyCheckpoint, check_rounding, errors, family_checkpoint
 from tests.engine.conftest import random_sequences
+from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.jina import TASKS, VOCABULARY, Jina, peft
 
 pytestmark = pytest.mark.gpu
@@ -166,4 +168,19 @@ def test_other_poolings_with_adapters(jina: Jina, pooling: str) -> None:
     batch = random_batch(np.random.default_rng(8), 30)
     wanted = cpu.encode(batch).astype(np.float64)
     assert errors(encoder.encode(batch), wanted).max() <= 1e-2
+    encoder.close()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_classification_head_on_the_host(tmp_path: Path, pooling: str) -> None:
+    """ModernBERT's: logits near those of its own class, and with the same bits in any company."""
+    folder = build_classifier(tmp_path, "modernbert", classifier_pooling=pooling)
+    encoder = made(engine.load_model(str(folder)), dtype="float16")
+    sequences = random_sequences(LENGTHS, 99, seed=9)
+    found = encoder.encode(engine.pack(sequences), Task.CLASSIFY)
+    wanted = hugging_face_logits(folder, sequences)
+    assert np.abs(found - wanted).max() <= 0.02 * np.abs(wanted).max()
+    for row, ids in enumerate(sequences):
+        alone = encoder.encode(engine.pack([ids]), Task.CLASSIFY)
+        assert alone.tobytes() == found[row].tobytes() or encoder.gemm != "hopper"
     encoder.close()

@@ -165,7 +165,7 @@ class StandInEncoder:
                 "max": lambda x: x.max(0),
                 "last-token": lambda x: x[-1],
             }
-            return self._linear("dense", pool[self.gpu.model.pooling](states)[None])
+            return self._linear("dense", pool[self.shape["pooling"]](states)[None])
         if task == Task.CLASSIFY:
             return self._linear("classifier", states[:1])
         if task == Task.SPARSE:

@@ -17,8 +17,8 @@ from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
 from embert.engine.encoders.cuda.adapters import Misfit, Part, adapted_tensors, encoders_of, joined, named, parts_of
-from embert.engine.encoders.cuda.heads import Layout, captured_tasks, head_tensors
-from embert.engine.encoders.cuda_shapes import head_shapes, layer_shapes
+from embert.engine.encoders.cuda.heads import HostClassifier, Layout, captured_tasks, head_tensors
+from embert.engine.encoders.cuda_shapes import classifies_on_the_host, device_pooling, head_shapes, layer_shapes
 from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
@@ -130,12 +130,13 @@ class CudaEncoder(Encoder):
         checkpoint = Checkpoint.open(model)
         self._architecture = architecture
         self.dtype, dtype_reason = _dtype(dtype, model, checkpoint)
+        self._host_classifier = HostClassifier(model, checkpoint) if classifies_on_the_host(model) else None
 
         self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
 
         def made(fold: bool, adapter: int) -> tuple[Any, str]:
             encoder = self._cuda.make_encoder(
-                pooling=model.pooling,
+                pooling=device_pooling(model),
                 dtype=self.dtype,
                 device=index,
                 max_tokens=self.max_batch_tokens,
@@ -235,6 +236,9 @@ class CudaEncoder(Encoder):
     def _start(self, part: Part) -> int:
         """Hand a batch to the extension, and return the extension's number for it."""
         batch, architecture = part.batch, self._architecture
+        tasks, normalize = batch.tasks, batch.normalize
+        if self._host_classifier is not None:
+            tasks, normalize = self._host_classifier.asked(tasks), np.zeros(batch.sequences, np.bool_)
         try:
             return int(
                 self._opened(part).submit(
@@ -243,8 +247,8 @@ class CudaEncoder(Encoder):
                     _contiguous(batch.token_types, np.int32),
                     _padding_positions(batch, architecture),
                     _contiguous(batch.dimensions, np.int32),
-                    _contiguous(batch.normalize, np.bool_),
-                    _contiguous(batch.tasks, np.uint8),
+                    _contiguous(normalize, np.bool_),
+                    _contiguous(tasks, np.uint8),
                 )
             )
         except (self._cuda.Refused, self._cuda.Lost) as error:
@@ -273,7 +277,8 @@ class CudaEncoder(Encoder):
                 if failure is None or isinstance(translated, EncoderLost):
                     failure = translated
                 continue
-            answers.append({Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in found})
+            rows = {Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in found}
+            answers.append(rows if self._host_classifier is None else self._host_classifier.answered(rows))
         return answers, failure
 
     def close(self) -> None:
@@ -291,7 +296,7 @@ class CudaEncoder(Encoder):
         Both batches are needed, because few rows and many rows take different kernels.
         """
         ids = known_text(model.architecture)[: self.max_batch_tokens]
-        pooled = vector_of(ids, model.architecture, checkpoint, model.pooling, adapter)
+        pooled = vector_of(ids, model.architecture, checkpoint, device_pooling(model), adapter)
         expected = EmbeddingHead(model.folder, model.dense)(pooled[None], None, np.zeros(1, np.bool_))[0]
         for lengths in _known_batches(len(ids), model.architecture.max_positions, self.max_batch_tokens):
             cu_seqlens = cumulative(np.array(lengths, np.int32))

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from embert.engine.architecture.tensor_names import WORD_EMBEDDINGS
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.dense_layer import DenseLayer, load_dense
+from embert.engine.encoders.cuda_shapes import classifies_on_the_host
+from embert.engine.heads.dense_layer import DenseLayer, LayerNorm, load_dense
 from embert.engine.heads.description import Layer, Splade, TokenWeights
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
@@ -19,17 +20,20 @@ from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import NO_TASK, Task
 
-__all__ = ["Layout", "captured_tasks", "head_tensors"]
+__all__ = ["HostClassifier", "Layout", "captured_tasks", "head_tensors"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 TOKEN_TASKS = (Task.TOKENS, Task.SPARSE, Task.MULTI)  # the extension answers with a row a token
 LARGEST_FLOAT16 = 65504.0
+ROWS = 8  # that a head on the host multiplies at once
 
 
 def captured_tasks(model: Model) -> Task:
     """The tasks whose small batches are worth a graph each: those of which a model's requests usually want one."""
+    if classifies_on_the_host(model):
+        return Task.EMBED
     return model.tasks & (Task.EMBED | Task.CLASSIFY)
 
 
@@ -41,7 +45,7 @@ def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[t
     """
     heads = model.heads
     yield from _named("dense", load_dense(model.folder, model.dense))
-    if heads.classifier is not None:
+    if heads.classifier is not None and not classifies_on_the_host(model):
         yield from _named("classifier", _layers(checkpoint, heads.classifier.layers))
     if heads.multi_vector is not None:
         layers = _layers(checkpoint, heads.multi_vector.layers)
@@ -62,7 +66,11 @@ def _layers(checkpoint: Checkpoint, layers: Sequence[Layer]) -> list[DenseLayer]
     loaded = []
     for layer in layers:
         weight, bias = checkpoint.layer(layer)
-        loaded.append(DenseLayer(weight.float32(), None if bias is None else bias.float32(), layer.activation))
+        norm = None
+        if layer.norm is not None:
+            gamma, beta = checkpoint.norm(layer.norm, layer.outputs, layer.file)
+            norm = LayerNorm(gamma.float32(), None if beta is None else beta.float32(), layer.norm.eps)
+        loaded.append(DenseLayer(weight.float32(), None if bias is None else bias.float32(), layer.activation, norm))
     return loaded
 
 
@@ -99,6 +107,43 @@ def _named(head: str, layers: Sequence[DenseLayer]) -> Iterator[tuple[str, int, 
     for index, layer in enumerate(layers):
         yield f"{head}.weight", index, layer.weight
         yield f"{head}.bias", index, np.zeros(len(layer.weight), np.float32) if layer.bias is None else layer.bias
+
+
+class HostClassifier:
+    """A classification head on the rows that the extension pools: a few megaflops a text, in numpy.
+
+    Rows are multiplied ROWS at a time, the last ones beside rows of zeros: products of other shapes may add their terms
+    in another order, and a text has the same bits in any company.
+    """
+
+    def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
+        """Raises BrokenModel for tensors that are missing or of another shape."""
+        head = model.heads.classifier
+        self._layers = [] if head is None else _layers(checkpoint, head.layers)
+
+    @staticmethod
+    def asked(tasks: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8] | None:
+        """The tasks [B] of a batch, with pooled rows in the place of logits."""
+        if tasks is None:
+            return None
+        rest = tasks & ~np.uint8(Task.CLASSIFY)
+        return np.where(tasks & np.uint8(Task.CLASSIFY), rest | np.uint8(Task.EMBED), rest).astype(np.uint8)
+
+    def answered(self, rows: dict[Task, Rows]) -> dict[Task, Rows]:
+        """The rows of each task, with logits float32 [n, labels] in the place of pooled rows [n, hidden]."""
+        pooled = rows.pop(Task.EMBED, None)
+        if pooled is None:
+            return rows
+        texts = len(pooled.values)
+        blocks = np.zeros((-(-texts // ROWS) * ROWS, pooled.values.shape[1]), np.float32)
+        blocks[:texts] = pooled.values
+        logits = [self._logits(blocks[first : first + ROWS]) for first in range(0, texts, ROWS)]
+        return rows | {Task.CLASSIFY: Rows.one_each(np.concatenate(logits)[:texts])}
+
+    def _logits(self, x: Floats) -> Floats:
+        for layer in self._layers:
+            x = layer(x)
+        return x
 
 
 @dataclass(frozen=True, slots=True)

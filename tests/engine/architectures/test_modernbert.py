@@ -16,13 +16,14 @@ from embert import engine
 from embert.engine.architecture.architecture import Architecture, Attention, Rotary
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda_shapes import head_shapes
-from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
+from embert.engine.errors import BrokenModel, EncoderError, ModelError, UnsupportedModel
 from embert.engine.families import read_architecture
+from embert.engine.packing import pack
 from embert.engine.tasks import Task
 from tests.engine.architectures.exact import cosines, hidden_states, near
 from tests.engine.conftest import random_sequences
 from tests.engine.families import build, byte_level
-from tests.engine.heads.classifiers import build_classifier
+from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 
@@ -161,23 +162,38 @@ def test_biases_that_the_config_says_nothing_of(tmp_path: Path) -> None:
         engine.load_encoder(engine.load_model(str(folder)), device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("pooling", "message"),
-    [
-        ("mean", "classifies the mean of a text's rows, which the CUDA encoder does not run"),
-        ("cls", "has a norm in its classification head, which the CUDA encoder does not run"),
-    ],
-)
-def test_what_the_cuda_encoder_refuses_runs_on_the_cpu(
-    tmp_path: Path, pooling: str, message: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_on_a_gpu_the_host_computes_the_classification_head(
+    tmp_path: Path, pooling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = engine.load_model(str(build_classifier(tmp_path, "modernbert", classifier_pooling=pooling)))
+    """The extension pools as the head asks; the logits are those of transformers, and of the CPU encoder."""
+    folder = build_classifier(tmp_path, "modernbert", classifier_pooling=pooling)
+    model = engine.load_model(str(folder))
+    gpu = StandInGpu(model)
+    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    encoder = engine.load_encoder(model)
+    assert encoder.device == "cuda:0"
+    assert (gpu.encoders[0].shape["pooling"], gpu.encoders[0].shape["classifier"]) == (pooling, [])
+    sequences = [np.arange(2, 2 + length, dtype=np.int32) for length in (5, 1, 17, 9)]
+    found = encoder.encode(pack(sequences), Task.CLASSIFY)
+    np.testing.assert_allclose(found, hugging_face_logits(folder, sequences), rtol=1e-4, atol=1e-5)
+    for row, ids in enumerate(sequences):
+        assert encoder.encode(pack([ids]), Task.CLASSIFY).tobytes() == found[row].tobytes()
+    *_, normalize, tasks = gpu.encoders[0].batches[-1]
+    assert not normalize.any()
+    assert set(tasks.tolist()) == {Task.EMBED}
+    with pytest.raises(EncoderError, match="the batch wants"):
+        encoder.submit(pack(sequences))  # vectors, which this model does not have
+
+
+def test_a_gpu_does_not_pool_for_vectors_and_for_a_head_on_the_host(tmp_path: Path) -> None:
+    model = engine.load_model(str(build_classifier(tmp_path, "modernbert")), pooling="mean")
     with pytest.raises(UnsupportedModel) as caught:
         head_shapes(model)
-    assert str(caught.value) == f"{tmp_path} {message}"
-    monkeypatch.setattr(cuda, "_extension", lambda: StandInGpu(model))
-    encoder = engine.load_encoder(model)
-    assert (encoder.device, encoder.choice) == ("cpu", f"the GPU is not used: {tmp_path} {message}")
+    assert str(caught.value) == (
+        f"{tmp_path} embeds and has a classification head that is computed on the host, from pooled rows; the CUDA "
+        "encoder does not run both"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""Layers of heads in numpy, beside torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
+
+from embert.engine.heads.dense_layer import ACTIVATIONS, DenseLayer, LayerNorm
+
+TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def test_every_activation_has_its_oracle() -> None:
+    assert set(TORCH) == set(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str) -> None:
+    x = np.concatenate([np.linspace(-12, 12, 4801), [-1e30, -300, -0.0, 0.0, 300, 1e30]]).astype(np.float32)
+    with np.errstate(over="ignore"):  # the cube of 1e30
+        found = ACTIVATIONS[name](x)
+    assert found.dtype == np.float32
+    wanted = TORCH[name](torch.from_numpy(x).double()).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("with_beta", [False, True])
+def test_a_norm_follows_the_activation(with_beta: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, weight, gamma, beta = (torch.randn(*shape, generator=generator) for shape in ((7, 20), (24, 20), (24,), (24,)))
+    norm = LayerNorm(gamma.numpy(), beta.numpy() if with_beta else None, 1e-5)
+    found = DenseLayer(weight.numpy(), None, "gelu", norm)(x.numpy())
+    assert found.dtype == np.float32
+    wanted = F.layer_norm(F.gelu(x.double() @ weight.double().T), (24,), gamma.double(), None, 1e-5)
+    wanted = wanted + beta.double() if with_beta else wanted
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)
