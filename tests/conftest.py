@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 # As encoders/torch does, and before anything imports torch, which reads it then: otherwise the threads of torch and of
@@ -15,6 +16,10 @@ from hypothesis import settings
 
 from tests.server.live import Live, live
 from tests.server.models import build_classifier
+
+# A shell's background jobs ignore Ctrl-C, and so would the commands that are started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Properties are about answers, not about time: a machine that stops for a moment must not fail one.
 settings.register_profile("embert", deadline=None)
