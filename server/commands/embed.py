@@ -25,6 +25,7 @@ from embert.server.bulk.output.folder import Folder
 from embert.server.bulk.output.single_file import SingleFile
 from embert.server.bulk.output.stream import Stream
 from embert.server.bulk.run import Devices, embed_files, embed_texts
+from embert.server.commands.failure import report_failure
 from embert.server.config import ConfigError
 
 __all__ = ["embed"]
@@ -66,7 +67,7 @@ def embed(arguments: argparse.Namespace) -> int:
         raise
     except (EngineError, OSError, BulkError) as error:
         _say_what_is_complete(output)
-        sys.stderr.write(f"embert: error: {error}\n")
+        report_failure(error)
         return 1
     except KeyboardInterrupt:
         _say_what_is_complete(output)

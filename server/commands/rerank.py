@@ -15,6 +15,7 @@ from embert.engine import Engine
 from embert.engine.errors import EngineError
 from embert.server.bulk.input.all_lines import all_lines
 from embert.server.bulk.job import BulkError
+from embert.server.commands.failure import report_failure
 
 __all__ = ["rerank"]
 
@@ -50,7 +51,7 @@ def rerank(arguments: argparse.Namespace) -> int:
                     progress=advance,
                 )
     except (EngineError, OSError, BulkError) as error:
-        sys.stderr.write(f"embert: error: {error}\n")
+        report_failure(error)
         return 1
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     for each in ranked:

@@ -52,8 +52,8 @@ class BodyReader:
                 raise
             self._late.remove(task)
             task.uncancel()
-            name = "--client-timeout" if time.monotonic() < deadline else set_by
-            raise RequestTimeout(f"the request's body did not arrive in time ({name})") from None
+            limit = "--client-timeout" if time.monotonic() < deadline else set_by
+            raise RequestTimeout(f"the request's body did not arrive in time ({limit})") from None
         finally:
             self._due.pop(task, None)
 

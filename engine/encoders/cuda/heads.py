@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from embert.engine.architecture.tensor_names import WORD_EMBEDDINGS
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.errors import UnsupportedModel
 from embert.engine.encoders.cuda_shapes import classifies_on_the_host
+from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.dense_layer import DenseLayer, LayerNorm, load_dense
 from embert.engine.heads.description import Layer, Splade, TokenWeights
 from embert.engine.heads.token_weights import token_weight_rows
