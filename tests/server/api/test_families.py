@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,37 @@ from tests.engine.architectures.test_jina_bert_v2 import VOCABULARY, JinaBert
 from tests.engine.conftest import Ids, small_tokenizer, unit
 from tests.engine.families import FAMILIES, build
 from tests.engine.heads.classifiers import build_classifier
-from tests.server.live import live
+from tests.server.live import Live, live
 
 TEXTS = ["a", "some words and 5 more", "?", "many words " * 13]  # the last is of 119 tokens
 PAIR = ("what is it", "a pair of texts")
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "," not in name])
-def test_a_random_checkpoint(tmp_path: Path, family: str) -> None:
-    folder = build_classifier(tmp_path, family)
+NAMES = [name for name in FAMILIES if "," not in name]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each family."""
+    return {name: build_classifier(tmp_path_factory.mktemp(name), name) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def families(folders: dict[str, Path]) -> Iterator[Live]:
+    """One server of them all."""
+    models = [f"{name}={folder}" for name, folder in folders.items()]
+    with live(*models, "--device", "cpu", "--pooling", "mean") as server:
+        yield server
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_random_checkpoint(families: Live, folders: dict[str, Path], family: str) -> None:
+    folder = folders[family]
     backend = small_tokenizer(99)
-    with live(str(folder), "--device", "cpu", "--pooling", "mean") as server:
-        assert server.get("/info").json()["max_input_length"] == 128
-        vectors = server.post("/v1/embeddings", {"input": TEXTS}).json()["data"]
-        classes = server.post("/predict", {"inputs": [[TEXTS[3]], PAIR], "raw_scores": True}).json()
+    assert families.get(f"/models/{family}/info").json()["max_input_length"] == 128
+    vectors = families.post("/v1/embeddings", {"model": family, "input": TEXTS}).json()["data"]
+    asked = {"inputs": [[TEXTS[3]], PAIR], "raw_scores": True}
+    classes = families.post(f"/models/{family}/predict", asked).json()
     theirs: Any = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
     encoder = getattr(theirs, theirs.base_model_prefix)
     logits = []
