@@ -8,8 +8,8 @@ import psutil
 
 from tests.server.bulk.running import started
 
-FEW, MANY = 80_000, 400_000  # the fewer fill every slot, and the cache of words
-GROWTH_BYTES = 48 << 20  # of all processes together, for their allocators; the vectors of MANY are 600 MB
+FEW, MANY = 80_000, 240_000  # the fewer fill every slot, and the cache of words
+GROWTH_BYTES = 48 << 20  # of all processes together, for their allocators; the vectors of MANY are 370 MB
 
 
 def peak(texts: Path, target: Path) -> int:
