@@ -83,6 +83,11 @@ class Child:
         self._connection = Connection(ours.detach())
         self.send(start)
 
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
     def send(self, *message: Any) -> None:
         """Send a message. One to a process that has ended is dropped: `receive` says so."""
         with contextlib.suppress(OSError):
@@ -95,7 +100,7 @@ class Child:
         """
         with contextlib.suppress(OSError):
             self._connection.send(("write", block, place))
-            reduction.send_handle(self._connection, place.descriptor, self._process.pid)
+            reduction.send_handle(self._connection, place.descriptor, self.pid)
 
     def receive(self) -> Any:
         """Wait for the next message. Raises BulkError where the process fails or has ended."""

@@ -25,7 +25,7 @@ from embert.server.bulk.slots import Block, Slots
 
 __all__ = ["Output", "Pipeline", "Source"]
 
-_BLOCKS_OF_AN_ENGINE = 2  # one is encoded, one waits: the engine never waits for this process
+_BLOCKS_OF_AN_ENGINE = 3  # one is copied, one is encoded, one waits: the engine never waits for this process
 _WAIT_S = 10.0  # for the collector's present step, when a run ends early
 
 _WRITE, _FINISH, _PREPARE, _END = range(4)  # text processes take what is nearest to its end first

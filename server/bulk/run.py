@@ -26,7 +26,7 @@ from embert.server.bulk.text_stage import TextStage
 __all__ = ["Devices", "Output", "Report", "Source", "embed_files", "embed_texts"]
 
 # Slots: a block for each text process, those of the engines and those that wait to be written.
-_SLOTS_OF_AN_ENGINE, _SLOTS_OF_THE_WRITER = 3, 3
+_SLOTS_OF_AN_ENGINE, _SLOTS_OF_THE_WRITER = 4, 3
 _TEXT_PROCESSES_OF_A_GPU = 12
 _CPUS_OF_A_TEXT_PROCESS = 8  # where the CPU encodes
 

@@ -25,7 +25,7 @@ from embert.server.bulk.output.place import Place, write_bytes, write_rows
 from embert.server.bulk.output.row_group import RowGroups
 from embert.server.bulk.slots import Block, Slots
 
-__all__ = ["TextStage", "vectors_of"]
+__all__ = ["TextStage"]
 
 
 class TextStage:
@@ -37,6 +37,7 @@ class TextStage:
         self._tokenizer = Tokenizer(model)
         self._encode([])
         self._row_groups = RowGroups(job, model) if job.output_format == "parquet" else None
+        self._rows = np.empty((0, 0), np.float32)
 
     def prepare(self, block: Block, slots: Slots) -> None:
         """Put a block's token ids into its slot, longest texts first. What is wrong with a row is put into the block.
@@ -84,7 +85,7 @@ class TextStage:
 
     def finish_rows(self, block: Block, slots: Slots, read: ReadRows) -> None:
         """As `finish`, of rows that are read already."""
-        vectors = vectors_of(block, slots)
+        vectors = self._vectors(block, slots)
         if self._row_groups is None:
             slots.put(block, "output", json_lines(self._job, read, vectors))
             return
@@ -94,6 +95,16 @@ class TextStage:
             block.error = f"{block.place(0)} to {block.place(block.rows - 1)}: {error}"
             return
         slots.put(block, "output", content)
+
+    def _vectors(self, block: Block, slots: Slots) -> Rows:
+        """The answers of a block, in the order of the input, until the next block's."""
+        values, numbers = slots.view(block, "values"), slots.view(block, "numbers")
+        if "offsets" in block.sections:
+            indices = slots.view(block, "indices") if "indices" in block.sections else None
+            return Rows(values, slots.view(block, "offsets"), indices).taken(numbers)
+        if len(self._rows) < len(values):  # memory that is used again: new pages cost more than the copy
+            self._rows = np.empty(values.shape, np.float32)
+        return Rows.one_each(values.take(numbers, axis=0, out=self._rows[: len(values)], mode="clip"))
 
     def _encode(self, texts: list[str]) -> Encoded:
         job = self._job
@@ -116,12 +127,3 @@ class TextStage:
                 wrong = str(own).removeprefix("`texts`: text 0 ")
                 return f"{block.place(row)} {wrong}"
         return str(error)
-
-
-def vectors_of(block: Block, slots: Slots) -> Rows:
-    """The answers of a block, in the order of the input."""
-    values, numbers = slots.view(block, "values"), slots.view(block, "numbers")
-    if "offsets" not in block.sections:
-        return Rows.one_each(values[numbers])
-    indices = slots.view(block, "indices") if "indices" in block.sections else None
-    return Rows(values, slots.view(block, "offsets"), indices).taken(numbers)
