@@ -10,7 +10,7 @@ the one to read: there it says the same as that of the rates, and other processe
 
 The host's part is timed step by step, in one process and in CPU time, with an encoder that costs nothing; then as whole
 runs. From the steps follows what a machine of 16 cores and one GPU can feed: text processes share the work, while
-reading and writing have a thread each.
+reading has a thread, encoding two, and the system lets one process at a time write to a file.
 """
 
 from __future__ import annotations
