@@ -10,7 +10,7 @@ the one to read: there it says the same as that of the rates, and other processe
 
 The host's part is timed step by step, in one process and in CPU time, with an encoder that costs nothing; then as whole
 runs. From the steps follows what a machine of 16 cores and one GPU can feed: text processes share the work, while
-reading and writing have a thread each.
+reading has a thread, encoding two, and the system lets one process at a time write to a file.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from embert.engine import Encoder, Model, Tokenizer, load_encoder, load_model
 from embert.engine.engine import batch_budget
 from embert.engine.forwards import by_length, gathered, packed, spans
 from embert.engine.packing import PackedBatch, cumulative
-from embert.server.bulk.engine_stage import EngineStage
+from embert.server.bulk.engine_stage import Answer, EngineStage
 from embert.server.bulk.input.line_blocks import LineBlocks
 from embert.server.bulk.input.read_rows import schema_of
 from embert.server.bulk.input.table_blocks import TableBlocks
 from embert.server.bulk.job import Job
-from embert.server.bulk.output.durable import write_all
+from embert.server.bulk.output.place import Place, write_bytes
 from embert.server.bulk.slots import Block, Slots
 from embert.server.bulk.text_stage import TextStage
 
@@ -109,26 +109,34 @@ def _host(model: Model, lines: list[str], folder: Path) -> dict[str, float]:
     stage, engine = TextStage(job, model), EngineStage(job, model, encoder, slots, lambda _: None)
     group_stage = TextStage(parquet, model)
     out = os.open(folder / "host.out", os.O_RDWR | os.O_CREAT)
+    answers: list[Answer] = []
     steps: dict[str, Callable[[Block], object]] = {
         "tokenise": lambda block: stage.prepare(block, slots),
-        "engine, without the encoder": lambda block: _encode(engine, block),
-        "write an array": lambda block: write_all(out, slots.data(block, "values"), folder),
+        "form batches": lambda block: answers.extend(_encoded(engine, block)),
+        "copy vectors into the slot": lambda _: [engine.land(answer) for answer in answers],
+        "order and write an array": lambda block: stage.write(block, slots, place()),
+        "write an array": lambda block: write_bytes(place(), slots.data(block, "values")),
         "format JSON lines": lambda block: stage.finish(block, slots),
-        "write JSON lines": lambda block: write_all(out, slots.data(block, "output"), folder),
+        "write JSON lines": lambda block: stage.write(block, slots, place()),
         "format Parquet": lambda block: group_stage.finish(block, slots),
+        "write Parquet": lambda block: group_stage.write(block, slots, place()),
     }
+
+    def place() -> Place:
+        """The end of the file, where the next block goes."""
+        return Place(out, os.fstat(out).st_size, folder)
+
     passes: list[dict[str, float]] = []
     for _ in range(3):
         spent = dict.fromkeys(steps, 0.0)
         with _source(text, job) as source:
-            spent["read lines"] = _timed(_blocks(source, slots, spent, steps))
+            spent["read lines"] = _timed(_blocks(source, slots, spent, steps, answers))
         spent["read lines"] -= sum(spent[name] for name in steps)
         with TableBlocks([str(table)], replace(job, input_format="parquet")) as rows:
             spent["read Parquet"] = _timed(_all(rows))
         spent["tokenise by the library"] = _library(model, lines)
         passes.append({name: seconds / len(lines) * 1e6 for name, seconds in spent.items()})
         os.ftruncate(out, 0)
-        os.lseek(out, 0, os.SEEK_SET)
     os.close(out)
     slots.close()
     return {name: min(each[name] for each in passes) for name in passes[0]}
@@ -140,10 +148,15 @@ def _source(path: Path, job: Job) -> LineBlocks:
 
 
 def _blocks(
-    source: LineBlocks, slots: Slots, spent: dict[str, float], steps: dict[str, Callable[[Block], object]]
+    source: LineBlocks,
+    slots: Slots,
+    spent: dict[str, float],
+    steps: dict[str, Callable[[Block], object]],
+    answers: list[Answer],
 ) -> Iterator[None]:
     """Send each block through all steps, and add up the seconds of each."""
     while (piece := source.take(BLOCK)) is not None:
+        answers.clear()
         block = Block(0, piece.rows, piece.parts, slot=0)
         slots.put(block, "payload", piece.payload)
         for name, step in steps.items():
@@ -153,12 +166,10 @@ def _blocks(
         yield
 
 
-def _encode(engine: EngineStage, block: Block) -> None:
-    for _ in engine.feed(block):
-        pass
+def _encoded(engine: EngineStage, block: Block) -> Iterator[Answer]:
+    yield from engine.feed(block)
     while engine.is_busy:
-        for _ in engine.finish_one():
-            pass
+        yield engine.finish_one()
 
 
 def _all(source: TableBlocks) -> Iterator[None]:
@@ -183,18 +194,20 @@ def _library(model: Model, lines: list[str]) -> float:
 
 
 def _host_rates(us: dict[str, float]) -> dict[str, float]:
-    """Texts a second that 16 cores and one GPU could feed at these costs: the slowest part's."""
-    processes = CORES - 2  # an engine, and the command's own process with its reader and its writer
-    processes = min(processes, 12)
+    """Texts a second that 16 cores and one GPU could feed at these costs: the slowest part's.
+
+    Text processes share formatting and writing, but the system lets one at a time write to a file.
+    """
+    processes = min(CORES - 2, 12)  # beside an engine and the command's own process
     rates = {}
-    for name, format_us, write_us in (
-        ("npy", 0.0, us["write an array"]),
-        ("parquet", us["format Parquet"], us["write an array"]),
-        ("jsonl", us["format JSON lines"], us["write JSON lines"]),
+    for name, format_us, order_us, write_us in (
+        ("npy", 0.0, us["order and write an array"] - us["write an array"], us["write an array"]),
+        ("parquet", us["format Parquet"], 0.0, us["write Parquet"]),
+        ("jsonl", us["format JSON lines"], 0.0, us["write JSON lines"]),
     ):
         for tokenise in ("tokenise", "tokenise by the library"):
-            parts = us["read lines"], write_us, us["engine, without the encoder"]
-            slowest = max(*parts, (us[tokenise] + format_us) / processes)
+            alone = us["read lines"], us["form batches"], us["copy vectors into the slot"], write_us
+            slowest = max(*alone, (us[tokenise] + format_us + order_us + write_us) / processes)
             rates[f"{name}, {tokenise}"] = 1e6 / slowest
     return rates
 

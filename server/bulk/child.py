@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from embert.engine import Model
 from embert.engine.agreement import MIN_AGREEMENT
 from embert.server.bulk.job import BulkError, Job
+from embert.server.bulk.output.place import Place
+from embert.server.bulk.slots import Block
 
 __all__ = ["Child", "Failed", "Progress", "Ready", "Start"]
 
@@ -80,10 +83,24 @@ class Child:
         self._connection = Connection(ours.detach())
         self.send(start)
 
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
     def send(self, *message: Any) -> None:
         """Send a message. One to a process that has ended is dropped: `receive` says so."""
         with contextlib.suppress(OSError):
             self._connection.send(message if len(message) > 1 else message[0])
+
+    def send_write(self, block: Block, place: Place) -> None:
+        """Have a text process write a block. The file goes with the order, so it is open there as long as that lasts.
+
+        With it goes the file's lock: it is held as long as somebody may write.
+        """
+        with contextlib.suppress(OSError):
+            self._connection.send(("write", block, place))
+            reduction.send_handle(self._connection, place.descriptor, self.pid)
 
     def receive(self) -> Any:
         """Wait for the next message. Raises BulkError where the process fails or has ended."""

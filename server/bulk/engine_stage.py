@@ -1,4 +1,8 @@
-"""What an engine process does with blocks: token ids to vectors, two batches in flight, from one block to the next."""
+"""What an engine process does with blocks: token ids to vectors, two batches in flight, from one block to the next.
+
+One thread keeps the encoder busy. Another one may copy what is answered into the blocks' slots meanwhile: for short
+texts the copy takes as long as half of the encoder's work.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,14 @@ from embert.engine import Encoder, Model
 from embert.engine.engine import batch_budget, kept_columns, require_task
 from embert.engine.forwards import packed, spans
 from embert.engine.heads.multi_vector import kept_rows
-from embert.engine.packing import PackedBatch
+from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.server.bulk.job import Job
 from embert.server.bulk.slots import Block, Slots
 
-__all__ = ["EngineStage"]
+__all__ = ["Answer", "EngineStage"]
 
 _IN_FLIGHT = 2
 
@@ -31,17 +35,26 @@ class _Open:
     """A block some of whose batches are not answered."""
 
     block: Block
-    order: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float32] | None  # of EMBED: the answers, in the order of the input
+    values: npt.NDArray[np.float32] | None  # of EMBED: room for the answers, in the slot
     batches: int
     rows: list[Rows] = field(default_factory=list)  # of the other tasks, in the order of the batches
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the encoder has answered to a batch. It goes to `EngineStage.land`."""
+
+    opened: _Open
+    span: slice  # the batch's texts in the block
+    batch: PackedBatch
+    rows: Rows
 
 
 class EngineStage:
     """Encodes blocks, for one job."""
 
     def __init__(self, job: Job, model: Model, encoder: Encoder, slots: Slots, progress: Callable[[int], None]) -> None:
-        """`progress` is called after each batch with the number of its texts.
+        """`progress` is called by `land`, after each batch, with the number of its texts.
 
         Raises InputError for a task that the model does not have, and for too many dimensions.
         """
@@ -52,13 +65,8 @@ class EngineStage:
         self._progress = progress
         self._in_flight: deque[tuple[_Open, slice, PackedBatch, Any]] = deque()
 
-    def feed(self, block: Block) -> Iterator[Block]:
-        """Encode a block; yields blocks whose vectors are in their slots. Raises EncoderError if a forward fails.
-
-        values   float32 [B, dimensions], in the order of the input; of the other tasks [rows, columns]
-        offsets  int32 [B + 1]: the rows of text i are offsets[i] … offsets[i + 1] - 1
-        indices  int32 [rows]: of sparse vectors
-        """
+    def feed(self, block: Block) -> Iterator[Answer]:
+        """Encode a block; yields answers, of earlier blocks too. Raises EncoderError if a forward fails."""
         slots, job = self._slots, self._job
         ids, lengths = slots.view(block, "ids"), slots.view(block, "lengths")
         types = slots.view(block, "token types") if "token types" in block.sections else None
@@ -68,7 +76,7 @@ class EngineStage:
         values = None
         if job.task == Task.EMBED:
             values = slots.reserve(block, "values", (len(lengths), self._columns), np.float32)
-        opened = _Open(block, slots.view(block, "order"), values, len(batches))
+        opened = _Open(block, values, len(batches))
         for span in batches:
             tokens = slice(places[span.start], places[span.stop])
             texts = Encoded(
@@ -77,26 +85,39 @@ class EngineStage:
             batch = packed(texts, dimensions=job.dimensions or 0, normalize=job.normalize)
             self._in_flight.append((opened, span, batch, self._encoder.submit(batch.wanting(job.task))))
             if len(self._in_flight) == _IN_FLIGHT:
-                yield from self.finish_one()
+                yield self.finish_one()
 
     @property
     def is_busy(self) -> bool:
         """Whether a batch is in flight."""
         return bool(self._in_flight)
 
-    def finish_one(self) -> Iterator[Block]:
-        """Wait for the oldest batch in flight; yields its block if that was its last."""
+    def finish_one(self) -> Answer:
+        """Wait for the oldest batch in flight."""
         opened, span, batch, ticket = self._in_flight.popleft()
-        rows = self._encoder.wait(ticket)[self._job.task]
+        return Answer(opened, span, batch, self._encoder.wait(ticket)[self._job.task])
+
+    def land(self, answer: Answer) -> Block | None:
+        """Put an answer into its slot, all of them in the order of `feed`; the block, if that was its last.
+
+        Its texts are in the order in which they came, longest first.
+
+        values   float32 [B, dimensions]; of the other tasks [rows, columns]
+        offsets  int32 [B + 1], of the other tasks: the rows of text i are offsets[i] … offsets[i + 1] - 1
+        indices  int32 [rows]: of sparse vectors
+        """
+        opened = answer.opened
         if opened.values is not None:
-            opened.values[opened.order[span]] = rows.values[:, : self._columns]
+            opened.values[answer.span] = answer.rows.values[:, : self._columns]
         else:
-            opened.rows.append(self._kept(batch, rows))
-        self._progress(batch.sequences)
+            opened.rows.append(self._kept(answer.batch, answer.rows))
+        self._progress(answer.batch.sequences)
         opened.batches -= 1
-        if not opened.batches:
-            self._close(opened)
-            yield opened.block
+        if opened.batches:
+            return None
+        if opened.rows:
+            self._put(opened.block, opened.rows)
+        return opened.block
 
     def _kept(self, batch: PackedBatch, rows: Rows) -> Rows:
         head = self._model.heads.multi_vector
@@ -104,13 +125,11 @@ class EngineStage:
             return rows
         return rows.where(kept_rows(batch.ids, batch.cu_seqlens, head, is_query=self._job.is_query))
 
-    def _close(self, opened: _Open) -> None:
-        block, slots = opened.block, self._slots
-        if opened.values is not None:
-            slots.put(block, "offsets", np.arange(block.texts + 1, dtype=np.int32))
-            return
-        rows = Rows.joined(opened.rows).taken(np.argsort(opened.order))
-        slots.put(block, "values", rows.values)
-        slots.put(block, "offsets", rows.offsets)
-        if rows.indices is not None:
-            slots.put(block, "indices", rows.indices)
+    def _put(self, block: Block, rows: list[Rows]) -> None:
+        slots, values = self._slots, [each.values for each in rows]
+        shape = sum(map(len, values)), values[0].shape[1]
+        np.concatenate(values, out=slots.reserve(block, "values", shape, np.float32))
+        slots.put(block, "offsets", cumulative(np.concatenate([each.counts for each in rows])))
+        indices = [each.indices for each in rows if each.indices is not None]
+        if indices:
+            slots.put(block, "indices", np.concatenate(indices))

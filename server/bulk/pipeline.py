@@ -1,10 +1,12 @@
-"""Blocks on their way through the processes of a run: read in order, worked on side by side, written in order.
+"""Blocks on their way through the processes of a run: read in order, worked on side by side, placed in order.
 
-    reader ─▶ text processes ─▶ engine processes ─▶ text processes ─▶ writer
-              tokenise          encode              format
+    reader ─▶ text processes ─▶ engine processes ─▶ text processes ─▶ collector ─▶ text processes ─▶ collector
+              tokenise          encode              format            places       write             adds
 
-A thread stands behind each arrow. Every block has a slot, and the reader waits for a free one, so the number of slots
-bounds what is in memory. The block that is written next is always served first, so no slot is held for ever.
+A thread stands behind each arrow. The collector says where in the output a block goes once all those before it have
+their places, and adds it to the output once all those before it are written. So nothing is written behind a block that
+fails. Every block has a slot, and the reader waits for a free one, so the number of slots bounds what is in memory. The
+block that is nearest to its end is always served first, so no slot is held for ever.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ from typing import Protocol
 from embert.server.bulk.child import Child, Progress
 from embert.server.bulk.input.line_blocks import Piece
 from embert.server.bulk.job import BulkError
+from embert.server.bulk.output.place import Place
 from embert.server.bulk.slots import Block, Slots
 
 __all__ = ["Output", "Pipeline", "Source"]
 
-_BLOCKS_OF_AN_ENGINE = 2  # one is encoded, one waits: the engine never waits for this process
-_WAIT_S = 10.0  # for the writer's present step, when a run ends early
+_BLOCKS_OF_AN_ENGINE = 3  # one is copied, one is encoded, one waits: the engine never waits for this process
+_WAIT_S = 10.0  # for the collector's present step, when a run ends early
 
-_FINISH, _PREPARE, _END = range(3)  # text processes take what is nearest to its end first
+_WRITE, _FINISH, _PREPARE, _END = range(4)  # text processes take what is nearest to its end first
 
 
 class Source(Protocol):
@@ -40,10 +43,14 @@ class Output(Protocol):
     """Where blocks go."""
 
     shard_rows: int | None  # a block ends where a multiple of so many rows does
-    rows: int  # of the input that are written
+    rows: int  # of the input that are added
 
-    def write(self, block: Block, slots: Slots) -> None:
-        """Write a block."""
+    def place(self, block: Block, slots: Slots) -> Place | None:
+        """Say where the next block is to be written; None: nowhere."""
+        ...
+
+    def add(self, block: Block, slots: Slots) -> None:
+        """Count the next block as written; one without a place goes into the output now."""
         ...
 
 
@@ -52,6 +59,13 @@ class _Last:
     """In place of a block: there are so many, and no more."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A block that is where it was placed."""
+
+    block: Block
 
 
 class Pipeline:
@@ -77,15 +91,15 @@ class Pipeline:
         self._block_rows, self._formats = block_rows, formats
         self._encoded, self._warn = encoded, warn
         self._free: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._for_texts: queue.PriorityQueue[tuple[int, int, Block | None]] = queue.PriorityQueue()
+        self._for_texts: queue.PriorityQueue[tuple[int, int, Block | None, Place | None]] = queue.PriorityQueue()
         self._for_engines: queue.PriorityQueue[tuple[int, Block | None]] = queue.PriorityQueue()
-        self._for_output: queue.SimpleQueue[Block | _Last | None] = queue.SimpleQueue()
+        self._for_output: queue.SimpleQueue[Block | _Written | _Last | None] = queue.SimpleQueue()
         self._over = threading.Event()
         self._error: BaseException | None = None
         self.skipped = 0  # bad rows
 
     def run(self) -> None:
-        """Until everything is written. Raises what went wrong first; then nothing writes any more."""
+        """Until everything is added. Raises what went wrong first; then nothing is added any more."""
         for slot in range(self._slots_used):
             self._free.put(slot)
         self._start(self._read)
@@ -95,7 +109,7 @@ class Pipeline:
             room = threading.Semaphore(_BLOCKS_OF_AN_ENGINE)
             self._start(self._feed, child, room)
             self._start(self._hear, child, room)
-        writer = self._start(self._write)
+        collector = self._start(self._collect)
         try:
             self._over.wait()
         finally:
@@ -103,10 +117,10 @@ class Pipeline:
             self._free.put(None)
             self._for_output.put(None)
             for number in range(len(self._text_processes)):
-                self._for_texts.put((_END, number, None))
+                self._for_texts.put((_END, number, None, None))
             for number in range(len(self._engines)):
                 self._for_engines.put((-1 - number, None))
-            writer.join(_WAIT_S)
+            collector.join(_WAIT_S)
         if self._error is not None:
             raise self._error
 
@@ -140,17 +154,22 @@ class Pipeline:
             block = Block(number, piece.rows, piece.parts, piece.digest, slot=slot)
             self._slots.put(block, "payload", piece.payload)
             rows += piece.rows
-            self._for_texts.put((_PREPARE, number, block))
+            self._for_texts.put((_PREPARE, number, block, None))
             number += 1
 
     def _serve_texts(self, child: Child) -> None:
         while True:
-            stage, number, block = self._for_texts.get()
+            stage, number, block, place = self._for_texts.get()
             if block is None:
                 return
-            child.send("prepare" if stage == _PREPARE else "finish", block)
+            if place is not None:
+                child.send_write(block, place)
+            else:
+                child.send("prepare" if stage == _PREPARE else "finish", block)
             block = child.receive()
-            if stage == _PREPARE and block.texts and not block.error:
+            if stage == _WRITE:
+                self._for_output.put(_Written(block))
+            elif stage == _PREPARE and block.texts and not block.error:
                 self._for_engines.put((number, block))
             else:
                 self._for_output.put(block)
@@ -171,28 +190,43 @@ class Pipeline:
                 continue
             room.release()
             if self._formats:
-                self._for_texts.put((_FINISH, message.number, message))
+                self._for_texts.put((_FINISH, message.number, message, None))
             else:
                 self._for_output.put(message)
 
-    def _write(self) -> None:
-        waiting: dict[int, Block] = {}
-        number, last = 0, None
-        while number != last:
+    def _collect(self) -> None:
+        ready: dict[int, Block] = {}
+        written: dict[int, Block] = {}
+        placed = added = 0
+        failed: Block | None = None
+        last = None
+        while added != last:
             arrived = self._for_output.get()
             if arrived is None or self._over.is_set():
                 return
             if isinstance(arrived, _Last):
                 last = arrived.number
-                continue
-            waiting[arrived.number] = arrived
-            while (block := waiting.pop(number, None)) is not None:
+            elif isinstance(arrived, _Written):
+                written[arrived.block.number] = arrived.block
+            else:
+                ready[arrived.number] = arrived
+            while failed is None and (block := ready.pop(placed, None)) is not None:
                 if block.error:
-                    raise BulkError(block.error)
+                    failed = block
+                    break
+                place = self._output.place(block, self._slots)
+                if place is None:
+                    written[placed] = block
+                else:
+                    self._for_texts.put((_WRITE, placed, block, place))
+                placed += 1
+            while (block := written.pop(added, None)) is not None:
                 if block.skipped and not self.skipped:
                     self._warn(f"{block.warning}; such rows are skipped")
                 self.skipped += block.skipped
-                self._output.write(block, self._slots)
+                self._output.add(block, self._slots)
                 self._free.put(block.slot)
-                number += 1
+                added += 1
+            if failed is not None and added == failed.number:
+                raise BulkError(failed.error)
         self._over.set()

@@ -26,7 +26,7 @@ from embert.server.bulk.text_stage import TextStage
 __all__ = ["Devices", "Output", "Report", "Source", "embed_files", "embed_texts"]
 
 # Slots: a block for each text process, those of the engines and those that wait to be written.
-_SLOTS_OF_AN_ENGINE, _SLOTS_OF_THE_WRITER = 3, 3
+_SLOTS_OF_AN_ENGINE, _SLOTS_OF_THE_WRITER = 4, 3
 _TEXT_PROCESSES_OF_A_GPU = 12
 _CPUS_OF_A_TEXT_PROCESS = 8  # where the CPU encodes
 
@@ -221,14 +221,16 @@ def embed_texts(job: Job, model: Model, texts: Sequence[str], encoder: Encoder, 
             block = Block(0, len(read.texts), (part,), slot=0)
             text_stage.prepare_rows(block, slots, read)
             if not block.error:
-                for _ in engine_stage.feed(block):
-                    pass
+                for answer in engine_stage.feed(block):
+                    engine_stage.land(answer)
                 while engine_stage.is_busy:
-                    for _ in engine_stage.finish_one():
-                        pass
+                    engine_stage.land(engine_stage.finish_one())
                 if job.output_format != "npy":
                     text_stage.finish_rows(block, slots, read)
             if block.error:
                 raise BulkError(block.error)
-            output.write(block, slots)
+            place = output.place(block, slots)
+            if place is not None:
+                text_stage.write(block, slots, place)
+            output.add(block, slots)
         output.finish()

@@ -1,8 +1,14 @@
-"""What a text process does with a block: its bytes to token ids, and later its vectors to bytes of the output."""
+"""What a text process does with a block: its bytes to token ids, and later its vectors to bytes in the output.
+
+Engines get the texts of a block sorted by length, and leave the vectors in that order. They are put into the order of
+the input here, where there are many processes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from embert.engine import Model, Tokenizer
 from embert.engine.engine import encode_texts
@@ -15,10 +21,11 @@ from embert.engine.tokenization.encoded import Encoded
 from embert.server.bulk.input.read_rows import ReadRows, read_rows
 from embert.server.bulk.job import Job
 from embert.server.bulk.output.json_lines import json_lines
+from embert.server.bulk.output.place import Place, write_bytes, write_rows
 from embert.server.bulk.output.row_group import RowGroups
 from embert.server.bulk.slots import Block, Slots
 
-__all__ = ["TextStage", "vectors_of"]
+__all__ = ["TextStage"]
 
 
 class TextStage:
@@ -30,19 +37,27 @@ class TextStage:
         self._tokenizer = Tokenizer(model)
         self._encode([])
         self._row_groups = RowGroups(job, model) if job.output_format == "parquet" else None
+        self._rows = np.empty((0, 0), np.float32)
 
     def prepare(self, block: Block, slots: Slots) -> None:
         """Put a block's token ids into its slot, longest texts first. What is wrong with a row is put into the block.
 
         ids      int32 [T], of all texts end to end
         lengths  int32 [B], falling
-        order    int64 [B]: the number of each in the order of the input
+        numbers  int64 [B]: in the order of the input, the number of each among these
         """
         self.prepare_rows(block, slots, read_rows(self._job, slots.data(block, "payload")))
 
     def finish(self, block: Block, slots: Slots) -> None:
-        """Put the bytes of the output into the slot."""
+        """Put the bytes of the output into the slot. An array needs none."""
         self.finish_rows(block, slots, read_rows(self._job, slots.data(block, "payload")))
+
+    def write(self, block: Block, slots: Slots, place: Place) -> None:
+        """Write a finished block into its file. Raises BulkError where that is not possible."""
+        if "output" in block.sections:
+            write_bytes(place, slots.data(block, "output"))
+        else:
+            write_rows(place, slots.view(block, "values"), slots.view(block, "numbers"))
 
     def prepare_rows(self, block: Block, slots: Slots, read: ReadRows) -> None:
         """As `prepare`, of rows that are read already."""
@@ -62,13 +77,15 @@ class TextStage:
         block.texts, block.adapter = encoded.sequences, encoded.adapter
         slots.put(block, "ids", packed.ids)
         slots.put(block, "lengths", packed.lengths)
-        slots.put(block, "order", order)
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.arange(len(order))
+        slots.put(block, "numbers", numbers)
         if packed.token_types is not None:
             slots.put(block, "token types", packed.token_types)
 
     def finish_rows(self, block: Block, slots: Slots, read: ReadRows) -> None:
         """As `finish`, of rows that are read already."""
-        vectors = vectors_of(block, slots)
+        vectors = self._vectors(block, slots)
         if self._row_groups is None:
             slots.put(block, "output", json_lines(self._job, read, vectors))
             return
@@ -78,6 +95,16 @@ class TextStage:
             block.error = f"{block.place(0)} to {block.place(block.rows - 1)}: {error}"
             return
         slots.put(block, "output", content)
+
+    def _vectors(self, block: Block, slots: Slots) -> Rows:
+        """The answers of a block, in the order of the input, until the next block's."""
+        values, numbers = slots.view(block, "values"), slots.view(block, "numbers")
+        if "offsets" in block.sections:
+            indices = slots.view(block, "indices") if "indices" in block.sections else None
+            return Rows(values, slots.view(block, "offsets"), indices).taken(numbers)
+        if len(self._rows) < len(values):  # memory that is used again: new pages cost more than the copy
+            self._rows = np.empty(values.shape, np.float32)
+        return Rows.one_each(values.take(numbers, axis=0, out=self._rows[: len(values)], mode="clip"))
 
     def _encode(self, texts: list[str]) -> Encoded:
         job = self._job
@@ -100,9 +127,3 @@ class TextStage:
                 wrong = str(own).removeprefix("`texts`: text 0 ")
                 return f"{block.place(row)} {wrong}"
         return str(error)
-
-
-def vectors_of(block: Block, slots: Slots) -> Rows:
-    """The answers of a block, in the order of the input."""
-    indices = slots.view(block, "indices") if "indices" in block.sections else None
-    return Rows(slots.view(block, "values"), slots.view(block, "offsets"), indices)

@@ -11,15 +11,18 @@ import orjson
 
 from embert.server.bulk.job import BulkError, CannotResume
 
-__all__ = ["check_facts", "plain", "replace_json", "sync_folder", "write_all"]
+__all__ = ["check_facts", "plain", "replace_json", "sync_folder", "write_at"]
+
+PIECE_BYTES = 256 << 10  # written at once: for more, the system may look a long time for memory in one piece
 
 
-def write_all(descriptor: int, content: bytes | memoryview, path: Path) -> None:
-    """Write everything. Raises BulkError, with the file's name, where there is no room or no permission."""
+def write_at(descriptor: int, content: bytes | memoryview, position: int, path: Path) -> None:
+    """Write bytes at a position. Raises BulkError, with the file's name, where there is no room or no permission."""
     view = memoryview(content)
     try:
         while view:
-            view = view[os.write(descriptor, view) :]
+            count = os.pwrite(descriptor, view[:PIECE_BYTES], position)
+            view, position = view[count:], position + count
     except OSError as error:
         raise BulkError(f"{path} cannot be written: {error.strerror}") from None
 

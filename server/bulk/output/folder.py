@@ -6,6 +6,10 @@
 
 What reads folders of Parquet files leaves out names with an underscore. A thread completes a shard while the next one
 is written.
+
+Blocks are written by text processes, in any order, and are added here in the order of the input. A shard is completed
+once all of its blocks are added; the next ones may be begun by then. What a text process still writes for a run that
+was killed goes into a file that has no name any more once the next run has begun.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +28,31 @@ import orjson
 
 from embert.server.bulk.job import BulkError, CannotResume, OutputFormat
 from embert.server.bulk.output.containers import Container
-from embert.server.bulk.output.durable import check_facts, plain, replace_json, sync_folder, write_all
+from embert.server.bulk.output.durable import check_facts, plain, replace_json, sync_folder, write_at
+from embert.server.bulk.output.place import Place
 from embert.server.bulk.slots import Block, Slots
 
 __all__ = ["Folder"]
 
 _MANIFEST = "_manifest.json"
 _UNFINISHED = 2  # shards that wait for the disk; then writing waits, too
+
+
+@dataclass(slots=True)
+class _Shard:
+    """A shard that is being written."""
+
+    name: str
+    partial: Path
+    descriptor: int
+    container: Container
+    size: int = 0  # bytes, with those of blocks that are placed
+    texts: int = 0  # of the blocks that are added
+
+    def write(self, content: bytes) -> None:
+        """Write what is no block's at the end."""
+        write_at(self.descriptor, content, self.size, self.partial)
+        self.size += len(content)
 
 
 class Folder:
@@ -52,8 +75,8 @@ class Folder:
         self.completed = 0  # texts of complete shards
         self.is_finished = False
         self._number = 0  # of the next shard
-        self._shard: int | None = None  # descriptor of the one that is being written
-        self._size = self._shard_texts = 0
+        self._open: deque[_Shard] = deque()  # blocks are placed in the last of them, and added to the first
+        self._placed_rows = 0  # of the input
         self._was_made = not self._path.exists()
         self._path.mkdir(exist_ok=True)
         if not os.access(self._path, os.W_OK | os.X_OK):
@@ -84,6 +107,7 @@ class Folder:
         self._facts, self._container = plain(facts), container
         if resume and self._manifest.exists():
             self._resume()
+        self._placed_rows = self.rows
         for path in self._path.glob("_part-*.partial"):
             path.unlink()
         if not self._manifest.exists():
@@ -106,16 +130,24 @@ class Folder:
                 raise CannotResume(f"{path} is missing or has changed")
         self.is_finished = is_finished
 
-    def write(self, block: Block, slots: Slots) -> None:
-        """Write a block. With its last row, a shard goes on to be completed."""
-        if self._shard is None:
-            self._open()
-        if block.texts:
-            content = slots.data(block, self._current.section)
-            self._current.added(content, self._size)
-            self._write(content)
+    def place(self, block: Block, slots: Slots) -> Place | None:
+        """Where the next block is to be written, before it is added; None: it has no texts."""
+        if self._placed_rows % self._rows_of_a_shard == 0 or not self._open:
+            self._begin_shard()
+        self._placed_rows += block.rows
+        if not block.texts:
+            return None
+        shard = self._open[-1]
+        place = Place(shard.descriptor, shard.size, shard.partial)
+        content = slots.data(block, shard.container.section)
+        shard.container.added(content, shard.size)
+        shard.size += len(content)
+        return place
+
+    def add(self, block: Block, slots: Slots) -> None:  # noqa: ARG002 - of the protocol
+        """Add the next block. With its last row, a shard goes on to be completed."""
         self.texts += block.texts
-        self._shard_texts += block.texts
+        self._open[0].texts += block.texts
         self.rows += block.rows
         self.digest = block.digest
         if self.rows % self._rows_of_a_shard == 0:
@@ -125,39 +157,35 @@ class Folder:
         """Complete everything. Of an empty input there is one shard without rows."""
         if self.is_finished:
             return
-        if self._shard is None and not self._number:
-            self._open()
-        if self._shard is not None:
+        if not self._open and not self._number:
+            self._begin_shard()
+        if self._open:
             self._close_shard()
         while self._commits:
             self._commits.popleft().result()
         self._save(finished=True)
         self.is_finished = True
 
-    @property
-    def _name(self) -> str:
-        """Of the shard that is being written."""
-        return f"part-{self._number:06d}.{self._format}"
-
-    def _open(self) -> None:
+    def _begin_shard(self) -> None:
         self._forget_completed(_UNFINISHED)
-        self._partial = self._path / f"_{self._name}.partial"
-        self._current = self._container()
-        self._shard = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._size = self._shard_texts = 0
-        self._write(self._current.begin())
+        name = f"part-{self._number:06d}.{self._format}"
+        partial = self._path / f"_{name}.partial"
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        shard = _Shard(name, partial, descriptor, self._container())
+        self._open.append(shard)
+        self._number += 1
+        shard.write(shard.container.begin())
 
     def _close_shard(self) -> None:
-        """Hand the shard to the thread that completes it."""
-        assert self._shard is not None  # noqa: S101 - a block was written
-        beginning, end = self._current.end(self._shard_texts)
-        self._write(end)
-        os.pwrite(self._shard, beginning, 0)
-        shard = {"name": self._name, "texts": self._shard_texts, "bytes": self._size}
+        """Hand the first of the open shards to the thread that completes it."""
+        shard = self._open[0]
+        beginning, end = shard.container.end(shard.texts)
+        shard.write(end)
+        write_at(shard.descriptor, beginning, 0, shard.partial)
+        self._open.popleft()
+        record = {"name": shard.name, "texts": shard.texts, "bytes": shard.size}
         state = {"rows": self.rows, "digest": self.digest}
-        self._commits.append(self._thread.submit(self._complete, self._shard, self._partial, shard, state))
-        self._shard = None
-        self._number += 1
+        self._commits.append(self._thread.submit(self._complete, shard.descriptor, shard.partial, record, state))
 
     def _forget_completed(self, most: int) -> None:
         """Until fewer than `most` shards wait for the disk; raises what went wrong with one."""
@@ -180,18 +208,13 @@ class Folder:
         state = {"rows": self.rows, "digest": self.digest} | state
         replace_json(self._manifest, {"facts": self._facts, "finished": finished, **state, "shards": self._shards})
 
-    def _write(self, content: bytes | memoryview) -> None:
-        assert self._shard is not None  # noqa: S101 - it was opened
-        write_all(self._shard, content, self._partial)
-        self._size += len(content)
-
     def __enter__(self) -> Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
-        if self._shard is not None:
-            os.close(self._shard)
+        for shard in self._open:
+            os.close(shard.descriptor)
         if not self.is_finished:
             for path in self._path.glob("_part-*.partial"):  # a run that goes on makes it again
                 path.unlink(missing_ok=True)

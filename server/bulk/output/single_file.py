@@ -5,6 +5,10 @@
 
 A block is complete once the second file says so: after its bytes are on the disk. `--resume` truncates what a killed
 run has written beyond. A thread makes blocks complete while the next ones are written.
+
+Blocks are written by text processes, in any order, and are added here in the order of the input. What is complete never
+counts a block that is not added. A process that writes has the descriptor that is locked here, so the lock lasts until
+nobody can write any more, even when this process was killed.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,10 +28,14 @@ import orjson
 
 from embert.server.bulk.job import BulkError, CannotResume
 from embert.server.bulk.output.containers import Container
-from embert.server.bulk.output.durable import check_facts, plain, replace_json, sync_folder, write_all
+from embert.server.bulk.output.durable import check_facts, plain, replace_json, sync_folder, write_at
+from embert.server.bulk.output.place import Place
 from embert.server.bulk.slots import Block, Slots
 
 __all__ = ["SingleFile"]
+
+_LOCK_S = 2.0  # for the text processes of a run that was killed a moment ago
+_LOCK_POLL_S = 0.02
 
 
 class SingleFile:
@@ -42,7 +51,8 @@ class SingleFile:
         self._progress = self._path.with_name(self._path.name + ".partial.json")
         self._had_partial = self._partial.exists() and self._partial.stat().st_size > 0
         self._facts: dict[str, Any] = {}
-        self._size = 0  # bytes written
+        self._size = 0  # bytes written, without a gap
+        self._placed = 0  # where the next block goes
         self.texts = self.rows = 0  # written
         self.digest = ""  # of the input that they are from
         self.completed = 0  # texts that a killed run would not lose
@@ -50,13 +60,17 @@ class SingleFile:
         if self._path.exists():
             self._check_replaceable()
         self._descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._descriptor)
-            raise BulkError(f"another run is writing {self._partial}") from None
+        self._lock()
         self._thread = ThreadPoolExecutor(1, "embert-commit")
         self._commit: Future[None] | None = None
+
+    def _lock(self) -> None:
+        began = time.monotonic()
+        while not _is_locked(self._descriptor):
+            if time.monotonic() - began > _LOCK_S:
+                os.close(self._descriptor)
+                raise BulkError(f"another run is writing {self._partial}")
+            time.sleep(_LOCK_POLL_S)
 
     def _check_replaceable(self) -> None:
         if not stat.S_ISREG(self._path.stat().st_mode):
@@ -76,6 +90,7 @@ class SingleFile:
         self._progress.unlink(missing_ok=True)
         os.ftruncate(self._descriptor, 0)
         self._write(self._container.begin())
+        self._placed = self._size
 
     def _resume(self) -> None:
         try:
@@ -97,15 +112,22 @@ class SingleFile:
         except (ValueError, LookupError, OSError):
             raise CannotResume(f"{self._partial} is damaged") from None
         os.ftruncate(self._descriptor, size)
-        os.lseek(self._descriptor, size, os.SEEK_SET)
-        self._size, self.rows, self.digest = size, rows, digest
+        self._size, self._placed, self.rows, self.digest = size, size, rows, digest
 
-    def write(self, block: Block, slots: Slots) -> None:
-        """Write a block; it is complete a little later, and at the latest when this object is closed."""
+    def place(self, block: Block, slots: Slots) -> Place | None:
+        """Where the next block is to be written, before it is added; None: it has no texts."""
+        if not block.texts:
+            return None
+        place = Place(self._descriptor, self._placed, self._partial)
+        content = slots.data(block, self._container.section)
+        self._container.added(content, self._placed)
+        self._placed += len(content)
+        return place
+
+    def add(self, block: Block, slots: Slots) -> None:
+        """Add the next block; it is complete a little later, and at the latest when this object is closed."""
         if block.texts:
-            content = slots.data(block, self._container.section)
-            self._container.added(content, self._size)
-            self._write(content)
+            self._size += len(slots.data(block, self._container.section))
         self.texts += block.texts
         self.rows += block.rows
         self.digest = block.digest
@@ -156,7 +178,7 @@ class SingleFile:
             self._commit.result()
 
     def _write(self, content: bytes | memoryview) -> None:
-        write_all(self._descriptor, content, self._partial)
+        write_at(self._descriptor, content, self._size, self._partial)
         self._size += len(content)
 
     def __enter__(self) -> SingleFile:
@@ -171,3 +193,12 @@ class SingleFile:
             if not self._progress.exists():  # there is nothing to continue
                 self._partial.unlink(missing_ok=True)
         os.close(self._descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Lock a file, unless another run has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

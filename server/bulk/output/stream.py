@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from embert.server.bulk.output.containers import Container
+from embert.server.bulk.output.place import Place
 from embert.server.bulk.slots import Block, Slots
 
 __all__ = ["Stream"]
@@ -31,7 +32,10 @@ class Stream:
     def begin(self, facts: dict[str, Any], container: Callable[[], Container], *, resume: bool) -> None:
         """Nothing is to be done."""
 
-    def write(self, block: Block, slots: Slots) -> None:
+    def place(self, block: Block, slots: Slots) -> Place | None:
+        """Nowhere: a stream has no places."""
+
+    def add(self, block: Block, slots: Slots) -> None:
         """Write a block."""
         if not block.texts:
             return

@@ -2,7 +2,8 @@
 
 `python -m tests.server.bulk.crash file|folder PATH N [--resume]`
 
-Steps are calls that change what is on the disk. 0 lets the run end. Prints how many rows it goes on after.
+Steps are calls that change what is on the disk. 0 lets the run end. Prints how many rows it goes on after. Blocks are
+written as text processes may do it: later ones before earlier ones, into the next shard before the last is complete.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import numpy as np
 
 from embert.server.bulk.output.containers import ArrayFile
 from embert.server.bulk.output.folder import Folder
+from embert.server.bulk.output.place import write_rows
 from embert.server.bulk.output.single_file import SingleFile
 from embert.server.bulk.slots import Block, Slots
 
 STEPS_OF_A_CRASH = 9  # the exit status
-BLOCKS, ROWS, COLUMNS = 3, 4, 2
+BLOCKS, ROWS, COLUMNS = 5, 4, 2
+AT_ONCE = 3  # blocks that are placed and not added
 
 
 def main() -> None:
@@ -45,17 +48,25 @@ def main() -> None:
         setattr(os, name, counted(getattr(os, name)))
     for name in ("replace", "rename", "unlink"):
         setattr(Path, name, counted(getattr(Path, name)))
-    slots = Slots.create(1)
+    slots = Slots.create(AT_ONCE)
     output = SingleFile(path) if kind == "file" else Folder(path, "npy", 2 * ROWS, resume=resume)
     with output:
         output.begin({"a": 1}, lambda: ArrayFile(COLUMNS), resume=resume)
         print(output.texts)
-        for number in range(output.rows // ROWS, BLOCKS):
-            if output.is_finished:
-                break
-            block = Block(number, ROWS, texts=ROWS, digest=str(number), slot=0)
-            slots.put(block, "values", np.full((ROWS, COLUMNS), number, np.float32))
-            output.write(block, slots)
+        numbers = [] if output.is_finished else range(output.rows // ROWS, BLOCKS)
+        for first in range(0, len(numbers), AT_ONCE):
+            some = numbers[first : first + AT_ONCE]
+            blocks = [Block(number, ROWS, texts=ROWS, digest=str(number), slot=number % AT_ONCE) for number in some]
+            places = []
+            for block in blocks:
+                rows = block.number + np.arange(ROWS, dtype=np.float32)
+                slots.put(block, "values", np.repeat(rows[:, None], COLUMNS, axis=1))
+                places.append(output.place(block, slots))
+            for block, place in reversed([*zip(blocks, places, strict=True)]):
+                assert place is not None
+                write_rows(place, slots.view(block, "values"), np.arange(ROWS)[::-1])
+            for block in blocks:
+                output.add(block, slots)
         output.finish()
 
 

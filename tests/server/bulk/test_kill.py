@@ -96,6 +96,26 @@ def test_killed_at_random_sizes_of_the_output(texts: Path, tmp_path: Path, name:
     assert (manifest_of(target)["finished"], manifest_of(target)["rows"]) == (True, LINES)
 
 
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.d"])
+def test_resumed_at_once(texts: Path, tmp_path: Path, name: str) -> None:
+    """While text processes of the killed run may still write."""
+    whole, target = tmp_path / f"whole-{name}", tmp_path / name
+    embed(*into(texts, whole))
+    size = written(whole) // 5
+    slow = {"STAND_IN_TOKENS_PER_S": "500000"}
+    with started([*into(texts, target), "--tokenization-workers", "3"], slow) as process:
+        until(lambda: written(target) > size or process.poll() is not None, 120, what="some output")
+        process.kill()
+        assert process.wait() == -9
+        embed(*into(texts, target), "--resume")
+    if whole.is_file():
+        assert target.read_bytes() == whole.read_bytes()
+        return
+    names = sorted(path.name for path in whole.glob("part-*"))
+    assert {path.name for path in target.iterdir()} == {*names, "_manifest.json"}
+    assert all((target / each).read_bytes() == (whole / each).read_bytes() for each in names)
+
+
 def manifest_of(folder: Path) -> Any:
     path = folder / "_manifest.json"
     return json.loads(path.read_text()) if path.exists() else {"shards": []}
