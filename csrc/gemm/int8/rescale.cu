@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     rescale_kernel(const IntegerSums of, const Residual residual, half_t* y, float2* y_sums) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int column = (blockIdx.x * 32 + lane) * kColumns;
-  const bool inside = column < of.out;  // the others add zeros to their group
+  const bool inside = column < of.out;  // the others have zeros throughout, and add them to their group
   dependents_may_launch();
   float scales[kColumns] = {}, constants[kColumns] = {}, gammas[kResidual ? kColumns : 4] = {};
   if (inside) {
@@ -89,7 +89,6 @@ __global__ void __launch_bounds__(kWarps * 32)
         words[i] = hopper::finish<half_t, Activation::kNone, true, false>(
             hopper::scaled_sum(sums[low], by, scales[low]), hopper::scaled_sum(sums[high], by, scales[high]),
             {gammas[low], constants[low], gammas[high], constants[high]}, normal, rests[i], 0, true, pairs[i]);
-        if (!inside) pairs[i] = {0.0f, 0.0f};
       }
       const float2 group = group_sums(pairs, lane);
       const int groups = (of.out + kSumColumns - 1) / kSumColumns;
