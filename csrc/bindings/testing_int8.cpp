@@ -2,6 +2,7 @@
 
 #include "bindings/testing_int8.h"
 
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include "gemm/linear.h"
@@ -43,9 +44,11 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
       .def(
           "int8_product",
           [](Bench& bench, Address weight, Address scales, Address bias, int out, int in, int activation,
-             Address gamma, Address beta, bool of_residual, float epsilon, Address data, Address row_scales) {
+             Address gamma, Address beta, bool of_residual, float epsilon, Address data, Address row_scales,
+             const std::string& provider, const std::string& library) {
             auto made = std::make_unique<Int8Product>();
-            bench.check(make_hopper(DType::kFloat16, made->provider));
+            bench.check(provider == "hopper" ? make_hopper(DType::kFloat16, made->provider)
+                                             : make_cublaslt(DType::kFloat16, library, made->provider));
             LinearWeights of{at(weight), at<float>(bias), out, in, Activation(activation)};
             (of_residual ? of.residual_norm : of.input_norm) = {at<float>(gamma), at<float>(beta)};
             of.epsilon = epsilon;
@@ -56,8 +59,9 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
             return made;
           },
           "weight"_a, "scales"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a, "beta"_a, "of_residual"_a,
-          "epsilon"_a, "data"_a, "row_scales"_a,
-          "The Norm (gamma, beta) is of the residual or of x. data, row_scales: where x is quantised to.");
+          "epsilon"_a, "data"_a, "row_scales"_a, "provider"_a = "hopper", "library"_a = "",
+          "The Norm (gamma, beta) is of the residual or of x. data, row_scales: where x is quantised to, for rows in "
+          "whole groups of 32.");
 }
 
 }  // namespace embert

@@ -15,6 +15,7 @@
 
 #include "device/memory.h"
 #include "elementwise/elementwise.h"
+#include "gemm/int8/portable.h"
 
 namespace embert {
 namespace {
@@ -106,9 +107,10 @@ class CublasLt final : public GemmProvider {
     return workspace_.allocate(kWorkspaceBytes);
   }
   const char* name() const override { return "cublaslt"; }
-  size_t workspace_bytes() const override { return kWorkspaceBytes; }
+  size_t workspace_bytes() const override { return kWorkspaceBytes + sums_.bytes(); }
   bool dependent_launch() const override { return false; }
   bool folds() const override { return false; }
+  bool has_int8() const override { return dtype_ == DType::kFloat16; }
   Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override;
 
   static Status check(cublasStatus_t status, const std::string& where) {
@@ -119,57 +121,59 @@ class CublasLt final : public GemmProvider {
   }
 
  private:
+  friend class Multiplication;
   friend class CublasLtLinear;
+  Status prepare_int8(const LinearWeights& weights, std::unique_ptr<Linear>& linear);
+
   DType dtype_;
   Library library_;
   cublasLtHandle_t handle_ = nullptr;
   DeviceBuffer workspace_;
+  DeviceBuffer sums_;  // of products of 8 bits
 };
 
-class CublasLtLinear final : public Linear {
- public:
-  CublasLtLinear(CublasLt& owner, const LinearWeights& weights)
-      : owner_(owner),
-        weights_(weights),
-        desc_(owner.library_.desc_destroy),
-        weight_layout_(owner.library_.layout_destroy) {}
+// What is multiplied, and how it is added up.
+struct Multiplied {
+  cudaDataType_t operands, results, scalars;
+  cublasComputeType_t compute;
+  uint32_t reductions;  // that K may be split for
+  int out, in, pitch;   // pitch: elements from a row of y to the next
+};
 
-  Status init(const Stream& stream) {
+// y[rows, out] = x[rows, in] · W[out, in]ᵀ (+ residual), and what the library's epilogue adds to it.
+class Multiplication {
+ public:
+  Multiplication(CublasLt& owner, const Multiplied& of)
+      : owner_(owner), of_(of), desc_(owner.library_.desc_destroy), weight_layout_(owner.library_.layout_destroy) {}
+
+  Status init() {
     // cuBLAS is column-major: yᵀ[out, rows] = (Wᵀ)ᵀ[out, in] · xᵀ[in, rows].
-    const Library& library = owner_.library_;
-    EMBERT_TRY(CublasLt::check(library.desc_create(desc_.place(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
+    EMBERT_TRY(CublasLt::check(owner_.library_.desc_create(desc_.place(), of_.compute, of_.scalars),
                                "cublasLtMatmulDescCreate"));
     const cublasOperation_t transpose = CUBLAS_OP_T;
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_TRANSA, transpose));
-    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_EPILOGUE,
-                   weights_.activation == Activation::kRelu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS));
-    // The library adds the bias in y's type.
-    EMBERT_TRY(bias_.allocate(size_t(weights_.out) * bytes_of(owner_.dtype_)));
-    EMBERT_TRY(convert(DType::kFloat32, weights_.bias, owner_.dtype_, bias_.as(), weights_.out, stream));
-    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_.as()));
-    EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(owner_.dtype_)));
-    return make_layout(weights_.in, weights_.out, weights_.in, weight_layout_);
+    return make_layout(of_.operands, of_.in, of_.out, of_.in, weight_layout_);
   }
 
-  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int&,
-             const Stream& stream) override {
-    if (rows == 0) return {};
-    EMBERT_TRY(check_places(x, residual, y, y_sums));
-    if (x.sums != nullptr || residual.sums != nullptr || y_sums != nullptr)
-      return Status::refused("cuBLASLt folds no LayerNorm");
+  template <typename Value>
+  Status set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+    return CublasLt::check(owner_.library_.desc_set(desc_.get(), attribute, &value, sizeof(value)),
+                           "cublasLtMatmulDescSetAttribute");
+  }
+
+  Status run(const void* weight, const void* x, const void* residual, int rows, void* y, const Stream& stream) {
     const Plan* plan = nullptr;
-    EMBERT_TRY(plan_for(rows, residual.data != nullptr, plan));
-    const float alpha = 1.0f, beta = residual.data != nullptr ? 1.0f : 0.0f;
+    EMBERT_TRY(plan_for(rows, residual != nullptr, plan));
+    const float numbers[] = {0.0f, 1.0f};
+    const int32_t integers[] = {0, 1};
+    const auto scalar = [&](int which) -> const void* {
+      return of_.scalars == CUDA_R_32I ? static_cast<const void*>(integers + which) : numbers + which;
+    };
     const cublasStatus_t status =
-        owner_.library_.matmul(owner_.handle_, desc_.get(), &alpha, weights_.weight, weight_layout_.get(), x.data,
-                               plan->x.get(), &beta, residual.data != nullptr ? residual.data : y, plan->y.get(), y,
+        owner_.library_.matmul(owner_.handle_, desc_.get(), scalar(1), weight, weight_layout_.get(), x, plan->x.get(),
+                               scalar(residual != nullptr), residual != nullptr ? residual : y, plan->y.get(), y,
                                plan->y.get(), &plan->algo, owner_.workspace_.as(), kWorkspaceBytes, stream.handle);
-    EMBERT_TRY(CublasLt::check(status, "cublasLtMatmul (" + std::to_string(rows) + " rows, " +
-                                           std::to_string(weights_.in) + " to " + std::to_string(weights_.out) + ")"));
-    if (weights_.activation == Activation::kGeluErf || weights_.activation == Activation::kGeluTanh) {
-      return activate_rows(owner_.dtype_, weights_.activation, rows, weights_.out, y, stream);
-    }
-    return {};
+    return CublasLt::check(status, "cublasLtMatmul (" + size(rows) + ")");
   }
 
  private:
@@ -179,19 +183,18 @@ class CublasLtLinear final : public Linear {
     cublasLtMatmulAlgo_t algo{};
   };
 
-  Status make_layout(int width, int rows, int pitch, Layout& layout) const {
-    return CublasLt::check(owner_.library_.layout_create(layout.place(), data_type(owner_.dtype_), width, rows, pitch),
+  std::string size(int rows) const {
+    return std::to_string(rows) + " rows, " + std::to_string(of_.in) + " to " + std::to_string(of_.out) +
+           (of_.operands == CUDA_R_8I ? " in int8" : "");
+  }
+
+  Status make_layout(cudaDataType_t type, int width, int rows, int pitch, Layout& layout) const {
+    return CublasLt::check(owner_.library_.layout_create(layout.place(), type, width, rows, pitch),
                            "cublasLtMatrixLayoutCreate");
   }
   Status make_layouts(int rows, Plan& plan) const {
-    EMBERT_TRY(make_layout(weights_.in, rows, weights_.in, plan.x));
-    return make_layout(weights_.out, rows, weights_.pitch == 0 ? weights_.out : weights_.pitch, plan.y);
-  }
-
-  template <typename Value>
-  Status set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
-    return CublasLt::check(owner_.library_.desc_set(desc_.get(), attribute, &value, sizeof(value)),
-                           "cublasLtMatmulDescSetAttribute");
+    EMBERT_TRY(make_layout(of_.operands, of_.in, rows, of_.in, plan.x));
+    return make_layout(of_.results, of_.out, rows, of_.pitch, plan.y);
   }
 
   // Layouts are exact. Algorithms are found once a bucket: a call of the heuristic takes tens of microseconds.
@@ -234,41 +237,109 @@ class CublasLtLinear final : public Linear {
     Owned<cublasLtMatmulPreference_t> preference(library.preference_destroy);
     EMBERT_TRY(CublasLt::check(library.preference_create(preference.place()), "cublasLtMatmulPreferenceCreate"));
     const size_t workspace = kWorkspaceBytes;
-    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;  // one K partition for every number of rows
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
       return CublasLt::check(library.preference_set(preference.get(), attribute, &value, sizeof(value)),
                              "cublasLtMatmulPreferenceSetAttribute");
     };
     EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace));
-    EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, no_split));
+    EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, of_.reductions));
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
     const cublasStatus_t status =
         library.heuristic(owner_.handle_, desc_.get(), weight_layout_.get(), of_rows.x.get(), of_rows.y.get(),
                           of_rows.y.get(), preference.get(), 1, &result, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
-      return Status::refused("cuBLASLt has no algorithm for " + std::to_string(rows) + " rows, " +
-                             std::to_string(weights_.in) + " to " + std::to_string(weights_.out));
+      return Status::refused("cuBLASLt has no algorithm for " + size(rows));
     }
     algo = result.algo;
     return {};
   }
 
   CublasLt& owner_;
-  LinearWeights weights_;
-  DeviceBuffer bias_;
+  Multiplied of_;
   Owned<cublasLtMatmulDesc_t> desc_;
   Layout weight_layout_;
   std::map<std::pair<int, bool>, Plan> plans_;                  // by rows
   std::map<std::pair<int, bool>, cublasLtMatmulAlgo_t> algos_;  // by bucket
 };
 
+class CublasLtLinear final : public Linear {
+ public:
+  CublasLtLinear(CublasLt& owner, const LinearWeights& weights)
+      : owner_(owner), weights_(weights), product_(owner, of(owner.dtype_, weights)) {}
+
+  Status init(const Stream& stream) {
+    EMBERT_TRY(product_.init());
+    EMBERT_TRY(product_.set(CUBLASLT_MATMUL_DESC_EPILOGUE, weights_.activation == Activation::kRelu
+                                                               ? CUBLASLT_EPILOGUE_RELU_BIAS
+                                                               : CUBLASLT_EPILOGUE_BIAS));
+    // The library adds the bias in y's type.
+    EMBERT_TRY(bias_.allocate(size_t(weights_.out) * bytes_of(owner_.dtype_)));
+    EMBERT_TRY(convert(DType::kFloat32, weights_.bias, owner_.dtype_, bias_.as(), weights_.out, stream));
+    EMBERT_TRY(product_.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_.as()));
+    return product_.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(owner_.dtype_));
+  }
+
+  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int&,
+             const Stream& stream) override {
+    if (rows == 0) return {};
+    EMBERT_TRY(check_places(x, residual, y, y_sums));
+    if (x.sums != nullptr || residual.sums != nullptr || y_sums != nullptr)
+      return Status::refused("cuBLASLt folds no LayerNorm");
+    EMBERT_TRY(product_.run(weights_.weight, x.data, residual.data, rows, y, stream));
+    if (weights_.activation == Activation::kGeluErf || weights_.activation == Activation::kGeluTanh) {
+      return activate_rows(owner_.dtype_, weights_.activation, rows, weights_.out, y, stream);
+    }
+    return {};
+  }
+
+ private:
+  static Multiplied of(DType dtype, const LinearWeights& weights) {
+    const cudaDataType_t type = data_type(dtype);
+    const int pitch = weights.pitch == 0 ? weights.out : weights.pitch;
+    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;  // one K partition for every number of rows
+    return {type, type, CUDA_R_32F, CUBLAS_COMPUTE_32F, no_split, weights.out, weights.in, pitch};
+  }
+
+  CublasLt& owner_;
+  LinearWeights weights_;
+  Multiplication product_;
+  DeviceBuffer bias_;
+};
+
+// Of integers, whose sums are exact in any order: K may be split.
+class CublasLtIntegers final : public IntegerProduct {
+ public:
+  CublasLtIntegers(CublasLt& owner, const LinearWeights& weights)
+      : weight_(weights.weight),
+        product_(owner, {CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I, CUBLASLT_REDUCTION_SCHEME_MASK,
+                         weights.out, weights.in, weights.out}) {}
+  Status init() { return product_.init(); }
+  Status run(const int8_t* x, int rows, int32_t* sums, const Stream& stream) override {
+    return product_.run(weight_, x, nullptr, rows, sums, stream);
+  }
+
+ private:
+  const void* weight_;
+  Multiplication product_;
+};
+
 Status CublasLt::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
+  if (weights.scales != nullptr) return prepare_int8(weights, linear);
   if (weights.input_norm.gamma != nullptr || weights.residual_norm.gamma != nullptr)
     return Status::refused("cuBLASLt folds no LayerNorm");
   auto made = std::make_unique<CublasLtLinear>(*this, weights);
   EMBERT_TRY(made->init(stream));
   linear = std::move(made);
+  return {};
+}
+
+Status CublasLt::prepare_int8(const LinearWeights& weights, std::unique_ptr<Linear>& linear) {
+  EMBERT_TRY(check_portable_int8(dtype_, weights));
+  if (sums_.bytes() == 0) EMBERT_TRY(sums_.allocate(kSumBytes));
+  auto product = std::make_unique<CublasLtIntegers>(*this, weights);
+  EMBERT_TRY(product->init());
+  linear = make_portable_int8(weights, std::move(product), sums_.as<int32_t>());
   return {};
 }
 

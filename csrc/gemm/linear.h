@@ -4,7 +4,8 @@
 // There are two providers: cuBLASLt for every device and type, and our own Hopper kernels, which also apply LayerNorms
 // (EPILOGUES.md). With our own kernels an output row depends on its own row and the weights alone, bit for bit,
 // whatever `rows` is: no split of K varies with the number of rows. cuBLASLt is asked not to split K either, but does
-// not promise the order in which a block adds. Its rows are equal up to rounding.
+// not promise the order in which a block adds. Its rows are equal up to rounding; in 8 bits, whose sums are exact, to
+// the bit, and with either provider LayerNorms are then part of products.
 #pragma once
 
 #include <memory>
@@ -47,7 +48,8 @@ struct LinearWeights {
   // quantised on the way, after their LayerNorm, into `quantised`; without x, what is there is multiplied. Only where
   // the provider has_int8.
   const float* scales = nullptr;  // [out]
-  QuantisedRows quantised = {};   // memory that products one after another share: the most rows, the widest `in`
+  // Memory that products one after another share: the most rows, in whole groups of 32, and the widest `in`.
+  QuantisedRows quantised = {};
 };
 
 // A tile writes its part of y and of y's sums while other tiles still read x, the residual and their sums.
@@ -102,7 +104,7 @@ class GemmProvider {
   // adds a kernel after the product (elementwise/turn.cu, elementwise/gate.cu), and neither is set.
   virtual bool fuses_rotary() const { return false; }
   virtual bool fuses_gate() const { return false; }
-  // Whether it takes weights of 8 bits: LinearWeights::scales.
+  // Whether it takes weights of 8 bits: LinearWeights::scales. Such products apply LayerNorms, whatever `folds` says.
   virtual bool has_int8() const { return false; }
   // After all calls of `prepare`: refused where a Norm cannot be folded into its weights without loss.
   virtual Status check_folds() const { return {}; }

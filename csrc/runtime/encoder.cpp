@@ -53,10 +53,11 @@ Status Encoder::choose_kernels(bool is_hopper, const Build& build) {
     EMBERT_TRY(maps_->open());
   }
   // Layers that share weights cannot fold different LayerNorms into them.
-  folds_ = options_.fold && gemm_->folds() && model_.hidden <= kMaxSumColumns && model_.shared.empty();
-  if (model_.int8 && !(folds_ && gemm_->has_int8()))
-    return Status::refused(std::string("matrices in int8 need our own products for compute capability 9.0, and ") +
-                           gemm_->name() + (folds_ ? " has none" : " without LayerNorms in its products has none"));
+  const bool can_fold = model_.int8 ? gemm_->has_int8() : gemm_->folds();  // products of 8 bits always do
+  folds_ = options_.fold && can_fold && model_.hidden <= kMaxSumColumns && model_.shared.empty();
+  if (model_.int8 && !folds_)
+    return Status::refused(std::string("matrices in int8 need LayerNorms in their products, and ") + gemm_->name() +
+                           (can_fold ? " was asked for without" : " has no products in int8"));
   program_ = compile(model_, {folds_, gemm_->fuses_rotary(), gemm_->fuses_gate()});
   if (folds_ && !model_.int8) weights_.keep_exact();
   return {};
@@ -68,6 +69,10 @@ Status Encoder::make_gemm(bool is_hopper, const Build& build) {
   if (asked == "hopper" && !own)
     return Status::refused("the hopper GEMM needs compute capability 9.0 and a 16-bit type");
   if (own && asked != "cublaslt" && !build.hopper) return without_hopper(build);
+  if (model_.int8 && asked == "auto" && !own)
+    return Status::refused(
+        "in int8 only GPUs of compute capability 9.0 are used without being asked for; others need products of "
+        "cuBLASLt, which have not run on any GPU yet: ask for them with --encoder cuda-portable");
   if (asked == "hopper" || (asked == "auto" && own)) return make_hopper(model_.dtype, gemm_);
   if (asked == "cublaslt" || asked == "auto") return make_cublaslt(model_.dtype, options_.cublaslt_library, gemm_);
   return Status::refused("no GEMM is called " + asked);

@@ -108,8 +108,9 @@ Status Encoder::embed_batch(const Step& step, Replay& replay) {
   uint8_t* const to = memory_of(step.y);
   EmbeddingTables tables = weights_.tables();
   tables.gamma_in_rows = gamma_in_rows_;
-  // One launch for few rows; it leaves sums, and no positions behind.
-  if (plan.on_host && step.leaves_sums && plan.rows <= kSmallRows && model_.angle_tables().empty())
+  // One launch for few rows, where the device has clusters; it leaves sums, and no positions behind.
+  const bool small = plan.on_host && step.leaves_sums && plan.rows <= kSmallRows && stream.dependent_launch;
+  if (small && model_.angle_tables().empty())
     return embed_small(model_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, sums_of(step.y),
                        stream);
   EMBERT_TRY(compute_offsets(input, offsets, capacity, stream));

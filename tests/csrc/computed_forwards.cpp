@@ -1,6 +1,6 @@
 // The encoder's host side before a device that computes on the CPU. Standard input: numbers and names, as
-// tests/csrc/computed.py writes them; arguments: gemm, dtype (DType), the file of all tensors' bytes, and where the
-// rows of all tokens and then the pooled vectors go, in FP32.
+// tests/csrc/computed.py writes them; arguments: gemm, dtype (DType; int8: of matrices), the file of all tensors'
+// bytes, and where the rows of all tokens and then the pooled vectors go, in FP32.
 
 #include <cstring>
 #include <iostream>
@@ -38,6 +38,8 @@ int main(int count, char** arguments) {
   model.activation = Activation(number());
   model.pooling = Pooling(number());
   model.dtype = DType(std::atoi(arguments[2]));
+  model.int8 = model.dtype == DType::kInt8;
+  if (model.int8) model.dtype = DType::kFloat16;
   for (int left = number(); left > 0; --left) {
     const int window = number(), turned = number();
     model.attention.push_back({window, turned, number()});

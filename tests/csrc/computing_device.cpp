@@ -18,6 +18,7 @@
 #include "heads/splade/splade.h"
 #include "heads/token_heads.h"
 #include "norm/layernorm.h"
+#include "norm/quantise.h"
 #include "recording_device.h"
 
 namespace embert {
@@ -28,6 +29,7 @@ using Row = std::vector<double>;
 double get(DType dtype, const void* from, size_t i) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(from)[i];
   if (dtype == DType::kFloat16) return __half2float(static_cast<const __half*>(from)[i]);
+  if (dtype == DType::kInt8) return static_cast<const int8_t*>(from)[i];
   return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[i]);
 }
 void put(DType dtype, void* to, size_t i, double value) {
@@ -99,12 +101,31 @@ void turn_row(Row& row, const RotaryColumns& of, int position) {
   }
 }
 
+// A row in 8 bits, as norm/quantise.h has it, and its scale.
+double quantise(Row& row) {
+  double largest = 0;
+  for (size_t block = 0; block < row.size(); block += kRotated) {
+    for (int stride = 1; stride < kRotated; stride *= 2) {
+      for (int i = 0; i < kRotated; ++i) {
+        if ((i & stride) != 0) continue;
+        double &a = row[block + i], &b = row[block + i + stride];
+        const double sum = a + b, difference = a - b;
+        a = sum, b = difference;
+      }
+    }
+  }
+  for (const double x : row) largest = std::max(largest, std::abs(x));
+  for (double& x : row) x = largest == 0 ? 0.0 : std::nearbyint(x * (127 / largest));
+  return largest / 127 / std::sqrt(double(kRotated));
+}
+
 class ComputingLinear final : public Linear {
  public:
   ComputingLinear(const LinearWeights& weights, DType dtype) : weights_(weights), dtype_(dtype) {
     if (weights.rotary != nullptr) rotary_ = *weights.rotary;
     weights_.rotary = nullptr;
-    matrix_ = row_of(dtype, weights.weight, 0, (weights.gated ? 2 : 1) * weights.out * weights.in);
+    const DType stored = weights.scales != nullptr ? DType::kInt8 : dtype;
+    matrix_ = row_of(stored, weights.weight, 0, (weights.gated ? 2 : 1) * weights.out * weights.in);
   }
 
   Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
@@ -118,6 +139,7 @@ class ComputingLinear final : public Linear {
     for (int row = 0; row < rows; ++row) {
       Row in = row_of(dtype_, x.data, row, w.in);
       normalise(in, w.input_norm, w.epsilon, norms_x ? x.sums + size_t(row) * sums : nullptr, w.gamma_in_rows);
+      if (w.scales != nullptr) scale_ = quantise(in);
       Row out(w.out);
       for (int n = 0; n < w.out; ++n)
         out[n] = w.gated ? activated(w.activation, product(in, 2 * n)) * product(in, 2 * n + 1)
@@ -139,16 +161,17 @@ class ComputingLinear final : public Linear {
 
  private:
   double product(const Row& in, int n) const {
-    double sum = weights_.bias[n];
+    double sum = 0;
     const double* const row = matrix_.data() + size_t(n) * weights_.in;
     for (int k = 0; k < weights_.in; ++k) sum += in[k] * row[k];
-    return sum;
+    return (weights_.scales == nullptr ? sum : sum * scale_ * weights_.scales[n]) + weights_.bias[n];
   }
 
   LinearWeights weights_;
   RotaryColumns rotary_;
   DType dtype_;
   Row matrix_;
+  double scale_ = 1;  // of the row at work, in 8 bits
 };
 
 class ComputingGemm final : public GemmProvider {
@@ -164,6 +187,7 @@ class ComputingGemm final : public GemmProvider {
   bool folds() const override { return hopper_; }
   bool fuses_rotary() const override { return hopper_; }
   bool fuses_gate() const override { return hopper_; }
+  bool has_int8() const override { return dtype_ == DType::kFloat16; }
 
  private:
   bool hopper_;

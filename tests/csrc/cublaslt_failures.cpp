@@ -1,12 +1,16 @@
 // csrc/gemm/cublaslt.cpp before a library that fails: call 0, call 1, … until a whole product goes through. Arguments:
-// the stand-in's path, the status that a failing call answers. Prints what each failure said, and what still lives.
+// the stand-in's path, the status that a failing call answers, and "int8" for a product of 8 bits. Prints what each
+// failure said, and what still lives.
 
 #include <dlfcn.h>
 
 #include <cstdio>
 #include <cstdlib>
 
+#include <string>
+
 #include "elementwise/elementwise.h"
+#include "gemm/int8/rescale.h"
 #include "gemm/linear.h"
 
 namespace {
@@ -45,6 +49,15 @@ Status convert(DType, const void*, DType, void*, size_t, const Stream&) {
 Status activate_rows(DType, Activation, int, int, void*, const Stream&) {
   return {};
 }
+Status quantise_rows(DType, const Rows&, const Norm&, int, int, float, const QuantisedRows&, const Stream&) {
+  return {};
+}
+Status rescale_rows(const IntegerSums&, Activation, void*, const Stream&) {
+  return {};
+}
+Status rescale_onto_residual(const IntegerSums&, const Rows&, const Norm&, float, void*, float2*, const Stream&) {
+  return {};
+}
 }  // namespace embert
 
 using namespace embert;
@@ -56,7 +69,9 @@ int main(int count, char** arguments) {
   int& living = *static_cast<int*>(dlsym(library, "stand_in_living"));
   int& calls_left = *static_cast<int*>(dlsym(library, "stand_in_calls_left"));
   *static_cast<int*>(dlsym(library, "stand_in_failure")) = std::atoi(arguments[2]);
-  float x[64], residual[64], y[64], bias[8], weight[64];
+  const bool int8 = count > 3 && std::string(arguments[3]) == "int8";
+  float x[64], residual[64], y[64], bias[8], scales[8];
+  int8_t weight[8 * 128] = {}, quantised[32 * 128] = {};
   for (int call = 0;; ++call) {
     Status status;
     {
@@ -65,11 +80,12 @@ int main(int count, char** arguments) {
       LinearWeights weights;
       weights.weight = weight, weights.bias = bias;
       weights.out = weights.in = 8;
+      if (int8) weights.in = 128, weights.scales = scales, weights.quantised = {quantised, scales};
       int parts = 0;
       calls_left = call;
-      status = make_cublaslt(DType::kFloat32, arguments[1], provider);
+      status = make_cublaslt(int8 ? DType::kFloat16 : DType::kFloat32, arguments[1], provider);
       if (status.ok()) status = provider->prepare(weights, {}, linear);
-      if (status.ok()) status = linear->run({x}, {residual}, 5, y, nullptr, parts, {});
+      if (status.ok()) status = linear->run({x}, int8 ? Rows{} : Rows{residual}, 5, y, nullptr, parts, {});
       const int left = calls_left;
       calls_left = -1;
       if (status.ok() && left > 0) {  // it took fewer calls than that

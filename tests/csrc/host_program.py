@@ -6,6 +6,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ def build(folder: Path, *sources: Path, name: str = "program", flags: Sequence[s
 def _object(source: Path, flags: tuple[str, ...]) -> Path:
     """Kept from run to run in build/, where other processes find it too: they wait while one compiles it."""
     compile_ = ("-c", "-Wall", "-Wextra", "-isystem", str(_headers()), "-I", str(CSRC), *flags)
-    content = hashlib.sha256(repr((_toolchain(), OPTIONS, compile_)).encode() + source.read_bytes()).hexdigest()
+    code = source.read_bytes()
+    kernels = b"".join((CSRC / name.decode()).read_bytes() for name in re.findall(rb'#include "([\w/]+\.cu)"', code))
+    content = hashlib.sha256(repr((_toolchain(), OPTIONS, compile_)).encode() + code + kernels).hexdigest()
     name = f"{source.parent.name}-{source.stem}-{hashlib.sha256(repr((source, flags)).encode()).hexdigest()[:8]}"
     made = OBJECTS / f"{name}-{content[:16]}.o"
     OBJECTS.mkdir(parents=True, exist_ok=True)

@@ -191,7 +191,7 @@ class RecordingGemm final : public GemmProvider {
   bool folds() const override { return folds_; }
   bool fuses_rotary() const override { return folds_; }
   bool fuses_gate() const override { return folds_; }
-  bool has_int8() const override { return folds_; }
+  bool has_int8() const override { return dtype_ == DType::kFloat16; }
 
  private:
   bool folds_;

@@ -5,6 +5,8 @@ What these tests check is everything else: the order of weights, the program, wh
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from embert import engine
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda.layers import layer_tensors
 from embert.engine.encoders.cuda_shapes import layer_shapes
@@ -20,8 +23,10 @@ from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.tasks import Task
+from tests.csrc import int8
 from tests.csrc.host_program import COMPUTED, build
 from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
+from tests.csrc.test_encoder import random_bert
 from tests.engine.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
@@ -33,7 +38,8 @@ NUMBERS = ("hidden", "layers", "heads", "inner", "vocabulary", "positions", "typ
 SWITCHES = ("position_table", "padding", "relative", "gated", "pre_norm", "first_norm")
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 POOLINGS = {"cls": 0, "mean": 1, "last-token": 3}
-STORED = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
+INT8 = 3
+STORED = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16, "int8": INT8}
 ALLOWED = {FLOAT32: 1e-5, FLOAT16: 4e-3}  # of a row's length
 
 Floats = npt.NDArray[np.float32]
@@ -54,7 +60,7 @@ def computed(
     told += [shapes["epsilon"], ACTIVATIONS[shapes["activation"]], POOLINGS[model.pooling]]
     told += [len(shapes["attention"]), *(each for layer in shapes["attention"] for each in layer)]
     told += [len(shapes["shared"]), *shapes["shared"], max(MAX_TOKENS, batch.tokens)]
-    tensors = list(layer_tensors(model.architecture, Checkpoint.open(model).with_adapter(adapter)))
+    tensors = list(layer_tensors(model.architecture, Checkpoint.open(model).with_adapter(adapter), dtype == INT8))
     told.append(len(tensors))
     data, out = model.folder / "tensors", model.folder / "answers"
     with data.open("wb") as file:
@@ -69,15 +75,24 @@ def computed(
     return answers[: batch.tokens], answers[batch.tokens :]
 
 
-def compare(program: Path, model: Model, gemm: str, dtype: int) -> None:
+def drawn(model: Model) -> PackedBatch:
     lengths = np.array(LENGTHS, np.int32)
     ids = np.random.default_rng(11).integers(0, model.architecture.vocab_size, lengths.sum()).astype(np.int32)
-    batch = PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+    return PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+
+
+def relative_errors(got: Floats, of: Floats) -> Floats:
+    """A row each."""
+    errors: Floats = np.linalg.norm(got - of, axis=1) / np.linalg.norm(of, axis=1)
+    return errors
+
+
+def compare(program: Path, model: Model, gemm: str, dtype: int) -> None:
+    batch = drawn(model)
     cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12)
     wanted = cpu.encode(batch, Task.TOKENS), cpu.encode(batch)
     for got, of in zip(computed(program, model, gemm, dtype, batch), wanted, strict=True):
-        errors = np.linalg.norm(got - of, axis=1) / np.linalg.norm(of, axis=1)
-        assert errors.max() <= ALLOWED[dtype]
+        assert relative_errors(got, of).max() <= ALLOWED[dtype]
 
 
 @pytest.mark.parametrize(
@@ -104,3 +119,27 @@ def test_rows_that_pooling_does_not_read_may_be_left_out(
     program: Path, tmp_path: Path, kind: str, gemm: str, pooling: str
 ) -> None:
     compare(program, described(tmp_path, kind, pooling=pooling), gemm, FLOAT16)
+
+
+@pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_forwards_in_8_bits_are_numpys(program: Path, tmp_path: Path, gemm: str, pooling: str) -> None:
+    """Where products apply LayerNorms with either provider."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 384, "num_hidden_layers": 1}
+    model = dataclasses.replace(engine.load_model(str(random_bert(tmp_path, **sizes))), pooling=pooling)
+    batch = drawn(model)
+    rows, pooled = computed(program, model, gemm, INT8, batch)
+    checkpoint = Checkpoint.open(model)
+    wanted = [
+        int8.hidden_state(batch.ids[begin:end], model.architecture, checkpoint)
+        for begin, end in itertools.pairwise(batch.cu_seqlens)
+    ]
+    errors = relative_errors(rows, np.concatenate(wanted))
+    assert errors.max() <= ALLOWED[FLOAT16]
+    # One step of 8 bits more or less moves what comes after it, so bits are not equal; it is nearer all the same.
+    unrounded = relative_errors(rows, TorchEncoder(model, max_batch_tokens=1 << 12).encode(batch, Task.TOKENS))
+    print(np.median(errors), np.median(unrounded))
+    assert np.median(errors) <= 0.85 * np.median(unrounded)
+    for text, vector in zip(wanted, pooled, strict=True):
+        of_text = text.mean(axis=0) if pooling == "mean" else text[0]
+        assert np.linalg.norm(vector - of_text) <= ALLOWED[FLOAT16] * np.linalg.norm(of_text)

@@ -32,6 +32,7 @@ SOURCES = (
     "gemm/hopper/hopper_int8.cu",
     "gemm/hopper/hopper_maxima.cu",
     "gemm/hopper/hopper_rotary.cu",
+    "gemm/int8/rescale.cu",
     "attention/hopper/long_texts.cu",
     "attention/sm90.cu",
     "attention/sm80.cu",
@@ -166,6 +167,7 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     for kernel in ("scaled_kernel", "wide_scaled_kernel"):
         assert kernel in names["hopper_int8"]
     assert "quantise_kernel" in names["quantise"]
+    assert "rescale_kernel" in names["rescale"]
     for kernel in ("pingpong_rotary_kernel", "few_rows_rotary_kernel"):
         assert kernel in names["hopper_rotary"]
     for kernel in ("attention_hopper_kernel", "attention_hopper_window_kernel"):

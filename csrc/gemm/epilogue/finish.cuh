@@ -49,4 +49,18 @@ __device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kRe
   return pack_two<T>(low, high);
 }
 
+// A sum of integers of 8 bits times its row's scale and its column's (norm/quantise.h). Rounded each time: where the
+// compiler may, it makes a multiply-add of the last one and the bias.
+__device__ __forceinline__ float scaled_sum(int sum, float of_row, float of_column) {
+  return __fmul_rn(__fmul_rn(float(sum), of_row), of_column);
+}
+
+// The same as `finish` from such sums, without a residual. `k`: (scale, c, scale, c) of the columns; `by`: the row's
+// scale; scales of rows and c are times activation_factor.
+template <Activation kActivation>
+__device__ __forceinline__ uint32_t finish_sums(int low, int high, float4 k, float by) {
+  return pack_two<half_t>(activate<kActivation, false>(fmaf(__fmul_rn(float(low), by), k.x, k.y)),
+                          activate<kActivation, false>(fmaf(__fmul_rn(float(high), by), k.z, k.w)));
+}
+
 }  // namespace embert::hopper

@@ -45,11 +45,8 @@ class ScaledRows : public TileRows<kTurns, true> {
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const int element = 32 * box + 2 * i;
-          const float4 k = of_columns[i / 2];
-          const float by = scale[half][i % 2];
-          packed[i / 4][i % 4] = pack_two<half_t>(
-              activate<kActivation, false>(fmaf(__fmul_rn(float(c[half][element]), by), k.x, k.y)),
-              activate<kActivation, false>(fmaf(__fmul_rn(float(c[half][element + 1]), by), k.z, k.w)));
+          packed[i / 4][i % 4] =
+              finish_sums<kActivation>(c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2]);
         }
         if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
         __syncwarp();

@@ -203,11 +203,10 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
           for (int i = 0; i < kSumColumns / 8; ++i) {
             const float2 by = of_part[4 * i + lane % 4];
             const int* const four = products + part * kSumColumns / 2 + 4 * i;
-            // Rounded each time: where the compiler may, it makes a multiply-add of the last one and the bias.
-            scaled[4 * i] = __fmul_rn(__fmul_rn(float(four[0]), x_scales.x), by.x);
-            scaled[4 * i + 1] = __fmul_rn(__fmul_rn(float(four[1]), x_scales.x), by.y);
-            scaled[4 * i + 2] = __fmul_rn(__fmul_rn(float(four[2]), x_scales.y), by.x);
-            scaled[4 * i + 3] = __fmul_rn(__fmul_rn(float(four[3]), x_scales.y), by.y);
+            scaled[4 * i] = scaled_sum(four[0], x_scales.x, by.x);
+            scaled[4 * i + 1] = scaled_sum(four[1], x_scales.x, by.y);
+            scaled[4 * i + 2] = scaled_sum(four[2], x_scales.y, by.x);
+            scaled[4 * i + 3] = scaled_sum(four[3], x_scales.y, by.y);
           }
         }
         const auto& c = either<kScaled>(scaled, products);

@@ -23,6 +23,7 @@ from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
 from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
+from embert.engine.heads.description import Splade
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
@@ -82,10 +83,10 @@ class CudaEncoder(Encoder):
     """An encoder on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `encoders.base.Encoder`.
 
     `dtype` is "auto" (float16, or bfloat16 where float16 does not hold the weights), "float16", "bfloat16" or "float32"
-    (no TF32), or "int8": the layers' products of rotated integers, all else in float16 (csrc/EPILOGUES.md); for
-    compute capability 9.0 and models like BERT. `gemm` is "auto", "hopper" (our own kernels, for compute capability
-    9.0) or "cublaslt": the portable path for any GPU, whose attention does without Hopper's instructions and whose
-    LayerNorms are kernels of their own.
+    (no TF32), or "int8": the layers' products of rotated integers, all else in float16 (csrc/EPILOGUES.md); for models
+    like BERT, and for compute capability 9.0 unless `gemm` is "cublaslt". `gemm` is "auto", "hopper" (our own kernels,
+    for compute capability 9.0) or "cublaslt": the portable path for any GPU, whose attention does without Hopper's
+    instructions and whose LayerNorms are kernels of their own, but in int8.
     `fold` lets the matrix products compute LayerNorms where they can; `fold_refusal` says why a model's weights do not
     allow it, else it is empty. `graphs` captures the forwards of small batches at start.
 
@@ -187,7 +188,7 @@ class CudaEncoder(Encoder):
             self.choice = f"{self.gemm} matrix products in int8, the rest in float16"
         if self.fold_refusal:
             self.choice += f" ({self.fold_refusal})"
-        if self.gemm != "hopper":
+        if self.gemm != "hopper" and (self.dtype != "int8" or _multiplies(model)):  # sums of integers are exact
             self.choice += ", a text's last bits may depend on its batch"
         if dtype_reason:
             self.choice += f"; {self.dtype} because {dtype_reason}"
@@ -353,6 +354,11 @@ def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
     if asked == "auto":
         return "bfloat16", unfit
     raise UnsupportedModel(f"{model.model_id} cannot be run in {asked}: {unfit}; choose bfloat16 or float32")
+
+
+def _multiplies(model: Model) -> bool:
+    """Whether heads have matrix products of the layers' kind. They are in float16 where the layers' are in int8."""
+    return model.heads.multi_vector is not None or isinstance(model.heads.sparse, Splade)
 
 
 def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:

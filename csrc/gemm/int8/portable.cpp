@@ -1,0 +1,83 @@
+#include "gemm/int8/portable.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "gemm/int8/rescale.h"
+
+namespace embert {
+namespace {
+
+class PortableInt8 final : public Linear {
+ public:
+  PortableInt8(const LinearWeights& weights, std::unique_ptr<IntegerProduct> product, int32_t* sums)
+      : weights_(weights), product_(std::move(product)), sums_(sums) {}
+
+  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+             const Stream& stream) override {
+    if (rows == 0) return {};
+    EMBERT_TRY(check_places(x, residual, y, y_sums));
+    const bool adds = residual.data != nullptr;
+    if (adds != (weights_.residual_norm.gamma != nullptr) || adds != (y_sums != nullptr) ||
+        adds != (residual.sums != nullptr))
+      return Status::refused("portable int8: a residual comes with its LayerNorm and leaves sums, or there is none");
+    const QuantisedRows& from = weights_.quantised;
+    if (x.data != nullptr)
+      EMBERT_TRY(quantise_rows(DType::kFloat16, weights_.input_norm.gamma == nullptr ? Rows{x.data} : x,
+                               weights_.input_norm, rows, weights_.in, weights_.epsilon, from, stream));
+    y_parts = 1;
+    // Pieces of equal size, as few as fit.
+    const int pieces = (rows + most_rows_ - 1) / most_rows_;
+    const int piece = whole_groups((rows + pieces - 1) / pieces);
+    for (int first = 0; first < rows; first += piece) {
+      const int count = std::min(piece, rows - first);
+      EMBERT_TRY(product_->run(from.data + size_t(first) * weights_.in, whole_groups(count), sums_, stream));
+      EMBERT_TRY(rescale(residual, first, count, y, y_sums, stream));
+    }
+    return {};
+  }
+
+ private:
+  static int whole_groups(int rows) { return (rows + kIntegerRows - 1) / kIntegerRows * kIntegerRows; }
+
+  Status rescale(const Rows& residual, int first, int count, void* y, float2* y_sums, const Stream& stream) const {
+    const size_t row = size_t(weights_.out) * 2, groups = (weights_.out + kSumColumns - 1) / kSumColumns;
+    const IntegerSums of{sums_, weights_.quantised.scales + first, weights_.scales, weights_.bias, count, weights_.out};
+    void* const to = static_cast<uint8_t*>(y) + first * row;
+    if (residual.data == nullptr) return rescale_rows(of, weights_.activation, to, stream);
+    const Rows its{static_cast<const uint8_t*>(residual.data) + first * row,
+                   residual.sums + first * groups * residual.parts, residual.parts};
+    return rescale_onto_residual(of, its, weights_.residual_norm, weights_.epsilon, to, y_sums + first * groups,
+                                 stream);
+  }
+
+  LinearWeights weights_;
+  std::unique_ptr<IntegerProduct> product_;
+  int32_t* sums_;
+  int most_rows_ = rows_at_once(weights_.out);
+};
+
+}  // namespace
+
+Status check_portable_int8(DType dtype, const LinearWeights& weights) {
+  if (dtype != DType::kFloat16) return Status::refused("portable int8: rows must be in float16");
+  if (weights.pitch != 0 || weights.gated || weights.rotary != nullptr || weights.gamma_in_rows ||
+      weights.activation == Activation::kSilu)
+    return Status::refused("portable int8: gates, SiLU, turned columns, pitches and gammas in rows are for 16 bits");
+  if (!quantise_takes(weights.in, weights.input_norm.gamma != nullptr) || weights.out < 8 || weights.out % 8 != 0 ||
+      rows_at_once(weights.out) == 0)
+    return Status::refused("portable int8: " + std::to_string(weights.in) + " to " + std::to_string(weights.out) +
+                           " columns");
+  if (weights.residual_norm.gamma != nullptr &&
+      (weights.activation != Activation::kNone || weights.out > kMaxSumColumns))
+    return Status::refused("portable int8: a residual and an activation, or over 1024 columns");
+  return {};
+}
+
+std::unique_ptr<Linear> make_portable_int8(const LinearWeights& weights, std::unique_ptr<IntegerProduct> product,
+                                           int32_t* sums) {
+  return std::make_unique<PortableInt8>(weights, std::move(product), sums);
+}
+
+}  // namespace embert

@@ -1,0 +1,112 @@
+// A product of 8 bits as GPUs other than Hopper run it, on the host: csrc/gemm/cublaslt.cpp before a stand-in that
+// multiplies integers (its path is the argument), csrc/gemm/int8/rescale.cu lane by lane. Reads a header of int32 and
+// arrays from standard input, in the order of `main`; writes y, y's sums and the scales of rows that it was given.
+
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "kernels_on_host/warp.h"
+// After it.
+#include "gemm/int8/rescale.cu"
+#include "gemm/linear.h"
+
+extern "C" {
+cudaError_t cudaMalloc(void** address, size_t bytes) {
+  *address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(*address, 0x7f, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* address) {
+  std::free(address);
+  return cudaSuccess;
+}
+cudaError_t cudaMallocHost(void** address, size_t bytes) {
+  return cudaMalloc(address, bytes);
+}
+cudaError_t cudaFreeHost(void* address) {
+  return cudaFree(address);
+}
+const char* cudaGetErrorName(cudaError_t) {
+  return "error";
+}
+const char* cudaGetErrorString(cudaError_t) {
+  return "of no device";
+}
+}
+
+namespace embert {
+
+Status convert(DType, const void*, DType, void*, size_t, const Stream&) {
+  return {};
+}
+Status activate_rows(DType, Activation, int, int, void*, const Stream&) {
+  return {};
+}
+// Rows are there already.
+Status quantise_rows(DType, const Rows& x, const Norm& norm, int rows, int columns, float epsilon, const QuantisedRows&,
+                     const Stream&) {
+  std::fprintf(stderr, "quantise rows=%d columns=%d sums=%d normed=%d epsilon=%g\n", rows, columns, x.sums != nullptr,
+               norm.gamma != nullptr, epsilon);
+  return {};
+}
+
+}  // namespace embert
+
+using namespace embert;
+
+namespace {
+
+template <typename T>
+std::vector<T> read(size_t count) {
+  std::vector<T> values(count);
+  if (std::fread(values.data(), sizeof(T), count, stdin) != count) std::exit(3);
+  return values;
+}
+template <typename T>
+void write(const std::vector<T>& values, size_t count) {
+  std::fwrite(values.data(), sizeof(T), count, stdout);
+}
+void check(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "refused %s\n", status.message().c_str());
+  std::exit(0);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 2) return 2;
+  const auto header = read<int32_t>(8);
+  const int rows = header[0], out = header[1], in = header[2], parts = header[4];
+  const bool adds = header[5] != 0, normed = header[6] != 0;
+  const size_t groups = (out + 127) / 128, memory = size_t(rows + 31) / 32 * 32;
+  auto x = read<int8_t>(size_t(rows) * in);
+  x.resize(memory * in, 99);  // of rows that do not exist
+  auto row_scales = read<float>(rows);
+  auto weight = read<int8_t>(size_t(out) * in);
+  const auto scales = read<float>(out), bias = read<float>(out), gamma = read<float>(out), beta = read<float>(out);
+  const auto residual = read<uint16_t>(adds ? size_t(rows) * out : 0);
+  const auto sums = read<float2>(adds ? rows * groups * parts : 0);
+
+  std::unique_ptr<GemmProvider> provider;
+  check(make_cublaslt(DType(header[7]), arguments[1], provider));
+  LinearWeights of;
+  of.weight = weight.data(), of.scales = scales.data(), of.bias = bias.data();
+  of.out = out, of.in = in, of.activation = Activation(header[3]), of.epsilon = 1e-5f;
+  if (adds) of.residual_norm = {gamma.data(), beta.data()};
+  if (normed) of.input_norm = {gamma.data(), beta.data()};
+  of.quantised = {x.data(), row_scales.data()};
+  std::unique_ptr<Linear> linear;
+  check(provider->prepare(of, {}, linear));
+
+  std::vector<uint16_t> y(size_t(rows + 1) * out, 0xffff);  // a row that must stay as it is
+  std::vector<float2> y_sums((rows + 1) * groups, float2{-1.0f, -1.0f});
+  int y_parts = 0;
+  const Rows from{weight.data(), reinterpret_cast<const float2*>(gamma.data()), 1};  // any rows: nobody reads them
+  check(linear->run(from, adds ? Rows{residual.data(), sums.data(), parts} : Rows{}, rows, y.data(),
+                    adds ? y_sums.data() : nullptr, y_parts, {}));
+  std::fprintf(stderr, "parts=%d workspace=%zu\n", y_parts, provider->workspace_bytes());
+  write(y, y.size());
+  write(y_sums, y_sums.size());
+}
