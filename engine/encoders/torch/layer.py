@@ -39,7 +39,7 @@ class Norm:
         if self._beta is None:
             exact = F.rms_norm(x.float(), x.shape[1:], self._gamma, self._epsilon)
             return exact.to(x.dtype)
-        return F.layer_norm(x, x.shape[1:], self._gamma, self._beta, self._epsilon)
+        return torch.layer_norm(x, x.shape[1:], self._gamma, self._beta, self._epsilon)
 
 
 class Layer:
