@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from embert.engine.encoders.torch.linear import Activation, activated
+from embert.engine.encoders.torch.threads import threads_for_elements, threads_for_products
 from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.rotation import BLOCK, hadamard
 from embert.engine.quantization.rows import LEVELS
@@ -98,8 +99,11 @@ class Int8Linear:
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See Linear."""
+        threads_for_elements(x.numel())
         rows = quantised(x)
+        threads_for_products(rows.shifted, len(self._bias))
         y = exact_sums(rows.shifted, self._weight, self._scales, self._zeros)
+        threads_for_elements(y.numel())
         torch.addcmul(self._bias, y, rows.largest, out=y)
         if residual is not None:
             return y.add_(residual)
