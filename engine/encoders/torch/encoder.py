@@ -199,10 +199,11 @@ class TorchEncoder(Encoder):
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         attended = attended_tokens(batch, self._unattended)
         order = np.argsort(lengths, kind="stable") if attended is None else np.lexsort((attended, lengths))
-        lengths = lengths[order]
-        sorted_starts = np.cumsum(lengths) - lengths
-        positions = np.arange(batch.tokens) - np.repeat(sorted_starts, lengths)
-        tokens = np.repeat(starts[order], lengths) + positions
+        tokens = positions = np.arange(batch.tokens)
+        if len(order) > 1:
+            lengths = lengths[order]
+            positions = positions - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            tokens = np.repeat(starts[order], lengths) + positions
         architecture = self._architecture
         around = padding_positions(batch.ids, batch.cu_seqlens, architecture.padding_id, architecture.max_positions)
         return _Ticket(
@@ -259,7 +260,9 @@ class TorchEncoder(Encoder):
         of_runs = [part[task] for part in parts if task in part]
         if not of_runs:  # a batch without sequences wants EMBED
             return Rows.one_each(np.empty((0, self.width), np.float32))
-        rows = Rows.joined(of_runs).taken(np.argsort(wanting))
+        rows = Rows.joined(of_runs)
+        if len(wanting) > 1:
+            rows = rows.taken(np.argsort(wanting))
         if task != Task.EMBED:
             return rows
         chosen = np.sort(wanting)
