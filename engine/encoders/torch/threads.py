@@ -13,9 +13,9 @@ import torch
 
 __all__ = ["all_threads", "allow_threads", "threads_for_elements", "threads_for_products"]
 
-# Of smaller operators: on one core of an EPYC an addition of so many elements takes 12 µs, and such products 20 µs.
-MANY_ELEMENTS = 1 << 17
-MANY_PRODUCTS = {torch.float32: 1 << 20, torch.bfloat16: 1 << 20, torch.uint8: 1 << 22}
+# The least that several threads share: elements of an operator, and multiplications of a product by what it reads.
+MANY_ELEMENTS = 1 << 15
+MANY_PRODUCTS = {torch.float32: 1 << 20, torch.bfloat16: 1 << 20, torch.uint8: 1 << 24}
 
 
 class _Run(threading.local):

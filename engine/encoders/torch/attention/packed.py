@@ -40,8 +40,6 @@ PLAIN = Positions()
 # Attention scores held at once. More are computed in turn, so that they stay in the cores' own caches.
 MAX_SCORE_BYTES = 2 << 20
 
-SCORE_PASSES = 4  # over the scores of a head, about, by which threads are counted
-
 # In float32, sequences of so many tokens are read and written where they lie, one after the other; shorter ones are
 # copied, because one product of them all takes fewer calls.
 IN_PLACE_LENGTH = 64
@@ -66,7 +64,7 @@ def attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int, positions:
     """
     tokens, hidden = qkv.shape[0], qkv.shape[1] // 3
     size = hidden // heads
-    threads_for_elements(SCORE_PASSES * heads * sum(n * length**2 for _, n, length, _ in groups))
+    threads_for_elements(heads * sum(n * length**2 for _, n, length, _ in groups))
     context = qkv.new_empty(tokens, hidden)
     stop = 0
     for start, n, length, keys in groups:
