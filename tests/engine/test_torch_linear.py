@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 import torch
 
 from embert.engine import Model, pack
+from embert.engine.encoders.torch import threads
+from embert.engine.encoders.torch.adapters import AdaptedLinear
 from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.encoders.torch.linear import kernel_rows, row_counts
 from tests.engine.onednn import check_no_kernel_is_made_after_loading
@@ -19,6 +23,8 @@ import numpy as np
 import torch
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.torch import threads
+from embert.engine.encoders.torch.adapters import AdaptedLinear
 from embert.engine.encoders.torch.encoder import TorchEncoder
 dtype, pooling, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.sched_getaffinity = lambda pid: set(range(threads))
@@ -66,6 +72,61 @@ def test_short_texts_have_two_threads(default_model: Model, monkeypatch: pytest.
         encoder.close()
         torch.set_num_threads(before)
     assert watched.threads == [2, 2, 2, 3, 3]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    threads.allow_threads(2)
+    yield
+    threads.allow_threads(1)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_large_operators_have_all_threads_and_small_ones_one() -> None:
+    threads.threads_for_elements(16 * 384)
+    assert torch.get_num_threads() == 1
+    threads.threads_for_elements(512 * 384)
+    assert torch.get_num_threads() == 2
+    threads.threads_for_products(torch.empty(1, 384), 384)
+    assert torch.get_num_threads() == 1
+    threads.threads_for_products(torch.empty(8, 384), 384)
+    assert torch.get_num_threads() == 2
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
+        other.submit(threads.threads_for_elements, 512 * 384).result()
+        assert other.submit(torch.get_num_threads).result() == 1, "another thread has not been allowed any"
+
+
+def test_a_short_text_has_two_threads_in_its_products_only(
+    default_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, set[int]] = {"products": set(), "norms": set()}
+    normed, multiplied = torch.layer_norm, AdaptedLinear.__call__
+
+    def norm(*arguments: Any) -> torch.Tensor:
+        seen["norms"].add(torch.get_num_threads())
+        return normed(*arguments)
+
+    def multiply(self: AdaptedLinear, *arguments: Any, **more: Any) -> torch.Tensor:
+        y = multiplied(self, *arguments, **more)
+        seen["products"].add(torch.get_num_threads())
+        return y
+
+    monkeypatch.setattr(torch, "layer_norm", norm)
+    monkeypatch.setattr(AdaptedLinear, "__call__", multiply)
+    before = torch.get_num_threads()
+    encoder = TorchEncoder(default_model, prepared=False)
+    monkeypatch.setattr(encoder, "_threads", 2)
+    try:
+        encoder.encode(pack([np.full(16, 2000, np.int32)]))
+        assert torch.get_num_threads() == 2, "heads have all threads"
+    finally:
+        encoder.close()
+        threads.allow_threads(1)
+        torch.set_num_threads(before)
+    assert seen["norms"] == {1}
+    assert seen["products"] == {2}
 
 
 def test_numbers_of_rows() -> None:

@@ -26,6 +26,7 @@ from embert.engine.encoders.torch.layer import products_of
 from embert.engine.encoders.torch.linear import kernel_rows, limit_kernel_caches, row_counts
 from embert.engine.encoders.torch.pooling import ONE_ROW, pooled_rows
 from embert.engine.encoders.torch.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Run, cut_into_runs
+from embert.engine.encoders.torch.threads import allow_threads
 from embert.engine.encoders.torch.transformer import Transformer
 from embert.engine.encoders.unattended import attended_tokens
 from embert.engine.errors import EncoderError, UnsupportedModel
@@ -128,7 +129,7 @@ class TorchEncoder(Encoder):
         # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
         self._threads = min(torch.get_num_threads(), usable_cpus())
         self._pool = ThreadPoolExecutor(
-            self._threads, thread_name_prefix="embert-forward", initializer=torch.set_num_threads, initargs=(1,)
+            self._threads, thread_name_prefix="embert-forward", initializer=allow_threads, initargs=(1,)
         )
         checkpoint = Checkpoint.open(model)
         with torch.inference_mode():
@@ -156,15 +157,15 @@ class TorchEncoder(Encoder):
             pass
         self._pool.submit(self._transformer.prepare_attention, longest).result()
         if self._threads > 1:  # a batch of one run has kernels for several threads
-            torch.set_num_threads(self._threads)
+            allow_threads(self._threads)
             self._transformer.prepare_attention(longest)
             for rows in row_counts(min(max(2 * MIN_RUN_TOKENS, longest), most)):
                 # Few rows may be left of many tokens: all threads then multiply them.
                 few = any(self._one_row(task) for task in self._has)
                 for threads in {self._threads_for(rows)} | ({self._threads} if few else set()):
-                    torch.set_num_threads(threads)
+                    allow_threads(threads)
                     self._prepare_rows(rows)
-            torch.set_num_threads(self._threads)
+            allow_threads(self._threads)
 
     def _prepare_rows(self, rows: int) -> None:
         self._transformer.prepare(rows)
@@ -198,10 +199,11 @@ class TorchEncoder(Encoder):
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         attended = attended_tokens(batch, self._unattended)
         order = np.argsort(lengths, kind="stable") if attended is None else np.lexsort((attended, lengths))
-        lengths = lengths[order]
-        sorted_starts = np.cumsum(lengths) - lengths
-        positions = np.arange(batch.tokens) - np.repeat(sorted_starts, lengths)
-        tokens = np.repeat(starts[order], lengths) + positions
+        tokens = positions = np.arange(batch.tokens)
+        if len(order) > 1:
+            lengths = lengths[order]
+            positions = positions - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            tokens = np.repeat(starts[order], lengths) + positions
         architecture = self._architecture
         around = padding_positions(batch.ids, batch.cu_seqlens, architecture.padding_id, architecture.max_positions)
         return _Ticket(
@@ -238,17 +240,17 @@ class TorchEncoder(Encoder):
     def _forward(self, ticket: _Ticket) -> dict[Task, Rows]:
         runs = list(cut_into_runs(ticket.lengths, ticket.attended, self._threads))
         if len(runs) <= 1:
-            torch.set_num_threads(self._threads_for(len(ticket.ids)))
+            allow_threads(self._threads_for(len(ticket.ids)))
             parts = [self._run(ticket, run) for run in runs]
         else:
             # Each run has its own thread, so torch must not add more.
-            torch.set_num_threads(1)
+            allow_threads(1)
             try:
                 # Longest sequences first: the short ones fill the gaps at the end.
                 running = [self._pool.submit(self._run, ticket, run) for run in reversed(runs)]
                 wait(running)
             finally:
-                torch.set_num_threads(self._threads)
+                allow_threads(self._threads)
             parts = [one.result() for one in reversed(running)]
         return {task: self._rows(task, parts, ticket) for task in ALL_TASKS if task in ticket.wanted}
 
@@ -258,7 +260,9 @@ class TorchEncoder(Encoder):
         of_runs = [part[task] for part in parts if task in part]
         if not of_runs:  # a batch without sequences wants EMBED
             return Rows.one_each(np.empty((0, self.width), np.float32))
-        rows = Rows.joined(of_runs).taken(np.argsort(wanting))
+        rows = Rows.joined(of_runs)
+        if len(wanting) > 1:
+            rows = rows.taken(np.argsort(wanting))
         if task != Task.EMBED:
             return rows
         chosen = np.sort(wanting)

@@ -15,6 +15,7 @@ from embert.engine.encoders.torch.adapters import AdaptedLinear, Additions
 from embert.engine.encoders.torch.attention.packed import Group, Positions, attention
 from embert.engine.encoders.torch.int8 import Int8Linear
 from embert.engine.encoders.torch.linear import Activation, Linear, make_linear
+from embert.engine.encoders.torch.threads import threads_for_elements
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.quantization.weights import QuantisedWeight, quantised_weight
 
@@ -36,10 +37,11 @@ class Norm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, columns] → [T, columns]."""
+        threads_for_elements(x.numel())
         if self._beta is None:
             exact = F.rms_norm(x.float(), x.shape[1:], self._gamma, self._epsilon)
             return exact.to(x.dtype)
-        return F.layer_norm(x, x.shape[1:], self._gamma, self._beta, self._epsilon)
+        return torch.layer_norm(x, x.shape[1:], self._gamma, self._beta, self._epsilon)
 
 
 class Layer:

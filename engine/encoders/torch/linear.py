@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.encoders.torch.threads import threads_for_products
+
 __all__ = [
     "Activation",
     "Linear",
@@ -93,6 +95,7 @@ class PackedLinear:
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See Linear."""
+        threads_for_products(x, len(self._bias))
         fused = torch.ops.mkldnn._linear_pointwise
         if residual is not None:
             y: torch.Tensor = fused.binary(x, residual, self._weight, self._bias, "add")
@@ -115,6 +118,7 @@ class PlainLinear:
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See Linear."""
+        threads_for_products(x, len(self._bias))
         y = F.linear(x, self._weight, self._bias)
         if residual is not None:
             return y.add_(residual)

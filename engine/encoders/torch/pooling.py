@@ -26,7 +26,8 @@ def pooled(hidden: torch.Tensor, groups: Sequence[Group], pooling: str) -> torch
     """[T, hidden] → float32 [n, hidden] for the groups' n sequences."""
     if pooling in ONE_ROW:
         return hidden[pooled_rows(groups, pooling)].float()
-    return torch.cat([_pooled(hidden, group, pooling) for group in groups])
+    rows = [_pooled(hidden, group, pooling) for group in groups]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _pooled(hidden: torch.Tensor, group: Group, pooling: str) -> torch.Tensor:

@@ -32,6 +32,7 @@ from embert.engine.encoders.torch.attention.packed import LENGTH_STEP, SHORT_LEN
 from embert.engine.encoders.torch.attention.rotation import Rotation
 from embert.engine.encoders.torch.layer import Layer, Norm, stored
 from embert.engine.encoders.torch.linear import Activation, Linear, kernel_rows, make_linear, packed_works
+from embert.engine.encoders.torch.threads import all_threads, threads_for_elements
 
 __all__ = ["Transformer"]
 
@@ -84,7 +85,9 @@ class Transformer:
         if rows is not None and self.packed:
             rows = F.pad(rows, (0, kernel_rows(wanted) - wanted))
         x = last[0](x, groups, last[1], chosen, rows)[:wanted]
-        return x if self._final_norm is None else self._final_norm(x)
+        x = x if self._final_norm is None else self._final_norm(x)
+        all_threads()
+        return x
 
     @torch.inference_mode()
     def prepare(self, rows: int) -> None:
@@ -92,6 +95,7 @@ class Transformer:
         self._embeddings.prepare(rows)
         x = torch.zeros(rows, self._architecture.hidden_size, dtype=self._dtype)
         self._layers[0](x, (), self._positions[0])
+        all_threads()
 
     @torch.inference_mode()
     def prepare_attention(self, longest: int) -> None:
@@ -137,6 +141,7 @@ class _Embeddings:
         chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """int64 [T] each → [T, hidden], in the layers' dtype. `chosen` is that of adapters.chosen_adapters."""
+        threads_for_elements(len(ids) * self._words.shape[1])
         x = F.embedding(ids, self._words).float()
         x += self._types[0] if self._positions is None else F.embedding(positions, self._positions)
         if token_types is not None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from embert.engine.encoders.torch.attention.distance_bias import DistanceBias
 from embert.engine.encoders.torch.attention.rotation import Rotation, rotate
 from embert.engine.encoders.torch.attention.window import is_banded, outside, windowed
+from embert.engine.encoders.torch.threads import threads_for_elements
 
 __all__ = ["LENGTH_STEP", "LONG_LENGTH", "PLAIN", "SHORT_LENGTH", "Group", "Positions", "attention"]
 
@@ -39,6 +40,10 @@ PLAIN = Positions()
 # Attention scores held at once. More are computed in turn, so that they stay in the cores' own caches.
 MAX_SCORE_BYTES = 2 << 20
 
+# In float32, sequences of so many tokens are read and written where they lie, one after the other; shorter ones are
+# copied, because one product of them all takes fewer calls.
+IN_PLACE_LENGTH = 64
+
 # In bfloat16, sequences of more tokens than SHORT_LENGTH are padded to a multiple of LENGTH_STEP.
 SHORT_LENGTH, LENGTH_STEP = 64, 16
 
@@ -59,67 +64,100 @@ def attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int, positions:
     """
     tokens, hidden = qkv.shape[0], qkv.shape[1] // 3
     size = hidden // heads
+    threads_for_elements(heads * sum(n * length**2 for _, n, length, _ in groups))
     context = qkv.new_empty(tokens, hidden)
     stop = 0
     for start, n, length, keys in groups:
         stop = start + n * length
-        given = qkv[start:stop].view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+        whole = stop - start == tokens
+        given = (qkv if whole else qkv[start:stop]).view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+        result = (context if whole else context[start:stop]).view(n, length, heads, size).transpose(1, 2)
         banded = is_banded(positions.window, length)
+        in_place = qkv.dtype == torch.float32 and not banded and positions.rotation is None
+        if in_place and IN_PLACE_LENGTH <= length <= LONG_LENGTH:
+            for number in range(n):
+                _short(given[:, number], result[number], keys or length, positions)
+            continue
         exact = qkv.dtype == torch.float32 or length <= SHORT_LENGTH or banded
         padded = not exact and length <= LONG_LENGTH
-        rows = -(-length // LENGTH_STEP) * LENGTH_STEP if padded else length
-        split = torch.empty(3, n, heads, rows, size, dtype=torch.float32 if exact else qkv.dtype)
-        _fill(split, given, positions.rotation)
+        split = _split(given, exact=exact, padded=padded, rotation=positions.rotation)
+        rows = split.shape[3]
         if banded and positions.window is not None:
             mixed = windowed(split.view(3, n * heads, length, size), positions.window, keys or length)
         elif length > LONG_LENGTH:
             mixed = _long(split, keys or length, positions.bias)
         else:
-            mixed = _short(split, keys or length, length, positions, one_by_one=padded)
-        mixed = mixed.view(n, heads, rows, size)[:, :, :length]
-        context[start:stop].view(n, length, heads, size).copy_(mixed.transpose(1, 2))
-    context[stop:] = 0
+            every = split.view(3, n * heads, rows, size)
+            mixed = _short(every, torch.empty_like(every[0]), keys or length, positions, heads, padded=padded)
+        mixed = mixed.view(n, heads, rows, size)
+        result.copy_(mixed if rows == length else mixed[:, :, :length])
+    if stop < tokens:
+        context[stop:] = 0
     return context
 
 
-def _fill(split: torch.Tensor, given: torch.Tensor, rotation: Rotation | None) -> None:
-    """Copy queries, keys and values, the first two of them turned. Rows past the length become 0."""
+def _split(given: torch.Tensor, *, exact: bool, padded: bool, rotation: Rotation | None) -> torch.Tensor:
+    """A copy of queries, keys and values [3, n, heads, L, size], the first two of them turned.
+
+    It is float32 where `exact`. Where `padded`, rows of zeros follow up to a multiple of LENGTH_STEP.
+    """
     length = given.shape[3]
+    dtype = torch.float32 if exact else given.dtype
+    rows = -(-length // LENGTH_STEP) * LENGTH_STEP if padded else length
+    split = torch.empty(*given.shape[:3], rows, given.shape[4], dtype=dtype)
+    kept = split
+    if rows > length:
+        split[:, :, :, length:] = 0
+        kept = split[:, :, :, :length]
     if rotation is None:
-        split[:, :, :, :length] = given
+        kept.copy_(given)
     else:
-        rotate(split[:2, :, :, :length], given[:2], *rotation(length))
-        split[2, :, :, :length] = given[2]
-    split[:, :, :, length:] = 0
+        rotate(kept[:2], given[:2], *rotation(length))
+        kept[2] = given[2]
+    return split
 
 
-def _short(split: torch.Tensor, keys: int, length: int, positions: Positions, *, one_by_one: bool) -> torch.Tensor:
-    """[3, n, heads, rows, size] → [n · heads, rows, size]."""
-    _, n, heads, rows, size = split.shape
-    q, k, v = split.view(3, n * heads, rows, size)
+def _short(
+    split: torch.Tensor,
+    mixed: torch.Tensor,
+    keys: int,
+    positions: Positions,
+    heads: int | None = None,
+    *,
+    padded: bool = False,
+) -> torch.Tensor:
+    """[3, n · heads, rows, size] → `mixed` [n · heads, rows, size]. `heads` None: of one sequence.
+
+    Where `padded`, heads of different sequences are not multiplied at once.
+    """
+    q, k, v = split.unbind()
+    count, rows, _ = q.shape
+    heads = heads or count
     at_once = max(1, MAX_SCORE_BYTES // (rows * rows * split.element_size()))
     bias = None if positions.bias is None else positions.bias.square(rows, q.dtype)
-    if one_by_one or bias is not None:
+    if padded or bias is not None:
         # Either some heads of one sequence, or all heads of some sequences.
-        sequences = 1 if one_by_one else max(1, at_once // heads)
+        sequences = 1 if padded else max(1, at_once // heads)
         at_once = max(part for part in range(1, heads + 1) if heads % part == 0 and part <= at_once) * sequences
     unseen = None
-    if positions.window is not None and length > positions.window + 1:
+    if positions.window is not None and rows > positions.window + 1:
         unseen = outside(rows, positions.window)
-    mixed = torch.empty_like(q)
-    for first in range(0, n * heads, at_once):
+    k = k.transpose(1, 2)
+    for first in range(0, count, at_once):
         part = slice(first, first + at_once)
-        scores = torch.bmm(q[part], k[part].transpose(1, 2))
+        some = (q, k, v, mixed) if at_once >= count else (q[part], k[part], v[part], mixed[part])
+        scores = torch.bmm(some[0], some[1])
         if bias is not None:
-            some = bias[first % heads :][:at_once]
-            scores.view(-1, *some.shape).add_(some)
+            own = bias[first % heads :][:at_once]
+            scores.view(-1, *own.shape).add_(own)
         if unseen is not None:
             scores.masked_fill_(unseen, -torch.inf)
-        scores[:, :, keys:] = -torch.inf
-        weights = scores.softmax(-1)
-        if unseen is not None and keys < length:
-            weights.nan_to_num_(0.0)  # of a query that sees no key
-        torch.bmm(weights, v[part], out=mixed[part])
+        if keys < rows:
+            scores[:, :, keys:] = -torch.inf
+        torch.softmax(scores, -1, out=scores)
+        if unseen is not None and keys < rows:
+            scores.nan_to_num_(0.0)  # of a query that sees no key
+        torch.bmm(scores, some[2], out=some[3])
     return mixed
 
 

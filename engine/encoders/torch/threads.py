@@ -1,0 +1,49 @@
+"""How many threads torch's loops have: those of the run for large operators, one for small ones.
+
+A loop of several threads ends when the last one does. Beside other processes that one has to be woken and wait for a
+core, and each loop takes 50 to 100 µs longer. So a thread sets the number for its next operators by their size.
+torch.set_num_threads takes a tenth of a microsecond.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+__all__ = ["all_threads", "allow_threads", "threads_for_elements", "threads_for_products"]
+
+# The least that several threads share: elements of an operator, and multiplications of a product by what it reads.
+MANY_ELEMENTS = 1 << 15
+MANY_PRODUCTS = {torch.float32: 1 << 20, torch.bfloat16: 1 << 20, torch.uint8: 1 << 24}
+
+
+class _Run(threading.local):
+    allowed = 1
+
+
+_run = _Run()
+
+
+def allow_threads(count: int) -> None:
+    """Let this thread's operators have `count` threads each, until it says otherwise."""
+    _run.allowed = count
+    torch.set_num_threads(count)
+
+
+def all_threads() -> None:
+    """Let the next operators have all threads that are allowed."""
+    if _run.allowed > 1:
+        torch.set_num_threads(_run.allowed)
+
+
+def threads_for_elements(count: int) -> None:
+    """The next operators read or write `count` elements each."""
+    if _run.allowed > 1:
+        torch.set_num_threads(_run.allowed if count >= MANY_ELEMENTS else 1)
+
+
+def threads_for_products(x: torch.Tensor, outputs: int) -> None:
+    """The next operator multiplies `x` [n, columns] by a matrix of `outputs` rows."""
+    if _run.allowed > 1:
+        torch.set_num_threads(_run.allowed if x.numel() * outputs >= MANY_PRODUCTS[x.dtype] else 1)
