@@ -112,7 +112,7 @@ def test_embed_with_a_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (("a", "--file", "x"), 2, "not both"),
         (("--file", "/nonexistent/texts"), 1, "/nonexistent/texts"),
         (("--file", "/nonexistent/texts", "--model", "/nonexistent/model"), 1, "/nonexistent/texts"),
-        (("--file", "/"), 1, "'/'"),
+        (("--file", "/"), 1, "error: /: is a directory"),
         (("a", "--output", "/nonexistent/vectors", "--model", "/nonexistent/model"), 1, "/nonexistent/vectors"),
         (("a", "--resume", "--output", "x"), 2, "--resume goes with --file and --output"),
         (("--file", "/dev/null", "--resume"), 2, "--resume goes with --file and --output"),
