@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -30,7 +31,7 @@ def peak(texts: Path, target: Path) -> int:
                 peaks[each.pid] = max(high, default=peaks.get(each.pid, 0))
             try:
                 process.wait(0.05)
-            except Exception:
+            except subprocess.TimeoutExpired:
                 continue
         assert process.returncode == 0
     # The run itself, its engine and its text process; with the CUDA encoder built, also one that counts GPUs.
