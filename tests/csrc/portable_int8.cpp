@@ -10,6 +10,7 @@
 // After it.
 #include "gemm/int8/rescale.cu"
 #include "gemm/linear.h"
+#include "no_device.h"
 
 extern "C" {
 cudaError_t cudaMalloc(void** address, size_t bytes) {
@@ -21,28 +22,10 @@ cudaError_t cudaFree(void* address) {
   std::free(address);
   return cudaSuccess;
 }
-cudaError_t cudaMallocHost(void** address, size_t bytes) {
-  return cudaMalloc(address, bytes);
-}
-cudaError_t cudaFreeHost(void* address) {
-  return cudaFree(address);
-}
-const char* cudaGetErrorName(cudaError_t) {
-  return "error";
-}
-const char* cudaGetErrorString(cudaError_t) {
-  return "of no device";
-}
 }
 
 namespace embert {
 
-Status convert(DType, const void*, DType, void*, size_t, const Stream&) {
-  return {};
-}
-Status activate_rows(DType, Activation, int, int, void*, const Stream&) {
-  return {};
-}
 // Rows are there already.
 Status quantise_rows(DType, const Rows& x, const Norm& norm, int rows, int columns, float epsilon, const QuantisedRows&,
                      const Stream&) {
