@@ -26,6 +26,11 @@ TileChoice few_tile(int rows, int out, int in) {
   return tile(64, rows <= 128 ? 32 : 64);
 }
 
+bool are_few(const ProductSize& product) {
+  const int tiles = tiles_of(product.rows, 64) * tiles_of(product.out, 64);
+  return tiles <= (product.out > product.in ? kFewTilesWidening : kFewTiles) && product.rows <= kMostFewRows;
+}
+
 // Without a residual and up to this K, tiles of 128 × 128 in turn are faster than wide ones. In µs, in turn and wide,
 // for 16 384 rows: 1 536 to 4 608 columns 308 and 326, 2 048 to 6 144 columns 594 and 586.
 constexpr int kMostPingPongIn = 1536;
@@ -82,16 +87,19 @@ Narrowing narrowing_of(int tile_rows, int across, int clusters) {
 }
 
 TileChoice choose_tile(const ProductSize& product, int processors) {
-  const int tiles = tiles_of(product.rows, 64) * tiles_of(product.out, 64);
-  const int most = product.out > product.in ? kFewTilesWidening : kFewTiles;
-  if (tiles <= most && product.rows <= kMostFewRows && product.in % 64 == 0)
-    return few_tile(product.rows, product.out, product.in);
+  if (are_few(product) && product.in % 64 == 0) return few_tile(product.rows, product.out, product.in);
   if (product.residual) return residual_tile(product, processors / kCluster);
   return plain_tile(product, processors);
 }
 
-// Costs are those of 16 bits: a step has the same bytes and takes the matrix unit as long.
+// Costs are those of 16 bits: a step has the same bytes and takes the matrix unit as long. For few rows, too, tiles are
+// those of 16 bits, which is not measured.
 TileChoice choose_int8_tile(const ProductSize& product, int processors) {
+  if (are_few(product)) {
+    TileChoice few = few_tile(product.rows, product.out, product.in);
+    if (product.residual) few.columns = 32;  // of 64 columns registers do not hold the scales, too
+    return few;
+  }
   const ProductSize in_steps{product.rows, product.out, (product.in + 1) / 2, product.residual, true};
   return product.residual ? residual_tile(in_steps, processors / kCluster) : plain_tile(in_steps, processors);
 }

@@ -35,7 +35,7 @@ struct ProductSize {
 
 TileChoice choose_tile(const ProductSize& product, int processors);
 
-// The same with operands of 8 bits, whose steps are 128 columns of K: no kernel for few rows.
+// The same with operands of 8 bits, whose steps are 128 columns of K.
 TileChoice choose_int8_tile(const ProductSize& product, int processors);
 
 // How many rows of kWide256's tiles are whole, the others being narrow (NarrowingTiles), and the cycles that follow for

@@ -46,6 +46,27 @@ __device__ __forceinline__ void multiply(int (&c)[64], uint64_t a, uint64_t b, b
         EMBERT_R8(56)
       : "l"(a), "l"(b), "r"(int(add)));
 }
+template <typename T>
+__device__ __forceinline__ void multiply(int (&c)[32], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+      "}, %32, %33, add;\n}"
+      : EMBERT_R8(0), EMBERT_R8(8), EMBERT_R8(16), EMBERT_R8(24)
+      : "l"(a), "l"(b), "r"(int(add)));
+}
+template <typename T>
+__device__ __forceinline__ void multiply(int (&c)[16], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+      "}, %16, %17, add;\n}"
+      : EMBERT_R8(0), EMBERT_R8(8)
+      : "l"(a), "l"(b), "r"(int(add)));
+}
 
 #undef EMBERT_R8
 

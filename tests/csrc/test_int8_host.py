@@ -106,9 +106,18 @@ def test_what_is_not_refused(program: Path, what: str) -> None:
 
 # As in test_tiles.py: (out, in, with a residual), and from which number of rows on which kernel and tile it gets.
 CASES = {
-    "MiniLM QKV": ((1152, 384, 0), "1: shared 128x128, 1793: ping-pong 128x128"),
-    "BERT-base FFN in": ((3072, 768, 0), "1: shared 128x128, 641: ping-pong 128x128"),
-    "BERT-large QKV": ((3072, 1024, 0), "1: shared 128x128, 641: ping-pong 128x128"),
+    "MiniLM QKV": (
+        (1152, 384, 0),
+        "1: few 16x32, 17: few 32x32, 33: few 64x32, 65: few 64x64, 833: shared 128x128, 1793: ping-pong 128x128",
+    ),
+    "BERT-base FFN in": (
+        (3072, 768, 0),
+        "1: few 16x32, 17: few 32x32, 33: few 64x32, 65: few 64x64, 321: shared 128x128, 641: ping-pong 128x128",
+    ),
+    "BERT-large QKV": (
+        (3072, 1024, 0),
+        "1: few 16x64, 17: few 32x64, 33: few 64x32, 65: few 64x64, 321: shared 128x128, 641: ping-pong 128x128",
+    ),
 }
 KERNELS = {0: "few", 1: "ping-pong", 2: "shared", 3: "wide", 4: "wide", 5: "wide"}
 
@@ -133,9 +142,11 @@ def test_tiles_without_a_residual(tiles: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("out", "width"), [(1024, 1024), (1024, 4096), (768, 3072), (384, 1536)])
-def test_tiles_with_a_residual_are_wide_ones_for_any_number_of_rows(tiles: Path, out: int, width: int) -> None:
+def test_tiles_with_a_residual_are_narrow_for_few_rows_and_wide_for_others(tiles: Path, out: int, width: int) -> None:
     found = chosen(tiles, out, width, 1)
-    assert found[0] == (1, "wide 128x128")
-    assert {tile.partition(" ")[0] for _, tile in found} == {"wide"}
+    assert found[0] == (1, "few 16x32")
+    few = [tile for _, tile in found if tile.startswith("few")]
+    assert {tile.rpartition("x")[2] for tile in few} == {"32"}
+    assert {tile.partition(" ")[0] for _, tile in found[len(few) :]} == {"wide"}
     if out == 1024:
         assert [tile for rows, tile in found if rows <= 16384][-1] == "wide 128x256"

@@ -8,6 +8,12 @@
 
 namespace embert::hopper {
 
+// What differs with the type of the operands: the columns of K in 128 bytes, and what sums are.
+template <typename T>
+constexpr int kDepthOf = 128 / int(sizeof(T));
+template <typename T>
+using SumOf = std::conditional_t<std::is_same_v<T, int8_t>, int, float>;
+
 // The type in which rows are stored, by that of the operands: with 8 bits, rows between products are FP16.
 template <typename T>
 using RowsOf = std::conditional_t<std::is_same_v<T, int8_t>, half_t, T>;

@@ -13,6 +13,8 @@ namespace {
 using Wide256 = WideShape<256, 4>;
 using Wide128 = WideShape<128, 6>;
 using Tall128 = WideShape<128, 4, 3>;
+using FewMiddle = FewShape<64>;
+using FewNarrow = FewShape<32>;
 
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
@@ -59,6 +61,7 @@ class Int8Linear final : public Linear {
     const Call call{residual, rows, y, y_sums, stream};
     const TileChoice tile = choose_int8_tile({rows, weights_.out, weights_.in, adds}, owner_.processors());
     y_parts = 1;
+    if (tile.kernel == TileKernel::kFewRows) return run_few(call, tile, y_parts);
     if (!adds) return with_activation(weights_.activation, [&](auto activation) {
       constexpr Activation kActivation = decltype(activation)::value;
       return tile.kernel == TileKernel::kShared ? run_plain(call, scaled_kernel<kActivation, false>)
@@ -103,9 +106,36 @@ class Int8Linear final : public Linear {
     return of;
   }
 
-  Status map_operands(const Call& call, int x_rows, int w_rows, const CUtensorMap*& x_map, const CUtensorMap*& w_map) {
-    EMBERT_TRY(owner_.map({weights_.quantised.data, call.rows, weights_.in, x_rows, kByteColumns}, x_map));
-    return owner_.map({weights_.weight, weights_.out, weights_.in, w_rows, kByteColumns}, w_map);
+  Status map_operands(const Call& call, int x_rows, int w_rows, const CUtensorMap*& x_map, const CUtensorMap*& w_map,
+                      int boxes = 0) {
+    EMBERT_TRY(owner_.map({weights_.quantised.data, call.rows, weights_.in, x_rows, kByteColumns, boxes}, x_map));
+    return owner_.map({weights_.weight, weights_.out, weights_.in, w_rows, kByteColumns, boxes}, w_map);
+  }
+
+  Status run_few(const Call& call, const TileChoice& tile, int& y_parts) {
+    if (call.residual.data != nullptr) {
+      y_parts = kSumColumns / FewNarrow::kColumns;
+      return launch_few<FewNarrow>(call, tile.rows, few_rows_scaled_kernel<FewNarrow, Activation::kNone, true>);
+    }
+    return with_activation(weights_.activation, [&](auto activation) {
+      constexpr Activation kActivation = decltype(activation)::value;
+      return tile.columns == 64
+                 ? launch_few<FewMiddle>(call, tile.rows, few_rows_scaled_kernel<FewMiddle, kActivation, false>)
+                 : launch_few<FewNarrow>(call, tile.rows, few_rows_scaled_kernel<FewNarrow, kActivation, false>);
+    });
+  }
+
+  template <typename Shape, typename Kernel>
+  Status launch_few(const Call& call, int tile_rows, Kernel kernel) {
+    const int x_rows = std::min(tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
+    const dim3 grid(tiles_of(weights_.out, Shape::kColumns), tiles_of(call.rows, x_rows));
+    const int stages = few_stages<Shape>(call.rows, x_rows, tiles_of(weights_.in, Shape::kBoxes * kByteColumns),
+                                         int(grid.x * grid.y), owner_.processors());
+    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
+    const CUtensorMap *x_map = nullptr, *w_map = nullptr;
+    EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, x_map, w_map, Shape::kBoxes));
+    return launch("hopper int8", kernel, grid, kFewThreads, Shape::shared_bytes(stages, x_rows), call.stream, *x_map,
+                  *w_map, arguments_of(call, Shape::kColumns), x_rows, stages, product_scales());
   }
 
   template <typename Kernel>

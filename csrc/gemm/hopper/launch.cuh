@@ -44,12 +44,9 @@ Status HopperLinear::launch_pingpong(const Call& call, Kernel kernel, const More
 template <typename Shape, typename Kernel, typename... More>
 Status HopperLinear::launch_few(const Call& call, Kernel kernel, const More&... more) {
   const int x_rows = std::min(call.tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
-  const int wanted = tiles_of(weights_.in, Shape::kDepth);
   const dim3 grid(tiles_of(w_rows_, Shape::kColumns), tiles_of(call.rows, x_rows));
-  const bool alone = call.rows > Shape::kRows && int(grid.x * grid.y) <= owner_.processors();
-  const int room = alone ? kAloneBytes : kFewBytes;
-  const int fitting = (room - Shape::shared_bytes(0, x_rows)) / (Shape::stage_bytes(x_rows) + 16);
-  const int stages = std::min({wanted, Shape::kMaxStages, fitting});
+  const int stages = few_stages<Shape>(call.rows, x_rows, tiles_of(weights_.in, Shape::kBoxes * 64),
+                                       int(grid.x * grid.y), owner_.processors());
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr;
   EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, Shape::kBoxes, x_map, w_map));

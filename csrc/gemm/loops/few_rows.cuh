@@ -7,8 +7,8 @@
 //     copy of a whole stage with one instruction. A lane for each box takes 40 ns a box.
 //   - The next kernel may start when the copies of x have started, not before: weights for two kernels further on would
 //     delay x.
-//   - A stage is 128 columns of K. Whether the next one is full is tested before the products of this one, so that the
-//     answer is there when it is needed.
+//   - A stage is 128 columns of K, of 8 bits 256. Whether the next one is full is tested before the products of this
+//     one, so that the answer is there when it is needed.
 //   - A tile has fewer rows than wgmma's 64 where that leaves more multiprocessors to fetch x and W. The product reads
 //     64 rows all the same: those past the tile are whatever follows in shared memory, and are not stored.
 //   - Two blocks fit on a multiprocessor, so that the next kernel's blocks start before this kernel's blocks end.
@@ -16,16 +16,19 @@
 // clusters, and with addresses of its own.
 #pragma once
 
+#include <algorithm>
+
 #include "device/dependent_launch.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/sums.cuh"
+#include "gemm/tile_choice.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/trap.cuh"
 #include "ptx/warp.cuh"
-#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_int8.cuh"
 
 namespace embert::hopper {
 
@@ -33,8 +36,7 @@ template <int kColumnsValue>
 struct FewShape {
   static constexpr int kColumns = kColumnsValue;  // of y
   static constexpr int kRows = 64;                // at most; wgmma's M
-  static constexpr int kBoxes = 2;                // of 64 columns of K, a stage
-  static constexpr int kDepth = kBoxes * 64;
+  static constexpr int kBoxes = 2;                // of 64 columns of K, a stage; of 8 bits 128
   static constexpr int kWBoxBytes = kColumns * 128;
   static constexpr int kMaxStages = 16;
   static_assert(kColumns == 32 || kColumns == 64, "the widths that ptx/wgmma.cuh wraps");
@@ -47,6 +49,14 @@ struct FewShape {
     return used > read ? used : read;
   }
 };
+
+// Stages of a block: as many as K has, and as fit.
+template <typename Shape>
+int few_stages(int rows, int x_rows, int wanted, int blocks, int processors) {
+  const int room = rows > Shape::kRows && blocks <= processors ? kAloneBytes : kFewBytes;
+  const int fitting = (room - Shape::shared_bytes(0, x_rows)) / (Shape::stage_bytes(x_rows) + 16);
+  return std::min({wanted, Shape::kMaxStages, fitting});
+}
 
 constexpr int kFewMultiply = 128, kFewCopy = 32, kFewScale = 128;  // threads of each kind, in this order
 constexpr int kFewThreads = kFewMultiply + kFewCopy + kFewScale;
@@ -99,7 +109,8 @@ __device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, cons
   }
   __syncthreads();
 
-  const int steps = (of.in + Shape::kDepth - 1) / Shape::kDepth;  // half a stage past K is filled with zeros
+  constexpr int kDepth = Shape::kBoxes * kDepthOf<T>;
+  const int steps = (of.in + kDepth - 1) / kDepth;  // half a stage past K is filled with zeros
   const int row = blockIdx.y * x_rows, column = blockIdx.x * Shape::kColumns;
   const int rows = min(of.rows, row + x_rows);  // the first that is not this block's
   if (warp == 4) {
@@ -169,14 +180,14 @@ __device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, cons
     wait_for_earlier_kernels();
 #pragma unroll
     for (int i = 0; i < kChunks * 4; ++i) {
-      const auto* const residual = static_cast<const T*>(of.residual) + place(i / 4, i % 4);
+      const auto* const residual = static_cast<const RowsOf<T>*>(of.residual) + place(i / 4, i % 4);
       if (is_inside(i / 4, i % 4)) residuals[i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(residual);
     }
   }
   typename Ending::Held held;
   ending.ask({first_row, rows, column, lane}, held);
 
-  float c[Shape::kColumns / 2];
+  SumOf<T> c[Shape::kColumns / 2];
   uint64_t x_operand = operand(x_at), w_operand = operand(w_at);
   bool is_full = false;
 #pragma unroll 1
@@ -223,7 +234,7 @@ __device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, cons
         const uint32_t two = ending.pair(c[at], c[at + 1], columns[chunk][i / 2], scale[i % 2],
                                          residuals[kResidual ? chunk : 0][i], nexts[chunk][i / 2], i < 2,
                                          sums[i % 2][chunk], held, 4 * chunk + i);
-        if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<T*>(of.y) + place(chunk, i)) = two;
+        if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<RowsOf<T>*>(of.y) + place(chunk, i)) = two;
       }
     }
     if constexpr (kResidual) {

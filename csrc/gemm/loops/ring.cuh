@@ -33,12 +33,6 @@ constexpr int kDepth = 64;                // columns of K in a stage: 128 bytes,
 constexpr int kBoxBytes = 64 * 128;       // 64 rows of 64 columns
 constexpr int kSharedLimit = 227 * 1024;  // bytes that a block of sm_90 can have
 
-// What differs with the type of the operands: the columns of K in a stage's 128 bytes, and what sums are.
-template <typename T>
-constexpr int kDepthOf = 128 / int(sizeof(T));
-template <typename T>
-using SumOf = std::conditional_t<std::is_same_v<T, int8_t>, int, float>;
-
 // A stage: tiles of x [kRows, kDepth] and W [kColumns, kDepth].
 template <int kColumnsValue, int kConsumersValue = 2>
 struct StageShape {

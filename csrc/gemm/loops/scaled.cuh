@@ -1,8 +1,10 @@
-// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias) with x and W in 8 bits, on Hopper: QKV and FFN in. The
-// loop is that of 16 bits (turns.cuh), whose stages are bytes; sums are exact integers, so no tile and no order of
-// additions changes a bit. The epilogue multiplies them with the row's scale and the column's (norm/quantise.h).
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias) with x and W in 8 bits, on Hopper: QKV and FFN in, and
+// where rows are few all four products. The loops are those of 16 bits (turns.cuh, few_rows.cuh), whose stages are
+// bytes; sums are exact integers, so no tile and no order of additions changes a bit. The epilogue multiplies them with
+// the row's scale and the column's (norm/quantise.h).
 #pragma once
 
+#include "gemm/loops/few_rows.cuh"
 #include "gemm/loops/pingpong.cuh"
 
 namespace embert::hopper {
@@ -74,6 +76,58 @@ class ScaledRows : public TileRows<kTurns, true> {
   const float* row_scales_;
   float asked_[kHalves][2];
 };
+
+// Rows of y (few_rows.cuh), with a residual or without. Rows' scales are in flight during the products.
+template <Activation kActivation, bool kResidualValue>
+struct FewScaled {
+  static constexpr bool kResidual = kResidualValue, kGates = false;
+  static constexpr bool kGammaInRows = !kResidual;  // its constants are as wide: (scale, c, scale, c)
+  static constexpr float kFactor = activation_factor(kActivation);
+  struct Held {
+    float of_rows[2];
+    float2 of_columns[2];
+  };
+
+  __device__ __forceinline__ void ask(const FewPlace& at, Held& held) const {
+    wait_for_earlier_kernels();
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      held.of_rows[half] = kFactor * scales.rows[min(at.row + 8 * half, at.rows - 1)];
+  }
+  __device__ __forceinline__ void look(const FewPlace& at, int chunk, Held& held) const {
+    if constexpr (kResidual) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        held.of_columns[i] = __ldg(scales.columns + (at.column + chunk * 16) / 2 + at.lane % 4 + 4 * i);
+    }
+  }
+  __device__ __forceinline__ uint32_t pair(int low, int high, float4 k, float2 by, uint32_t residual,
+                                           uint32_t /* next */, bool first, float2& sum, const Held& held,
+                                           int which) const {
+    const float of_row = held.of_rows[which % 2];
+    if constexpr (kResidual) {
+      const float2 of_pair = held.of_columns[which / 2 % 2];
+      return finish<half_t, Activation::kNone, true, false>(scaled_sum(low, of_row, of_pair.x),
+                                                            scaled_sum(high, of_row, of_pair.y), k, by, residual, 0,
+                                                            first, sum);
+    } else {
+      return finish_sums<kActivation>(low, high, k, of_row);
+    }
+  }
+
+  const ProductScales& scales;
+};
+
+template <typename Shape, Activation kActivation, bool kResidual>
+__global__ void __launch_bounds__(kFewThreads, 2)
+    few_rows_scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                           const GemmArguments of, int x_rows, int stages, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  multiply_few_rows<int8_t, Shape>(x_map, w_map, of, x_rows, stages, FewScaled<kActivation, kResidual>{scales});
+#else
+  EMBERT_TRAP("few_rows_scaled_kernel");
+#endif
+}
 
 template <Activation kActivation, bool kTurns>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
