@@ -13,9 +13,9 @@ namespace embert {
 namespace {
 
 constexpr int kWarps = 4;
-// As many blocks as an H100 runs at once, three or seven a multiprocessor; a block then takes several rows.
+// As many blocks as an H100 runs at once, four or seven a multiprocessor; a block then takes several rows.
 constexpr int most_blocks(bool normed) {
-  return normed ? 396 : 924;
+  return normed ? 528 : 924;
 }
 
 // The larger one; NaN where one of them is.
@@ -23,6 +23,16 @@ __device__ __forceinline__ float larger(float a, float b) {
   float c;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
+}
+
+// Four elements of a gamma or beta, anew for each row: the compiler would keep them in 64 registers, which leaves a
+// multiprocessor 12 warps, too few loads in flight.
+__device__ __forceinline__ Pack<float> load_cached(const float* from) {
+  Pack<float> four;
+  asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.values[0]), "=f"(four.values[1]), "=f"(four.values[2]), "=f"(four.values[3])
+               : "l"(from));
+  return four;
 }
 
 // 8 neighbouring columns of each of kPacks pieces of 256 columns.
@@ -74,7 +84,7 @@ struct Rotated {
 };
 
 template <typename T, int kPacks, int kWarpsOfRow, bool kNormed>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kWarps * 32, kNormed ? 4 : 1)
     quantise_kernel(const Rows x, const Norm norm, int rows, int columns, float epsilon, const QuantisedRows to,
                     bool backwards) {
   constexpr int kRows = kWarps / kWarpsOfRow;  // of a block at a time
@@ -82,42 +92,48 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % kWarpsOfRow;
   const auto column_of = [&](int p) { return (p * kWarpsOfRow + part) * 256 + lane * 8; };
   dependents_may_launch();
-  Pack<float> gamma[kNormed ? kPacks : 1][2], beta[kNormed ? kPacks : 1][2];
-  if constexpr (kNormed) {
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int column = min(column_of(p) + 4 * i, columns - 4);
-        gamma[p][i] = load_pack(norm.gamma + column), beta[p][i] = load_pack(norm.beta + column);
-      }
-  }
   wait_for_earlier_kernels();
-  int round = 0;
-  for (int at = blockIdx.x * kRows + warp / kWarpsOfRow; at - warp / kWarpsOfRow < rows; at += gridDim.x * kRows) {
-    const bool is_row = at < rows;  // warps of a row agree; a block's wait for each other where they share rows
-    const int row = backwards ? rows - 1 - min(at, rows - 1) : min(at, rows - 1);
-    const T* const from = static_cast<const T*>(x.data) + size_t(row) * columns;
-    Pack<T> packs[kPacks];
+  // The next row's elements are on their way while a row is worked on.
+  Pack<T> packs[kPacks];
+  const auto row_at = [&](int at) { return backwards ? rows - 1 - min(at, rows - 1) : min(at, rows - 1); };
+  const auto ask = [&](int at) {
+    const T* const from = static_cast<const T*>(x.data) + size_t(row_at(at)) * columns;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (column_of(p) < columns) packs[p] = load_fresh(from + column_of(p));
     }
+  };
+  ask(blockIdx.x * kRows + warp / kWarpsOfRow);
+  int round = 0;
+  for (int at = blockIdx.x * kRows + warp / kWarpsOfRow; at - warp / kWarpsOfRow < rows; at += gridDim.x * kRows) {
+    const bool is_row = at < rows;  // warps of a row agree; a block's wait for each other where they share rows
+    const int row = row_at(at);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) stay_packed(packs[p]);
     float2 by = {1.0f, 0.0f};
     if constexpr (kNormed) by = row_scale(x, row, columns, epsilon, lane % 8);
     Rotated<kPacks> of;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        of.values[p][i] = 0.0f;
-        if (column_of(p) >= columns) continue;
-        of.values[p][i] = to_float(packs[p].values[i]);
-        if constexpr (kNormed)
-          of.values[p][i] =
-              fmaf(fmaf(of.values[p][i], by.x, by.y), gamma[p][i / 4].values[i % 4], beta[p][i / 4].values[i % 4]);
+      for (int half = 0; half < 8; half += 4) {
+        float* const four = of.values[p] + half;
+        const int column = column_of(p) + half;
+        const bool is_there = column < columns;
+        Pack<float> gamma, beta;
+        if constexpr (kNormed) {
+          const int from_column = min(column, columns - 4);
+          gamma = load_cached(norm.gamma + from_column), beta = load_cached(norm.beta + from_column);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          four[i] = is_there ? to_float(packs[p].values[half + i]) : 0.0f;
+          if constexpr (kNormed)
+            four[i] = is_there ? fmaf(fmaf(four[i], by.x, by.y), gamma.values[i], beta.values[i]) : 0.0f;
+        }
       }
     }
+    ask(at + gridDim.x * kRows);
     of.rotate(lane);
     float most = of.largest();
     if constexpr (kWarpsOfRow > 1) {
