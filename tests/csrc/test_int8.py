@@ -278,7 +278,7 @@ def test_a_model_agrees_with_numpys_in_8_bits(
     )
     # One step of 8 bits more or less moves what comes after it, so bits are not equal; it is much nearer all the same.
     print(relative_error(found, wanted), relative_error(found, unrounded))
-    assert relative_error(found, wanted) <= 0.7 * relative_error(found, unrounded)
+    assert relative_error(found, wanted) <= 0.8 * relative_error(found, unrounded)
 
 
 @pytest.mark.parametrize("gemm", PROVIDERS)
