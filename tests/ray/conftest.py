@@ -27,6 +27,7 @@ os.environ |= {
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_DATA_PARQUET_FOOTER_NUM_ACTORS": "1",  # a process each, for two files
     # On a busy machine a proxy takes longer than 5 s to start; Ray Serve would kill it and begin again.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "240",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "240",
