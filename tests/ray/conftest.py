@@ -25,6 +25,7 @@ BUSY_S = 240  # what Ray waits for at most where it would give up on a busy mach
 os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # else a token is written into the home folder
+    "RAY_worker_niceness": "0",  # of 15: beside other work they would hardly get a core
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
