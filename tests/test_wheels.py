@@ -123,6 +123,7 @@ class Environment:
             str(self.bin / "python"),
             "--disable-pip-version-check",
             "install",
+            "--no-compile",  # of thousands of modules few are imported
         ]
         ran = subprocess.run([*pip, "--quiet", *map(str, words)], capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr

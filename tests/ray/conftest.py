@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import shutil
@@ -19,17 +18,29 @@ import pytest
 from tests.ray.doomed import FOLDER
 from tests.server.live import ROOT
 
+CPUS = 2  # of each node in Ray's books: as many of its workers start at a time
 OBJECT_STORE_BYTES = 80_000_000  # of each node; Ray wants 75 MB
+BUSY_S = 240  # what Ray waits for at most where it would give up on a busy machine
 # Ray reads some of these when it is imported, which test files do.
 os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # else a token is written into the home folder
+    "RAY_worker_niceness": "0",  # of 15: beside other work they would hardly get a core
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_DATA_PARQUET_FOOTER_NUM_ACTORS": "1",  # a process each, for two files
+    # A node that was killed refuses connections and is found dead after five periods; a busy one has time to answer.
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": f"{BUSY_S * 1000}",
+    "RAY_worker_register_timeout_seconds": f"{BUSY_S}",
+    "RAY_agent_register_timeout_ms": f"{BUSY_S * 1000}",
+    "RAY_gcs_server_request_timeout_seconds": f"{BUSY_S}",
+    "RAY_gcs_server_port_wait_time_s": f"{BUSY_S}",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{BUSY_S}",
     # On a busy machine a proxy takes longer than 5 s to start; Ray Serve would kill it and begin again.
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "240",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "240",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": f"{BUSY_S}",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": f"{BUSY_S}",
 }
 
 
@@ -42,7 +53,15 @@ class LocalCluster:
 
     def add_node(self, **resources: float) -> Any:
         """A node that has these, too."""
-        return self.nodes.add_node(num_cpus=4, resources=resources, object_store_memory=OBJECT_STORE_BYTES)
+        return self.nodes.add_node(num_cpus=CPUS, resources=resources, object_store_memory=OBJECT_STORE_BYTES)
+
+    def connect(self) -> None:
+        """Make it this process's, which NeMo Curator undoes."""
+        import ray
+
+        if not ray.is_initialized():
+            logs = bool(os.environ.get("EMBERT_TEST_RAY_LOG"))
+            ray.init(self.nodes.address, log_to_driver=logs, logging_level=logging.WARNING)
 
     def kill(self, node: Any) -> None:
         """End a node as a machine ends whose power fails: the raylet and every worker, by SIGKILL."""
@@ -63,7 +82,7 @@ def family(node: Any) -> list[psutil.Process]:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two nodes; tests that lose one add another first."""
     pytest.importorskip("ray", reason="ray is an extra")
@@ -76,7 +95,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
         short = tempfile.mkdtemp(prefix="ray-")  # paths of sockets have at most 107 bytes
         head = {
-            "num_cpus": 4,
+            "num_cpus": CPUS,
             "num_gpus": 2,  # in Ray's books alone
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
@@ -87,16 +106,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         try:
             made = LocalCluster(nodes, folder)
             made.add_node(embedder=1)
-            ray.init(
-                nodes.address, log_to_driver=bool(os.environ.get("EMBERT_TEST_RAY_LOG")), logging_level=logging.WARNING
-            )
+            made.connect()
             yield made
         finally:
             for node in nodes.list_all_nodes():
                 members |= set(family(node))
-            if ray.is_initialized():  # NeMo Curator disconnects
-                serving: Any = importlib.import_module("ray.serve")
-                serving.shutdown()
             ray.shutdown()
             nodes.shutdown()
             for each in members:

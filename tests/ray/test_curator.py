@@ -25,6 +25,7 @@ def test_the_page_embeds_documents(cluster: LocalCluster, tmp_path: Path, monkey
     monkeypatch.setenv("RAY_ADDRESS", cluster.nodes.address)  # where Curator finds the cluster
     page.write_texts(tmp_path)
     page.run("EmbedderStage", tmp_path)
+    cluster.connect()
     found = page.vectors(tmp_path, "embeddings")
     with Engine.load(device="cpu") as engine:
         wanted = engine.embed(page.TEXTS)

@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from tests.docker.test_image import free_port
-from tests.ray.conftest import LocalCluster
-from tests.server.live import STAND_IN, TRUST, Live, until
+from tests.ray.conftest import BUSY_S, LocalCluster
+from tests.server.live import STAND_IN, TRUST, Live, live, until
 from tests.server.stand_in import HELD
 
 pytest.importorskip("ray", reason="ray is an extra")
@@ -37,60 +37,78 @@ pytestmark = [
 
 FREQUENT_CHECKS = {"health_check_period_s": 0.5, "graceful_shutdown_wait_loop_s": 0.1}
 # Of one answer, not of its content: when it was given, to whom, how long it took.
+ORIGIN = "https://example.org"
 VARYING = {"date", "server", "x-request-id", "server-timing", "connection"}
 
 
 @pytest.fixture(scope="module")
-def url(cluster: LocalCluster) -> str:
+def url(cluster: LocalCluster) -> Iterator[str]:
     """Where Ray Serve listens."""
     from ray import serve
 
     port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    return f"http://127.0.0.1:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ray.serve._private.api.HTTP_PROXY_TIMEOUT", BUSY_S)
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    yield f"http://127.0.0.1:{port}"
+    serving: Any = importlib.import_module("ray.serve")  # whose types are not whole
+    serving.shutdown()
 
 
 @pytest.fixture(scope="module")
-def minilm(url: str) -> str:
-    """The default model on two replicas."""
-    from ray import serve
-
-    from embert.ray import deployment
-
-    made = deployment(
-        device="cpu", accept_token_ids=True, serve_options={"num_replicas": 2, "name": "minilm", **FREQUENT_CHECKS}
-    )
-    serve.run(made, name="minilm", route_prefix="/minilm")
-    return f"{url}/minilm"
-
-
-@pytest.fixture
-def stand_in(url: str, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A stand-in below /stand-in: one replica, or up to three with two requests in flight for each."""
+def pair(url: str) -> str:
+    """A stand-in on two replicas, below /pair."""
     from ray import serve
 
     from embert.ray import application
 
-    held = cluster.folder / "held"
-    actor = {"runtime_env": {"env_vars": {"STAND_IN_HELD_FILE": str(held)}}}
-    scaling = {"max_replicas": 2, "target_ongoing_requests": 2, "upscale_delay_s": 0, "metrics_interval_s": 0.1}
     made = application(
         {
             "encoder": STAND_IN[1],
-            "cors_allow_origin": ["https://example.org"],
-            "num_cpus": 0.5,
-            "serve_options": {
-                "name": "stand-in",
-                "autoscaling_config": scaling,
-                "ray_actor_options": actor,
-                **FREQUENT_CHECKS,
-            },
+            "accept_token_ids": True,
+            "cors_allow_origin": [ORIGIN],
+            "serve_options": {"num_replicas": 2, "name": "pair", **FREQUENT_CHECKS},
         }
     )
-    serve.run(made, name="stand-in", route_prefix="/stand-in")
-    yield f"{url}/stand-in"
+    serve.run(made, name="pair", route_prefix="/pair")
+    return f"{url}/pair"
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Live]:
+    """The same without Ray."""
+    with live(*STAND_IN, "--accept-token-ids", "--cors-allow-origin", ORIGIN) as running:
+        yield running
+
+
+@pytest.fixture
+def growing(url: str, cluster: LocalCluster) -> Iterator[str]:
+    """A stand-in below /growing: a replica, and a second one where more than two requests are in flight."""
+    from ray import serve
+
+    from embert.ray import deployment
+
+    held = cluster.folder / "held"
+    made = deployment(
+        encoder=STAND_IN[1],
+        accept_token_ids=True,
+        num_cpus=0.5,
+        serve_options={
+            "name": "growing",
+            "autoscaling_config": {
+                "max_replicas": 2,
+                "target_ongoing_requests": 2,
+                "upscale_delay_s": 0,
+                "metrics_interval_s": 0.1,
+            },
+            "ray_actor_options": {"runtime_env": {"env_vars": {"STAND_IN_HELD_FILE": str(held)}}},
+            **FREQUENT_CHECKS,
+        },
+    )
+    serve.run(made, name="growing", route_prefix="/growing")
+    yield f"{url}/growing"
     held.unlink(missing_ok=True)
-    serve.delete("stand-in")
+    serve.delete("growing")
 
 
 def client(url: str) -> httpx.Client:
@@ -142,9 +160,9 @@ def name(request: tuple[str, str, dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=name)
-def test_an_answer_is_the_servers(minilm: str, server: Live, request_: tuple[str, str, dict[str, Any]]) -> None:
+def test_an_answer_is_the_servers(pair: str, alone: Live, request_: tuple[str, str, dict[str, Any]]) -> None:
     method, path, options = request_
-    with client(minilm) as here, server.client() as there:
+    with client(pair) as here, alone.client() as there:
         ours, wanted = here.request(method, path, **options), there.request(method, path, **options)
     assert ours.status_code == wanted.status_code
     assert shown(path, ours) == shown(path, wanted)
@@ -179,13 +197,13 @@ def floats(answer: httpx.Response) -> Any:
     return [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in answer.json()["data"]]
 
 
-def test_openais_client(minilm: str, server: Live) -> None:
+def test_openais_client(pair: str, alone: Live) -> None:
     def vectors(url: str) -> Any:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as asking:
             answer = asking.embeddings.create(input=["a cat", "a tax form"], model=asking.models.list().data[0].id)
             return [each.embedding for each in answer.data]
 
-    np.testing.assert_allclose(vectors(minilm), vectors(server.url), atol=1e-6)
+    np.testing.assert_allclose(vectors(pair), vectors(alone.url), atol=1e-6)
 
 
 # --- what ends ---
@@ -227,9 +245,9 @@ def under_load(url: str, happens: Callable[[], None]) -> list[int]:
     return done
 
 
-def test_a_replica_is_killed_under_load(minilm: str) -> None:
+def test_a_replica_is_killed_under_load(pair: str) -> None:
     """Requests go on, its server goes with it, and another takes its place."""
-    before = servers("minilm")
+    before = servers("pair")
     assert len(before) == 2
     family = [before[0], *before[0].children(recursive=True)]
 
@@ -237,50 +255,50 @@ def test_a_replica_is_killed_under_load(minilm: str) -> None:
         replica = before[0].parent()
         assert replica is not None
         os.kill(replica.pid, signal.SIGKILL)
-        until(lambda: len(servers("minilm")) == 2, 120, what="another replica")
+        until(lambda: len(servers("pair")) == 2, 120, what="another replica")
 
-    under_load(minilm, happens)
+    under_load(pair, happens)
     until(lambda: not any(each.is_running() for each in family), 60, what="the end of the server of the lost replica")
-    assert before[1] in servers("minilm")
+    assert before[1] in servers("pair")
 
 
-def test_a_server_is_killed_under_load(minilm: str) -> None:
+def test_a_server_is_killed_under_load(pair: str) -> None:
     """The health check tells Ray, which replaces the replica."""
-    before = servers("minilm")
+    before = servers("pair")
 
     def happens() -> None:
         before[0].kill()
-        until(lambda: len(alive := servers("minilm")) == 2 and before[0] not in alive, 120, what="another replica")
+        until(lambda: len(alive := servers("pair")) == 2 and before[0] not in alive, 120, what="another replica")
 
-    under_load(minilm, happens)
+    under_load(pair, happens)
 
 
-def test_requests_in_flight_make_replicas(stand_in: str, cluster: LocalCluster) -> None:
+def test_requests_in_flight_make_replicas(growing: str, cluster: LocalCluster) -> None:
     """And the application ends once they are answered."""
     from ray import serve
 
     held, runs = cluster.folder / "held", cluster.folder / "runs"
     held.touch()
-    with ThreadPoolExecutor(8) as pool, client(stand_in) as asking:
+    with ThreadPoolExecutor(8) as pool, client(growing) as asking:
         assert asking.post("/embed", json={"inputs": "a"}).status_code == 200
-        assert len(servers("stand-in")) == 1
+        assert len(servers("growing")) == 1
         body = {"inputs": [[101, HELD, 102]]}
         answers = [pool.submit(asking.post, "/embed", json=body) for _ in range(8)]
         until(runs.exists, 60, what="a forward")
-        until(lambda: len(servers("stand-in")) == 2, 120, what="a second replica")
-        serve.delete("stand-in", _blocking=False)
-        family = servers("stand-in")
+        until(lambda: len(servers("growing")) == 2, 120, what="a second replica")
+        serve.delete("growing", _blocking=False)
+        family = servers("growing")
         held.unlink()
         assert [each.result().status_code for each in answers] == [200] * 8
     until(lambda: not any(each.is_running() for each in family), 60, what="the end of the servers")
 
 
-def test_a_prefix_and_options(stand_in: str) -> None:
-    with client(stand_in) as asking:
+def test_a_prefix_and_options(pair: str) -> None:
+    with client(pair) as asking:
         assert asking.get("").status_code == 200
-        answer = asking.get("/info", headers={"origin": "https://example.org"})
+        answer = asking.get("/info", headers={"origin": ORIGIN})
         assert answer.json()["backend"] == "stand-in"
-        assert answer.headers["access-control-allow-origin"] == "https://example.org"
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
         assert asking.post("/v1/nope", json={}).json()["error"]["message"] == "no such route; /docs lists them"
 
 
