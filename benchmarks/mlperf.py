@@ -1,11 +1,11 @@
 """BERT-large at the lengths of MLPerf's offline scenario, in float16 and in int8, and the products it consists of.
 
-    python -m benchmarks.mlperf [--seconds 1.5] [--rows 16384 32768] [--layers 24] [--no-products]
+    python -m benchmarks.mlperf [--seconds 1.5] [--rows 16384 32768] [--shapes large base minilm] [--products 0]
 
 Samples have 178 tokens on average and at most 384, as SQuAD's have with MLPerf's limit: lengths are drawn from a
 log-normal distribution cut to 30 … 384. Weights are random. Batches hold up to 16 384 tokens, two in flight, vectors of
 the first token are copied to the host; the reference scenario's start and end logits cost as little. Bursts follow a
-rest, sustained figures a second and a half of load.
+rest, sustained figures a second and a half of load. BERT-base's and MiniLM's shapes run at the same lengths.
 
 Products are beside torch's own: `_int_mm` (cuBLASLt's int8, INT32 out, no epilogue), `_scaled_mm` (cuBLASLt's FP8) and
 FP16. Ours have their epilogues; quantising x is timed apart.
@@ -34,14 +34,8 @@ from embert import engine
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.packing import PackedBatch
 
-LARGE: dict[str, Any] = {
-    "hidden_size": 1024,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "vocab_size": 30522,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-}
+# Hidden size, heads, inner size, layers.
+SHAPES = {"large": (1024, 16, 4096, 24), "base": (768, 12, 3072, 12), "minilm": (384, 12, 1536, 6)}
 MEAN, SHORTEST, LONGEST = 178, 30, 384  # tokens of a sample
 TOKENS = 16384  # of a batch
 BATCHES = 12  # different ones
@@ -56,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.mlperf", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.5, help="of load, before and while it is timed")
     parser.add_argument("--rows", type=int, nargs="+", default=[16384, 32768], help="of the products")
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["large"])
     parser.add_argument("--products", type=int, default=len(PRODUCTS), help="how many of the products; 0: none")
     parser.add_argument("--bursts", action="store_true", help="nothing sustained")
     parser.add_argument("--no-model", action="store_true")
@@ -68,9 +62,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
         _print_products(figures["products"])
     if not options.no_model:
-        figures["model"] = list(model(options.layers, 0 if options.bursts else options.seconds))
+        figures["model"] = [
+            each for shape in options.shapes for each in model(shape, 0 if options.bursts else options.seconds)
+        ]
         record.print_table(
-            ["dtype", "samples/s, bursts", "sustained", "tokens a sample", "worst cosine to float16"],
+            ["shape", "dtype", "samples/s, bursts", "sustained", "tokens a sample", "worst cosine to float16"],
             [[str(value) for value in each.values()] for each in figures["model"]],
         )
     print(record.write("mlperf", figures))
@@ -99,12 +95,15 @@ def batches() -> list[PackedBatch]:
     return made
 
 
-def random_model(folder: Path, layers: int) -> Path:
-    """A folder with BERT-large's shape and random weights in float32, LayerNorms that are no identities."""
+def random_model(folder: Path, shape: str) -> Path:
+    """A folder with the shape and random weights in float32, LayerNorms that are no identities."""
     import safetensors.torch
     import transformers
 
-    config = transformers.BertConfig(num_hidden_layers=layers, **LARGE)
+    hidden, heads, inner, layers = SHAPES[shape]
+    config = transformers.BertConfig(
+        hidden_size=hidden, num_attention_heads=heads, intermediate_size=inner, num_hidden_layers=layers
+    )
     with torch.device("meta"):
         shapes = {name: each.shape for name, each in transformers.BertModel(config).named_parameters()}
     generator = torch.Generator("cuda").manual_seed(0)
@@ -129,19 +128,19 @@ def random_model(folder: Path, layers: int) -> Path:
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps(
-            {"word_embedding_dimension": 1024, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+            {"word_embedding_dimension": hidden, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
         )
     )
     return folder
 
 
-def model(layers: int, seconds: float) -> Iterator[dict[str, Any]]:
+def model(shape: str, seconds: float) -> Iterator[dict[str, Any]]:
     """Samples a second of float16 and of int8."""
     work = batches()
     samples = sum(each.sequences for each in work)
     tokens = sum(len(each.ids) for each in work)
     with tempfile.TemporaryDirectory() as folder:
-        loaded = engine.load_model(str(random_model(Path(folder), layers)))
+        loaded = engine.load_model(str(random_model(Path(folder), shape)))
         exact = None
         encoders = {dtype: CudaEncoder(loaded, dtype=dtype, max_batch_tokens=TOKENS) for dtype in ("float16", "int8")}
         for dtype, encoder in encoders.items():
@@ -151,6 +150,7 @@ def model(layers: int, seconds: float) -> Iterator[dict[str, Any]]:
             burst = statistics.median(_burst(encoder, work) for _ in range(5))
             sustained = _sustained(encoder, work, seconds) if seconds else 0
             yield {
+                "shape": shape,
                 "dtype": dtype,
                 "burst": round(burst),
                 "sustained": round(sustained),

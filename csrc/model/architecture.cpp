@@ -58,7 +58,7 @@ Status Architecture::check_int8() const {
         "gates, rotary positions, LayerNorms before a layer's parts, narrower embeddings or shared layers in int8");
   if (quantise_takes(hidden, true) && quantise_takes(inner, false)) return {};
   return refuse("hidden size " + std::to_string(hidden) + " and intermediate size " + std::to_string(inner) +
-                " in int8: they must be multiples of " + std::to_string(kRotated) + " of at most " +
+                " in int8: they must be multiples of " + std::to_string(kQuantisedStep) + " of at most " +
                 std::to_string(kMaxSumColumns) + " and " + std::to_string(kMostQuantised));
 }
 

@@ -1,8 +1,8 @@
-// Rotates and rounds rows to 8 bits: a warp or four a row, everything between load and store in registers.
+// Rotates and rounds rows to 8 bits: a thread has 32 columns of a row, in registers between load and store.
 //
-// Floor for 16 384 rows of 1 024: x read and q written, 50 MB, 17 µs at 3 TB/s (28 are measured; 70.7 of 67 where rows
-// have 4 096 columns). Of a block of 128 columns, 16 lanes hold 8 each: three stages of the butterfly are in a lane,
-// four between lanes, which takes 32 shuffles for 256 columns. That is 2.1 million of a warp, 9 µs.
+// Floor for 16 384 rows of 1 024: x read and q written, 50 MB, 17 µs at 3 TB/s; 67 where rows have 4 096 columns. A
+// rotation of 32 columns takes 96 instructions of half2 and no shuffle. Loads are all in flight at once: a
+// multiprocessor needs some 40 KB on their way.
 
 #include "device/dependent_launch.cuh"
 #include "device/numeric.cuh"
@@ -13,9 +13,13 @@ namespace embert {
 namespace {
 
 constexpr int kWarps = 4;
-// As many blocks as an H100 runs at once, four or seven a multiprocessor; a block then takes several rows.
-constexpr int most_blocks(bool normed) {
-  return normed ? 528 : 924;
+constexpr int kMostThreads = kMostQuantised / kRotated;  // of a row
+
+__device__ __forceinline__ __half2 as_half2(uint32_t bits) {
+  return *reinterpret_cast<const __half2*>(&bits);
+}
+__device__ __forceinline__ uint32_t as_bits(__half2 two) {
+  return *reinterpret_cast<const uint32_t*>(&two);
 }
 
 // The larger one; NaN where one of them is.
@@ -25,167 +29,178 @@ __device__ __forceinline__ float larger(float a, float b) {
   return c;
 }
 
-// Four elements of a gamma or beta, anew for each row: the compiler would keep them in 64 registers, which leaves a
-// multiprocessor 12 warps, too few loads in flight.
-__device__ __forceinline__ Pack<float> load_cached(const float* from) {
-  Pack<float> four;
+// Four elements of a gamma or beta. The compiler would keep those of all columns in 64 registers, which leaves too few
+// loads of rows in flight.
+__device__ __forceinline__ float4 load_cached(const float* from) {
+  float4 four;
   asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(four.values[0]), "=f"(four.values[1]), "=f"(four.values[2]), "=f"(four.values[3])
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
                : "l"(from));
   return four;
 }
 
-// 8 neighbouring columns of each of kPacks pieces of 256 columns.
-template <int kPacks>
-struct Rotated {
-  float values[kPacks][8];
+// How a row is rounded whose largest rotated magnitude is `most`. The power of two brings it near 1, so that 127 / most
+// does not leave FP16's range.
+struct RowScale {
+  __half2 power, inverse;
+  float scale;
 
-  __device__ __forceinline__ void rotate(int lane) {
-#pragma unroll
-    for (int stride = 1; stride < 8; stride *= 2) {
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p)
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if ((i & stride) != 0) continue;
-          const float a = values[p][i], b = values[p][i + stride];
-          values[p][i] = a + b, values[p][i + stride] = a - b;
-        }
-    }
-#pragma unroll
-    for (int step = 1; step < 16; step *= 2) {
-      const float sign = (lane & step) != 0 ? -1.0f : 1.0f;
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p)
-#pragma unroll
-        for (int i = 0; i < 8; ++i)  // a + b, a - b: the product is exact
-          values[p][i] = fmaf(values[p][i], sign, __shfl_xor_sync(~0u, values[p][i], step));
-    }
-  }
-
-  __device__ __forceinline__ float largest() const {
-    float most = 0.0f;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) most = larger(most, fabsf(values[p][i]));
-#pragma unroll
-    for (int step = 16; step > 0; step >>= 1) most = larger(most, __shfl_xor_sync(~0u, most, step));
-    return most;
-  }
-
-  // Adding 1.5 · 2²³ rounds to an integer, half to even, and leaves it in the lowest bits.
-  __device__ __forceinline__ static uint32_t four(const float* values, float inverse) {
-    uint32_t bits[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(__fadd_rn(__fmul_rn(values[i], inverse), 12582912.0f));
-    return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
+  __device__ __forceinline__ explicit RowScale(float most) {
+    constexpr float kRoot = 5.65685424949238f;  // √32
+    const int exponent = int(__float_as_uint(most) >> 23) - 127, shift = min(max(-exponent, -15), 15);
+    const float up = __uint_as_float((127 + shift) << 23), down = __uint_as_float((127 - shift) << 23);
+    const __half whole = most == 0.0f ? __half(0.0f) : __float2half_rn(__fdiv_rn(127.0f, __fmul_rn(most, up)));
+    power = __float2half2_rn(up), inverse = __half2half2(whole);
+    scale = most == 0.0f ? 0.0f : __fdiv_rn(__fmul_rn(kRoot, down), __half2float(whole));
   }
 };
 
-template <typename T, int kPacks, int kWarpsOfRow, bool kNormed>
-__global__ void __launch_bounds__(kWarps * 32, kNormed ? 4 : 1)
-    quantise_kernel(const Rows x, const Norm norm, int rows, int columns, float epsilon, const QuantisedRows to,
-                    bool backwards) {
-  constexpr int kRows = kWarps / kWarpsOfRow;  // of a block at a time
-  __shared__ float most_of_warp[2][kWarps];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % kWarpsOfRow;
-  const auto column_of = [&](int p) { return (p * kWarpsOfRow + part) * 256 + lane * 8; };
-  dependents_may_launch();
-  wait_for_earlier_kernels();
-  // The next row's elements are on their way while a row is worked on.
-  Pack<T> packs[kPacks];
-  const auto row_at = [&](int at) { return backwards ? rows - 1 - min(at, rows - 1) : min(at, rows - 1); };
-  const auto ask = [&](int at) {
-    const T* const from = static_cast<const T*>(x.data) + size_t(row_at(at)) * columns;
+// A thread's 32 columns of a row.
+struct QuarterSet {
+  __half2 y[16];  // quarter j has 4j … 4j + 3
+
+  __device__ __forceinline__ void load(const half_t* row, int columns, int set) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (column_of(p) < columns) packs[p] = load_fresh(from + column_of(p));
+    for (int j = 0; j < 4; ++j) {
+      const uint4 eight = *reinterpret_cast<const uint4*>(row + j * (columns / 4) + 8 * set);
+      y[4 * j] = as_half2(eight.x), y[4 * j + 1] = as_half2(eight.y);
+      y[4 * j + 2] = as_half2(eight.z), y[4 * j + 3] = as_half2(eight.w);
     }
-  };
-  ask(blockIdx.x * kRows + warp / kWarpsOfRow);
-  int round = 0;
-  for (int at = blockIdx.x * kRows + warp / kWarpsOfRow; at - warp / kWarpsOfRow < rows; at += gridDim.x * kRows) {
-    const bool is_row = at < rows;  // warps of a row agree; a block's wait for each other where they share rows
-    const int row = row_at(at);
+  }
+
+  // (x · by.x + by.y) · γ + β for the four columns that begin with pair `first`.
+  __device__ __forceinline__ void normalise(int first, float2 by, const float4& gamma, const float4& beta) {
+    const float2 low = __half22float2(y[first]), high = __half22float2(y[first + 1]);
+    y[first] = __floats2half2_rn(fmaf(fmaf(low.x, by.x, by.y), gamma.x, beta.x),
+                                 fmaf(fmaf(low.y, by.x, by.y), gamma.y, beta.y));
+    y[first + 1] = __floats2half2_rn(fmaf(fmaf(high.x, by.x, by.y), gamma.z, beta.z),
+                                     fmaf(fmaf(high.y, by.x, by.y), gamma.w, beta.w));
+  }
+
+  // The factor keeps sums of all of FP16's values in its range.
+  __device__ __forceinline__ void rotate() {
+    const __half2 factor = as_half2(0x28002800), signs = as_half2(0xbc003c00);  // 2⁻⁵; 1 and −1
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) stay_packed(packs[p]);
-    float2 by = {1.0f, 0.0f};
-    if constexpr (kNormed) by = row_scale(x, row, columns, epsilon, lane % 8);
-    Rotated<kPacks> of;
+    for (int i = 0; i < 16; ++i) y[i] = __hmul2_rn(y[i], factor);
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int stride = 1; stride < 16; stride *= 2) {
 #pragma unroll
-      for (int half = 0; half < 8; half += 4) {
-        float* const four = of.values[p] + half;
-        const int column = column_of(p) + half;
-        const bool is_there = column < columns;
-        Pack<float> gamma, beta;
-        if constexpr (kNormed) {
-          const int from_column = min(column, columns - 4);
-          gamma = load_cached(norm.gamma + from_column), beta = load_cached(norm.beta + from_column);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          four[i] = is_there ? to_float(packs[p].values[half + i]) : 0.0f;
-          if constexpr (kNormed)
-            four[i] = is_there ? fmaf(fmaf(four[i], by.x, by.y), gamma.values[i], beta.values[i]) : 0.0f;
-        }
+      for (int i = 0; i < 16; ++i) {
+        if ((i & stride) != 0) continue;
+        const __half2 a = y[i], b = y[i + stride];
+        y[i] = __hadd2_rn(a, b), y[i + stride] = __hsub2_rn(a, b);
       }
     }
-    ask(at + gridDim.x * kRows);
-    of.rotate(lane);
-    float most = of.largest();
-    if constexpr (kWarpsOfRow > 1) {
-      if (lane == 0) most_of_warp[round % 2][warp] = most;
-      __syncthreads();
 #pragma unroll
-      for (int i = 0; i < kWarpsOfRow; ++i) most = larger(most, most_of_warp[round % 2][i]);
-      ++round;
-    }
-    const float inverse = most == 0.0f ? 0.0f : __fdiv_rn(127.0f, most);
-    if (!is_row) continue;
-    if (lane == 0 && part == 0) to.scales[row] = __fmul_rn(most, 1.0f / 127.0f * 0.08838834764831845f);
+    for (int i = 0; i < 16; ++i) y[i] = __hfma2(y[i], signs, __lowhigh2highlow(y[i]));
+  }
+
+  // The largest magnitude; NaN where one of them is.
+  __device__ __forceinline__ float largest() const {
+    __half2 most = __habs2(y[0]);
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (column_of(p) >= columns) continue;
-      const uint2 eight = {of.four(of.values[p], inverse), of.four(of.values[p] + 4, inverse)};
-      *reinterpret_cast<uint2*>(to.data + size_t(row) * columns + column_of(p)) = eight;
+    for (int i = 1; i < 16; ++i) most = __hmax2_nan(most, __habs2(y[i]));
+    return __half2float(__hmax_nan(__low2half(most), __high2half(most)));
+  }
+
+  // Adding 1.5 · 2¹⁰ to a half rounds it to an integer, half to even, and leaves that in the lowest bits.
+  __device__ __forceinline__ void store(int8_t* row, int columns, int set, const RowScale& by) const {
+    const __half2 rounds = as_half2(0x66006600);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t q[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        q[i] = as_bits(__hfma2(__hmul2_rn(y[4 * j + i], by.power), by.inverse, rounds));
+      const uint2 eight = {__byte_perm(q[0], q[1], 0x6420), __byte_perm(q[2], q[3], 0x6420)};
+      *reinterpret_cast<uint2*>(row + j * (columns / 4) + 8 * set) = eight;
     }
+  }
+};
+
+// Up to 1 024 columns: kLanes have a row, and kRows rows one after another, so that a gamma is loaded once for them.
+template <int kLanes, int kRows, bool kNormed>
+__global__ void __launch_bounds__(kWarps * 32)
+    quantise_kernel(const Rows x, const Norm norm, int rows, int columns, float epsilon, const QuantisedRows to,
+                    bool backwards) {
+  const int lane = threadIdx.x % kLanes, sets = columns / kRotated, set = min(lane, sets - 1);
+  const int first = (blockIdx.x * kWarps * 32 + threadIdx.x) / kLanes * kRows;
+  const auto row_of = [&](int i) { return backwards ? rows - 1 - min(first + i, rows - 1) : min(first + i, rows - 1); };
+  dependents_may_launch();
+  wait_for_earlier_kernels();
+  QuarterSet of[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    of[i].load(static_cast<const half_t*>(x.data) + size_t(row_of(i)) * columns, columns, set);
+  if constexpr (kNormed) {
+    float2 by[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) by[i] = row_scale(x, row_of(i), columns, epsilon, threadIdx.x % 8);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int column = j * (columns / 4) + 8 * set + 4 * half;
+        const float4 gamma = load_cached(norm.gamma + column), beta = load_cached(norm.beta + column);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) of[i].normalise(4 * j + 2 * half, by[i], gamma, beta);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    of[i].rotate();
+    float most = of[i].largest();  // a set that two lanes have counts once
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step >>= 1) most = larger(most, __shfl_xor_sync(~0u, most, step));
+    if (first + i >= rows || lane >= sets) continue;
+    const int row = row_of(i);
+    const RowScale by(most);
+    of[i].store(to.data + size_t(row) * columns, columns, set, by);
+    if (lane == 0) to.scales[row] = by.scale;
   }
 }
 
-template <typename T, int kPacks, int kWarpsOfRow, bool kNormed>
+// More columns: a block has a row.
+__global__ void __launch_bounds__(kMostThreads)
+    quantise_wide_kernel(const half_t* x, int columns, const QuantisedRows to, bool backwards) {
+  __shared__ float most_of_warp[kMostThreads / 32];
+  const int sets = columns / kRotated, set = min(int(threadIdx.x), sets - 1);
+  const int row = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  dependents_may_launch();
+  wait_for_earlier_kernels();
+  QuarterSet of;
+  of.load(x + size_t(row) * columns, columns, set);
+  of.rotate();
+  float most = of.largest();
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) most = larger(most, __shfl_xor_sync(~0u, most, step));
+  if (threadIdx.x % 32 == 0) most_of_warp[threadIdx.x / 32] = most;
+  __syncthreads();
+  for (int i = 0; i < blockDim.x / 32; ++i) most = larger(most, most_of_warp[i]);
+  const RowScale by(most);
+  if (threadIdx.x < sets) of.store(to.data + size_t(row) * columns, columns, set, by);
+  if (threadIdx.x == 0) to.scales[row] = by.scale;
+}
+
+template <int kLanes, bool kNormed>
 Status launch_quantise(const Rows& x, const Norm& norm, int rows, int columns, float epsilon, const QuantisedRows& to,
                        const Stream& stream) {
-  const int blocks = (rows * kWarpsOfRow + kWarps - 1) / kWarps;
-  const int rounds = (blocks + most_blocks(kNormed) - 1) / most_blocks(kNormed);
-  return launch("quantise", quantise_kernel<T, kPacks, kWarpsOfRow, kNormed>, (blocks + rounds - 1) / rounds,
-                kWarps * 32, 0, stream, x, norm, rows, columns, epsilon, to, stream.backwards);
+  constexpr int kRows = kNormed ? 2 : 1, kOfBlock = kWarps * 32 / kLanes * kRows;
+  return launch("quantise", quantise_kernel<kLanes, kRows, kNormed>, (rows + kOfBlock - 1) / kOfBlock, kWarps * 32, 0,
+                stream, x, norm, rows, columns, epsilon, to, stream.backwards);
 }
 
-// Up to 1 024 columns a warp has a row, else a block.
-template <typename T, bool kNormed>
+template <bool kNormed>
 Status quantise(const Rows& x, const Norm& norm, int rows, int columns, float epsilon, const QuantisedRows& to,
                 const Stream& stream) {
-  const auto go = [&](auto packs, auto warps) {
-    return launch_quantise<T, decltype(packs)::value, decltype(warps)::value, kNormed>(x, norm, rows, columns, epsilon,
-                                                                                       to, stream);
-  };
-  using One = std::integral_constant<int, 1>;
-  using Four = std::integral_constant<int, 4>;
-  const int pieces = (columns + 255) / 256;
-  if (pieces == 1) return go(One(), One());
-  if (pieces == 2) return go(std::integral_constant<int, 2>(), One());
-  if (pieces == 3) return go(std::integral_constant<int, 3>(), One());
-  if (pieces == 4) return go(Four(), One());
-  if constexpr (!kNormed) {
-    if (pieces <= 8) return go(std::integral_constant<int, 2>(), Four());
-    if (pieces <= 12) return go(std::integral_constant<int, 3>(), Four());
-    if (pieces <= 16) return go(Four(), Four());
-    return go(std::integral_constant<int, 8>(), Four());
-  }
-  return Status::refused("quantise: a LayerNorm of " + std::to_string(columns) + " columns");
+  const int sets = columns / kRotated;
+  const auto go = [&](auto run) { return run(x, norm, rows, columns, epsilon, to, stream); };
+  if (sets <= 8) return go(launch_quantise<8, kNormed>);
+  if (sets <= 16) return go(launch_quantise<16, kNormed>);
+  if (sets <= 32) return go(launch_quantise<32, kNormed>);
+  return launch("quantise_wide", quantise_wide_kernel, rows, (sets + 31) / 32 * 32, 0, stream,
+                static_cast<const half_t*>(x.data), columns, to, stream.backwards);
 }
 
 }  // namespace
@@ -196,10 +211,10 @@ Status quantise_rows(DType dtype, const Rows& x, const Norm& norm, int rows, int
   if (dtype != DType::kFloat16) return Status::refused("quantise: rows must be in float16");
   if (!quantise_takes(columns, normed))
     return Status::refused("quantise: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
-                           std::to_string(kRotated) + (normed ? " of at most 1024" : " of at most 8192"));
+                           std::to_string(kQuantisedStep) + (normed ? " of at most 1024" : " of at most 8192"));
   if (rows == 0) return {};
-  return normed ? quantise<half_t, true>(x, norm, rows, columns, epsilon, to, stream)
-                : quantise<half_t, false>(x, norm, rows, columns, epsilon, to, stream);
+  return normed ? quantise<true>(x, norm, rows, columns, epsilon, to, stream)
+                : quantise<false>(x, norm, rows, columns, epsilon, to, stream);
 }
 
 }  // namespace embert

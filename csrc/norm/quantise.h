@@ -1,5 +1,9 @@
-// Rows in 8 bits, for products whose operands are rotated integers (EPILOGUES.md): each block of 128 columns times the
-// Sylvester-Hadamard matrix of order 128, then rounded to -127 … 127 by a scale of the row.
+// Rows in 8 bits, for products whose operands are rotated integers (EPILOGUES.md).
+//
+// A set of 32 columns is rotated together: eight neighbours of each quarter of the row, so that one thread has them all.
+// Set m's element n = 8j + e is column 8m + j · columns / 4 + e. The 32 elements are multiplied by the Sylvester-Hadamard
+// matrix of order 32 and stay where they are, then all of a row are rounded to -127 … 127 by a scale of the row.
+// engine/quantization/quarters.py has it in numpy, to the bit.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +14,8 @@
 
 namespace embert {
 
-constexpr int kRotated = 128;  // columns of a block; rows and weights have a multiple of them
+constexpr int kRotated = 32;          // columns of a set
+constexpr int kQuantisedStep = 128;   // columns of a row are a multiple of them
 constexpr int kMostQuantised = 8192;  // columns of a row; kMaxSumColumns with a LayerNorm
 
 // Memory for them.
@@ -21,12 +26,13 @@ struct QuantisedRows {
 
 // Whether rows of so many columns can be quantised, with or without a LayerNorm before.
 constexpr bool quantise_takes(int columns, bool normed) {
-  return columns > 0 && columns % kRotated == 0 && columns <= (normed ? kMaxSumColumns : kMostQuantised);
+  return columns > 0 && columns % kQuantisedStep == 0 && columns <= (normed ? kMaxSumColumns : kMostQuantised);
 }
 
-// With m the largest magnitude of a row's rotated, unscaled elements y, in FP32 throughout: q = rint(y · (127 / m)),
-// half to even, and a scale of m / 127 / √128. The butterfly's strides are 1, 2, 4 … 64. A row of zeros has scale 0; a
-// row that is not finite has a scale that is not. x with sums: its LayerNorm is applied first.
+// The rotation is in FP16: times 2⁻⁵, then butterflies of strides 2, 4, 8, 16 and 1. With m the largest magnitude of a
+// row's rotated elements y, k = clip(-⌊log₂ m⌋, -15, 15) and t = half(127 / (m · 2ᵏ)): q = rint(y · 2ᵏ · t), half to
+// even, and a scale of √32 · 2⁻ᵏ / t. A row of zeros has scale 0; a row that is not finite has a scale that is not. x
+// with sums: its LayerNorm is applied first, in FP32, and rounded to FP16.
 Status quantise_rows(DType dtype, const Rows& x, const Norm& norm, int rows, int columns, float epsilon,
                      const QuantisedRows& to, const Stream& stream);
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from embert.engine.quantization.rotation import BLOCK, check_width, hadamard
 from embert.engine.quantization.rows import LEVELS
 
-__all__ = ["QuantisedWeight", "quantised_weight"]
+__all__ = ["QuantisedWeight", "quantised", "quantised_weight"]
 
 
 class QuantisedWeight(NamedTuple):
@@ -30,7 +30,11 @@ def quantised_weight(weight: npt.NDArray[np.float32], name: str) -> QuantisedWei
     outputs, inputs = weight.shape
     check_width(inputs, name)
     exact = hadamard().astype(np.float64) / math.sqrt(BLOCK)
-    turned = (weight.astype(np.float64).reshape(-1, BLOCK) @ exact).reshape(outputs, inputs)
+    return quantised((weight.astype(np.float64).reshape(-1, BLOCK) @ exact).reshape(outputs, inputs))
+
+
+def quantised(turned: npt.NDArray[np.float64]) -> QuantisedWeight:
+    """Integers and scales of a rotated weight [out, in]."""
     scales = np.abs(turned).max(1, keepdims=True) / LEVELS
     integers = np.rint(turned / np.where(scales == 0, 1.0, scales)).astype(np.int8)
     return QuantisedWeight(integers, scales[:, 0].astype(np.float32))

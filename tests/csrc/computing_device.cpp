@@ -104,11 +104,13 @@ void turn_row(Row& row, const RotaryColumns& of, int position) {
 // A row in 8 bits, as norm/quantise.h has it, and its scale.
 double quantise(Row& row) {
   double largest = 0;
-  for (size_t block = 0; block < row.size(); block += kRotated) {
+  const size_t quarter = row.size() / 4;
+  for (size_t first = 0; first < quarter; first += 8) {
+    const auto at = [&](int n) -> double& { return row[n / 8 * quarter + first + n % 8]; };
     for (int stride = 1; stride < kRotated; stride *= 2) {
       for (int i = 0; i < kRotated; ++i) {
         if ((i & stride) != 0) continue;
-        double &a = row[block + i], &b = row[block + i + stride];
+        double &a = at(i), &b = at(i + stride);
         const double sum = a + b, difference = a - b;
         a = sum, b = difference;
       }

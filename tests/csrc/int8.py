@@ -1,4 +1,4 @@
-"""The definition's rows and a model in 8 bits (engine/quantization), with rows rounded as kernels store them."""
+"""Rows and a model in 8 bits by quarters (engine/quantization), with rows rounded as kernels store them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy.typing as npt
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.reference import _Reference
-from embert.engine.quantization.rows import quantised_rows as rows_of_definition
+from embert.engine.quantization.products import product
+from embert.engine.quantization.quarters import quarter_rows, quarter_weight
 
 __all__ = ["hidden_state", "quantised_rows"]
 
@@ -16,15 +17,15 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 
-def quantised_rows(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
+def quantised_rows(x: npt.NDArray[np.float16]) -> tuple[npt.NDArray[np.int8], Floats]:
     """Rows x [T, columns] in 8 bits: int8 [T, columns], and a scale for each, float32 [T]."""
-    rows = rows_of_definition(x)
+    rows = quarter_rows(x)
     return rows.integers, rows.scales[:, 0]
 
 
 def hidden_state(ids: Ints, architecture: Architecture, checkpoint: Checkpoint) -> Floats:
     """The last hidden state of token ids [L], the layers' products in 8 bits: float32 [L, hidden]."""
-    return _Int8Reference(architecture, checkpoint, -1, int8=True).hidden_state(ids)
+    return _Int8Reference(architecture, checkpoint, -1, int8=False).hidden_state(ids)
 
 
 def _stored(x: npt.NDArray[np.floating]) -> Floats:
@@ -49,5 +50,6 @@ class _Int8Reference(_Reference):
         return self._norm(_stored(x + self._linear(inner, f"{at}output.dense")), f"{at}output.LayerNorm")
 
     def _linear(self, x: Floats, name: str) -> Floats:
-        y = super()._linear(x, name)
+        weight, bias = (self._checkpoint.float32(f"{name}.{each}") for each in ("weight", "bias"))
+        y = product(quarter_rows(x.astype(np.float16)), quarter_weight(weight, name), bias)
         return _stored(y) if "attention.self" in name else y

@@ -14,7 +14,7 @@ from embert import engine
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda import CudaEncoder, _cublaslt_library
 from embert.engine.errors import UnsupportedModel
-from embert.engine.quantization.weights import quantised_weight
+from embert.engine.quantization.quarters import quarter_weight
 from tests.csrc import int8
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
@@ -47,12 +47,14 @@ def sums_of(rows: Floats, parts: int = 1) -> Floats:
 @pytest.mark.parametrize("columns", [128, 256, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096, 8192])
 def test_rows_are_those_of_numpy_to_the_bit(device: Device, random: np.random.Generator, columns: int) -> None:
     for rows in (1, 3, 4, 5, 64, 1001, 9000 if columns <= 1024 else 700):
-        x = ref.with_outliers(random.standard_normal((rows, columns)), random).astype(np.float16)
+        spread = 10.0 ** random.integers(-5, 4, (rows, 1))
+        x = ref.with_outliers(random.standard_normal((rows, columns)), random) * spread
+        x = x.clip(-65000, 65000).astype(np.float16)
         x[rows // 2] = 0
         q, scales = quantise(device, x)
-        wanted, of_rows = int8.quantised_rows(x.astype(np.float32))
+        wanted, of_rows = int8.quantised_rows(x)
         assert (q == wanted).all(), rows
-        assert np.allclose(scales, of_rows, rtol=3e-7, atol=0)
+        assert (scales == of_rows).all(), rows
         assert scales[rows // 2] == 0
 
 
@@ -67,12 +69,12 @@ def test_normalised_rows_are_those_of_numpy_within_a_step(
         parts = 4 if rows <= 64 else 1  # as products leave them
         q, scales = quantise(device, x, device.put(sums_of(x, parts)), *at, parts)
         wanted, of_rows = int8.quantised_rows(
-            ref.layernorm(x.astype(np.float64), gamma, beta, EPSILON).astype(np.float32)
+            ref.layernorm(x.astype(np.float64), gamma, beta, EPSILON).astype(np.float16)
         )
         apart = np.abs(q.astype(int) - wanted)
         assert apart.max() <= 1, rows
-        assert (apart > 0).mean() <= 1e-3, rows
-        assert np.allclose(scales, of_rows, rtol=1e-5)
+        assert (apart > 0).mean() <= 2e-3, rows  # where rounding to float16 went the other way
+        assert np.allclose(scales, of_rows, rtol=2e-3)
 
 
 def test_a_row_that_is_not_finite_has_no_finite_scale(device: Device, random: np.random.Generator) -> None:
@@ -92,7 +94,7 @@ class Product:
     ) -> None:  # fmt: skip
         self.device, self.kind, self.of_residual = device, kind, of_residual
         weight = (random.standard_normal((out, width)) / np.sqrt(width)).astype(np.float32)
-        self.weight, self.scales = quantised_weight(weight, "weight")
+        self.weight, self.scales = quarter_weight(weight, "weight")
         self.bias = random.standard_normal(out).astype(np.float32)
         self.norm = norm
         self.data, self.row_scales = device.new(-(-most // 32) * 32 * width), device.new(most * 4)

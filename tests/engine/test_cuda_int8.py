@@ -15,7 +15,7 @@ from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
-from embert.engine.quantization.weights import quantised_weight
+from embert.engine.quantization.quarters import quarter_weight
 from tests.engine.families import build
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
@@ -61,14 +61,17 @@ def test_a_matrix_is_rotated_and_rounded_with_a_scale_for_each_row() -> None:
     weight = random.standard_normal((5, 384)).astype(np.float32)
     weight[3] = 0
     weight[:, 7] *= 50
-    integers, scales = quantised_weight(weight, "weight")
-    numbers = np.arange(128)
+    integers, scales = quarter_weight(weight, "weight")
+    numbers = np.arange(32)
     hadamard = np.where(np.bitwise_count(numbers[:, None] & numbers) % 2, -1.0, 1.0)  # Sylvester's
-    rotated = np.concatenate([part.astype(np.float64) @ hadamard for part in np.split(weight, 3, axis=1)], axis=1)
+    rotated = np.empty(weight.shape)
+    for first in range(0, 96, 8):  # eight neighbours of each quarter
+        columns = [quarter * 96 + first + i for quarter in range(4) for i in range(8)]
+        rotated[:, columns] = weight[:, columns].astype(np.float64) @ hadamard
     assert [integers.dtype.name, scales.dtype.name] == ["int8", "float32"]
     assert (np.abs(integers).max(axis=1) == [127, 127, 127, 0, 127]).all()
     assert scales[3] == 0
-    error = integers * scales[:, None].astype(np.float64) - rotated / np.sqrt(128)
+    error = integers * scales[:, None].astype(np.float64) - rotated / np.sqrt(32)
     assert (np.abs(error) <= 0.50001 * scales[:, None]).all()
 
 
@@ -82,7 +85,7 @@ def test_layers_are_given_in_8_bits_and_all_else_as_it_is_stored(folder: Path, w
     for layer in range(2):
         for name, theirs in MATRICES.items():
             weight = stored[f"encoder.layer.{layer}.{theirs}.weight"].numpy()
-            integers, scales = quantised_weight(weight, "weight")
+            integers, scales = quarter_weight(weight, "weight")
             np.testing.assert_array_equal(ours.loaded[f"{name}.weight", layer], integers)
             np.testing.assert_array_equal(ours.loaded[f"{name}.scale", layer], scales)
             np.testing.assert_array_equal(

@@ -22,7 +22,7 @@ from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
 from embert.engine.encoders.cuda_shapes import rotary_tables
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.rotary import rotations
-from embert.engine.quantization.weights import quantised_weight
+from embert.engine.quantization.quarters import quarter_weight
 
 __all__ = ["layer_tensors"]
 
@@ -75,7 +75,7 @@ def layer_tensors(
         tensor = checkpoint.stored(theirs)
         matrix, _, kind = ours.partition(".")
         if int8 and matrix in LAYER_LINEAR and kind == "weight":
-            values, scales = quantised_weight(tensor.float32(), theirs)
+            values, scales = quarter_weight(tensor.float32(), theirs)
             yield ours, layer, values, "int8"
             yield f"{matrix}.scale", layer, scales, "float32"
         elif tensor.dtype in STORED_DTYPES:
