@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from abc import ABCMeta, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -14,6 +15,7 @@ from gevent.pool import Group
 from locust import FastHttpUser, constant, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
+from locust.user.users import UserMeta
 
 from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
 from embert.engine import load_model
@@ -102,7 +104,11 @@ class EmbeddingUser(FastHttpUser):
                 answer.failure("an answer with another number of rows")
 
 
-class OpenLoopUser(EmbeddingUser):
+class _AbstractUserMeta(ABCMeta, UserMeta):
+    """A class of users with abstract methods: locust has a metaclass of its own."""
+
+
+class OpenLoopUser(EmbeddingUser, metaclass=_AbstractUserMeta):
     """Sends at Poisson arrivals whatever the server does, so a server that stalls cannot slow the load down.
 
     All users together send `--rate` requests/s.
@@ -133,6 +139,6 @@ class OpenLoopUser(EmbeddingUser):
         late_s.append(time.perf_counter() - self._due)
         self._asking.spawn(self.send, self._due)
 
+    @abstractmethod
     def send(self, due: float) -> None:
         """Send one request that was due at `due` (perf_counter)."""
-        raise NotImplementedError

@@ -106,7 +106,7 @@ def running(
                 raise SystemExit(f"{name}: {error}\n{_tail(log)}") from None
             try:
                 yield RunningServer(name, port, process, root, time.monotonic() - started)
-            except Exception:
+            except Exception:  # whatever the caller raises, which is raised again: its cause may be in the log
                 print(f"{name}, the end of its log:\n{_tail(log)}", file=sys.stderr)
                 raise
         finally:

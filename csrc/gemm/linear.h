@@ -61,6 +61,14 @@ inline Status check_places(const Rows& x, const Rows& residual, const void* y, c
   return {};
 }
 
+// In 8 bits a residual comes with its LayerNorm and its sums, and y leaves sums; or there is none of these.
+inline Status check_residual_int8(const LinearWeights& of, const Rows& residual, const float2* y_sums) {
+  const bool adds = of.residual_norm.gamma != nullptr;
+  if (adds == (residual.data != nullptr) && adds == (residual.sums != nullptr) && adds == (y_sums != nullptr))
+    return {};
+  return Status::refused("int8: a residual comes with its LayerNorm and leaves sums, or there is none");
+}
+
 class Linear {
  public:
   virtual ~Linear() = default;

@@ -48,7 +48,7 @@ def exit_on_error(callback: Callable[P, None], end: Callable[[int], Any] = exit_
     def watched(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             callback(*args, **kwargs)
-        except Exception:
+        except Exception:  # a bug of ours, of any kind: the loop would log it and go on without the callback
             name = getattr(callback, "__qualname__", "a callback")
             log.critical("internal error in %s, this process ends", name, exc_info=True)
             end(70)

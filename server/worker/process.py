@@ -41,7 +41,7 @@ def main() -> None:
     loader.start(start.models, one_by_one=start.one_by_one)
     try:
         loop.run()
-    except Exception:
+    except Exception:  # a bug of ours, of any kind: other threads would keep this process alive without its loop
         log.critical("internal error, this process ends", exc_info=True)
         exit_now(70)
     loop.close()

@@ -62,22 +62,23 @@ int main(int count, char** arguments) {
   if (count < 2) return 2;
   const auto header = read<int32_t>(8);
   const int rows = header[0], out = header[1], in = header[2], parts = header[4];
-  const bool adds = header[5] != 0, normed = header[6] != 0;
+  const int adds = header[5];  // of a residual: its LayerNorm, its rows, their sums, sums of y; a bit for each
+  const bool normed = header[6] != 0;
   const size_t groups = (out + 127) / 128, memory = size_t(rows + 31) / 32 * 32;
   auto x = read<int8_t>(size_t(rows) * in);
   x.resize(memory * in, 99);  // of rows that do not exist
   auto row_scales = read<float>(rows);
   auto weight = read<int8_t>(size_t(out) * in);
   const auto scales = read<float>(out), bias = read<float>(out), gamma = read<float>(out), beta = read<float>(out);
-  const auto residual = read<uint16_t>(adds ? size_t(rows) * out : 0);
-  const auto sums = read<float2>(adds ? rows * groups * parts : 0);
+  const auto residual = read<uint16_t>(adds != 0 ? size_t(rows) * out : 0);
+  const auto sums = read<float2>(adds != 0 ? rows * groups * parts : 0);
 
   std::unique_ptr<GemmProvider> provider;
   check(make_cublaslt(DType(header[7]), arguments[1], provider));
   LinearWeights of;
   of.weight = weight.data(), of.scales = scales.data(), of.bias = bias.data();
   of.out = out, of.in = in, of.activation = Activation(header[3]), of.epsilon = 1e-5f;
-  if (adds) of.residual_norm = {gamma.data(), beta.data()};
+  if ((adds & 1) != 0) of.residual_norm = {gamma.data(), beta.data()};
   if (normed) of.input_norm = {gamma.data(), beta.data()};
   of.quantised = {x.data(), row_scales.data()};
   std::unique_ptr<Linear> linear;
@@ -87,8 +88,8 @@ int main(int count, char** arguments) {
   std::vector<float2> y_sums((rows + 1) * groups, float2{-1.0f, -1.0f});
   int y_parts = 0;
   const Rows from{weight.data(), reinterpret_cast<const float2*>(gamma.data()), 1};  // any rows: nobody reads them
-  check(linear->run(from, adds ? Rows{residual.data(), sums.data(), parts} : Rows{}, rows, y.data(),
-                    adds ? y_sums.data() : nullptr, y_parts, {}));
+  const Rows added{(adds & 2) != 0 ? residual.data() : nullptr, (adds & 4) != 0 ? sums.data() : nullptr, parts};
+  check(linear->run(from, added, rows, y.data(), (adds & 8) != 0 ? y_sums.data() : nullptr, y_parts, {}));
   std::fprintf(stderr, "parts=%d workspace=%zu\n", y_parts, provider->workspace_bytes());
   write(y, y.size());
   write(y_sums, y_sums.size());

@@ -24,9 +24,9 @@ from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.tasks import Task
 from tests.csrc import int8
+from tests.csrc.encoder.random_models import random_bert
 from tests.csrc.host_program import COMPUTED, build
 from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
-from tests.csrc.test_encoder import random_bert
 from tests.engine.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
@@ -89,7 +89,7 @@ def relative_errors(got: Floats, of: Floats) -> Floats:
 
 def compare(program: Path, model: Model, gemm: str, dtype: int) -> None:
     batch = drawn(model)
-    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12)
+    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12, prepared=False)
     wanted = cpu.encode(batch, Task.TOKENS), cpu.encode(batch)
     for got, of in zip(computed(program, model, gemm, dtype, batch), wanted, strict=True):
         assert relative_errors(got, of).max() <= ALLOWED[dtype]
@@ -137,7 +137,9 @@ def test_forwards_in_8_bits_are_numpys(program: Path, tmp_path: Path, gemm: str,
     errors = relative_errors(rows, np.concatenate(wanted))
     assert errors.max() <= ALLOWED[FLOAT16]
     # One step of 8 bits more or less moves what comes after it, so bits are not equal; it is nearer all the same.
-    unrounded = relative_errors(rows, TorchEncoder(model, max_batch_tokens=1 << 12).encode(batch, Task.TOKENS))
+    unrounded = relative_errors(
+        rows, TorchEncoder(model, max_batch_tokens=1 << 12, prepared=False).encode(batch, Task.TOKENS)
+    )
     print(np.median(errors), np.median(unrounded))
     assert np.median(errors) <= 0.85 * np.median(unrounded)
     for text, vector in zip(wanted, pooled, strict=True):

@@ -18,7 +18,7 @@ from embert.engine.quantization.quarters import quarter_weight
 from tests.csrc import int8
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
-from tests.csrc.test_encoder import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
+from tests.csrc.encoder.random_models import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
 from tests.engine import families
 
 pytestmark = pytest.mark.gpu

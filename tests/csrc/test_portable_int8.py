@@ -23,6 +23,8 @@ STAND_IN = HERE / "stand_in_cublaslt"
 EPSILON = np.float32(1e-5)
 FLOAT32, FLOAT16 = 0, 1  # the extension's numbers of types
 SILU = 4
+ADDED = ("norm", "rows", "sums", "sums of y")  # what belongs to a residual
+ALL_ADDED = (1 << len(ADDED)) - 1
 SUM_BYTES = 32 << 20  # csrc/gemm/int8/portable.h
 WORKSPACE = 32 << 20
 
@@ -55,7 +57,7 @@ class Product:
     residual: npt.NDArray[np.float16]
     sums: Floats  # of the residual: [rows, groups, parts, 2]
     kind: int
-    adds: bool
+    adds: int  # a bit for each of ADDED
 
     @classmethod
     def of(cls, rows: int, out: int, width: int, kind: int = ref.NONE, parts: int = 0, seed: int = 0) -> Product:
@@ -73,7 +75,7 @@ class Product:
             residual,
             sums_in_parts(residual, max(parts, 1)),
             kind,
-            parts > 0,
+            ALL_ADDED if parts > 0 else 0,
         )
 
     def rows(self, which: slice) -> Product:
@@ -269,3 +271,12 @@ def test_what_is_refused(
     program: tuple[Path, Path], sizes: tuple[int, ...], options: dict[str, bool], said: str
 ) -> None:
     assert run(program, Product.of(*sizes), **options).said[-1].startswith(f"refused {said}")
+
+
+@pytest.mark.parametrize("bit", range(len(ADDED)), ids=ADDED)
+@pytest.mark.parametrize("is_there", [True, False], ids=["alone", "missing"])
+def test_a_residual_is_refused_in_part(program: tuple[Path, Path], bit: int, is_there: bool) -> None:
+    product = Product.of(2, 128, 128, parts=1)
+    product.adds = 1 << bit if is_there else ALL_ADDED - (1 << bit)
+    said = run(program, product).said
+    assert said == ["refused int8: a residual comes with its LayerNorm and leaves sums, or there is none"]

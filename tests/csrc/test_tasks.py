@@ -23,8 +23,8 @@ from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import ALL_TASKS, Task
+from tests.csrc.encoder.random_models import agrees, packed, random_bert, relative_error, with_cublaslt
 from tests.csrc.reference import LENGTHS
-from tests.csrc.test_encoder import agrees, packed, random_bert, relative_error, with_cublaslt
 from tests.engine import families
 from tests.engine.conftest import write_modules
 

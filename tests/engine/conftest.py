@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
+from embert.engine.encoders.torch import encoder as torch_encoder
 from embert.engine.model import Model
 
 Ids = npt.NDArray[np.int32]
@@ -33,6 +34,18 @@ class BuildBert(Protocol):
     def __call__(
         self, *, pooling: str | None = "mean", shard_size: str | None = None, dtype: torch.dtype = ..., **config: Any
     ) -> Path: ...
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _few_prepared_kernels() -> Iterator[None]:
+    """Encoders prepare kernels of every kind, but for few rows: the others are made when a test first needs them.
+
+    Making all of them is most of what loading a small model costs. Servers of other tests do, and processes that
+    tests/engine/onednn.py watches.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_encoder, "MAX_PREPARED_ROWS", 64)
+        yield
 
 
 @pytest.fixture(scope="session")

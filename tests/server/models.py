@@ -12,7 +12,16 @@ from safetensors.numpy import load_file, save_file
 
 from embert import engine
 
-__all__ = ["NAN_WORD", "build_classifier", "copy_model", "edit_json", "late_interaction", "splade", "three_heads"]
+__all__ = [
+    "NAN_WORD",
+    "build_classifier",
+    "copy_model",
+    "edit_json",
+    "late_interaction",
+    "splade",
+    "three_heads",
+    "write_config",
+]
 
 
 def copy_model(folder: Path, *, without: tuple[str, ...] = ()) -> Path:
@@ -31,6 +40,13 @@ def edit_json(path: Path, **values: Any) -> None:
     content = json.loads(path.read_text()) if path.exists() else {}
     path.unlink(missing_ok=True)
     path.write_text(json.dumps({**content, **values}))
+
+
+def write_config(path: Path, *models: dict[str, Any]) -> str:
+    """A file for --config."""
+    tables = ("\n".join(f"{key} = {json.dumps(value)}" for key, value in model.items()) for model in models)
+    path.write_text("".join(f"[[models]]\n{table}\n\n" for table in tables))
+    return str(path)
 
 
 # A BERT as small as can be, with the default model's tokenizer.

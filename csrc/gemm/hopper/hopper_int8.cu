@@ -51,9 +51,7 @@ class Int8Linear final : public Linear {
     if (rows == 0) return {};
     EMBERT_TRY(check_places(x, residual, y, y_sums));
     const bool adds = residual.data != nullptr;
-    if (adds != (weights_.residual_norm.gamma != nullptr) || adds != (y_sums != nullptr) ||
-        adds != (residual.sums != nullptr))
-      return Status::refused("hopper int8: a residual comes with its LayerNorm and leaves sums, or there is none");
+    EMBERT_TRY(check_residual_int8(weights_, residual, y_sums));
     const QuantisedRows& to = weights_.quantised;
     if (x.data != nullptr)
       EMBERT_TRY(quantise_rows(owner_.dtype(), weights_.input_norm.gamma == nullptr ? Rows{x.data} : x,

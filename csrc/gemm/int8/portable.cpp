@@ -18,10 +18,7 @@ class PortableInt8 final : public Linear {
              const Stream& stream) override {
     if (rows == 0) return {};
     EMBERT_TRY(check_places(x, residual, y, y_sums));
-    const bool adds = residual.data != nullptr;
-    if (adds != (weights_.residual_norm.gamma != nullptr) || adds != (y_sums != nullptr) ||
-        adds != (residual.sums != nullptr))
-      return Status::refused("portable int8: a residual comes with its LayerNorm and leaves sums, or there is none");
+    EMBERT_TRY(check_residual_int8(weights_, residual, y_sums));
     const QuantisedRows& from = weights_.quantised;
     if (x.data != nullptr)
       EMBERT_TRY(quantise_rows(DType::kFloat16, weights_.input_norm.gamma == nullptr ? Rows{x.data} : x,

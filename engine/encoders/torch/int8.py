@@ -126,6 +126,6 @@ def check_exact() -> None:
         if torch.equal(found, wanted):
             return
         reason = "adds products of eight bits in sixteen, which saturate: it lacks VNNI"
-    except (AttributeError, RuntimeError) as error:  # NotImplementedError is a RuntimeError
+    except (AttributeError, RuntimeError) as error:  # no such operator in this torch; it does not run here
         reason = f"has no products of eight bits in this torch: {str(error).partition(chr(10))[0]}"
     raise UnsupportedModel(f"int8 is not supported on this CPU, which {reason}; use --dtype float32 or bfloat16")

@@ -151,7 +151,7 @@ def test_sums_that_saturate_are_refused(default_model: Model, monkeypatch: pytes
 
 def test_a_torch_without_the_operator_is_refused(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object) -> None:
-        raise NotImplementedError("no such operator\nand a trace")
+        raise NotImplementedError("no such operator\nand a trace")  # as torch does where an operator has no kernel
 
     monkeypatch.setattr(int8, "exact_sums", absent)
     with pytest.raises(UnsupportedModel, match=r"has no products of eight bits in this torch: no such operator; use"):

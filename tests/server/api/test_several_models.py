@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,13 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
-from tests.server.live import STAND_IN, Live, live, run_cli, until
-from tests.server.models import build_classifier, copy_model, edit_json, three_heads
-from tests.server.stand_in import HELD
+from tests.server.live import STAND_IN, Live, live, run_cli
+from tests.server.models import build_classifier, copy_model, edit_json, three_heads, write_config
 
 QUERY = {"query": "a cat", "documents": ["a car", "a kitten"]}
 RANKS = {"query": "a cat", "texts": ["a car", "a kitten"]}
 SIMILARITY = {"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a car"]}}
 IDS = [101, 1037, 4937, 102]
-
-
-def write_config(path: Path, *models: dict[str, Any]) -> str:
-    """A file for --config."""
-    tables = ("\n".join(f"{key} = {json.dumps(value)}" for key, value in model.items()) for model in models)
-    path.write_text("".join(f"[[models]]\n{table}\n\n" for table in tables))
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +277,13 @@ def test_token_ids_need_the_models_name_in_body_or_path(client: httpx.Client) ->
     assert client.post("/v1/embeddings", json=ids).status_code == 422
 
 
+def test_names_that_would_share_a_path_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    models = [{"name": name, "model": str(folders["dense"])} for name in ("a", "a/v1")]
+    ended = run_cli("serve", "--port", "0", "--config", write_config(tmp_path / "models.toml", *models), *STAND_IN)
+    assert ended.returncode == 1
+    assert "the models 'a' and 'a/v1' would have the same path /models/a/v1/" in ended.stderr
+
+
 # --- limits and priority of each ---
 
 
@@ -324,28 +321,6 @@ def test_a_priority_is_the_headers_else_the_models(several: Live, client: httpx.
         assert client.post(f"/models/{model}/embed", json={"inputs": "a"}, headers=header).status_code == 200
         assert counted(model, priority) == before + 1, (model, header)
     assert several.process.poll() is None
-
-
-def test_a_flood_of_one_models_requests_refuses_none_of_another(folders: dict[str, Path]) -> None:
-    """Each model has a budget of its own; the engine works on neither meanwhile."""
-    models = [f"{name}={folders[name]}" for name in ("dense", "heads")]
-    with live(*models, *STAND_IN, "--max-queue-tokens", "100") as running, ThreadPoolExecutor(40) as pool:
-        held = {"inputs": [101, HELD, 102]}
-        with running.held() as runs:
-            first = pool.submit(running.post, "/models/dense/embed", held)
-            until(runs.exists, what="a batch")
-            flood = [pool.submit(running.post, "/models/dense/embed", {"inputs": "a cat sat"}) for _ in range(30)]
-            refused = until(
-                lambda: [each for each in flood if each.done() and each.result().status_code == 429], what="a refusal"
-            )
-            said = refused[0].result().json()["error"]
-            assert said.startswith("the queue of dense holds ")
-            assert "the limit is 100 (--max-queue-tokens)" in said
-            others = [pool.submit(running.post, "/models/heads/embed", {"inputs": "a cat sat"}) for _ in range(10)]
-            until(lambda: running.metrics()["embert_admitted_tokens"] >= 95 + 50, what="the others")
-        assert first.result().status_code == 200
-        assert {each.result().status_code for each in others} == {200}
-        assert {each.result().status_code for each in flood} == {200, 429}
 
 
 # --- operations ---
@@ -408,59 +383,3 @@ def test_the_document_is_of_all_models(client: httpx.Client) -> None:
         if "post" in item and "{" not in path:
             example = item["post"]["requestBody"]["content"]["application/json"]["example"]
             assert client.post(path, json=example).status_code == 200, path
-
-
-# --- models that fail ---
-
-
-def test_models_that_fail_leave_the_others_to_work(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Whatever fails: the files' list, the tokenizer, or the weights."""
-    unreadable, no_tokenizer, no_weights = (copy_model(tmp_path / name) for name in ("a", "b", "c"))
-    (unreadable / "config.json").unlink()
-    (unreadable / "config.json").write_text("{")
-    (no_tokenizer / "tokenizer.json").unlink()
-    (no_tokenizer / "tokenizer.json").write_text("{}")
-    (no_weights / "model.safetensors").unlink()
-    (no_weights / "model.safetensors").write_bytes(b"no weights")
-    models = {"unread": unreadable, "tokens": no_tokenizer, "dense": folders["dense"], "weights": no_weights}
-    options = [f"{name}={folder}" for name, folder in models.items()]
-    with live(*options, "--device", "cpu") as running:
-        ready = running.get("/readyz").json()
-        assert ready["models"] == {"unread": "failed", "tokens": "failed", "dense": "ready", "weights": "failed"}
-        assert ready["status"] == "ready"
-        for name in ("unread", "tokens", "weights"):
-            assert f"{name} has failed (" in ready["detail"]
-            of_one = running.get(f"/readyz/{name}")
-            assert (of_one.status_code, of_one.json()["status"]) == (503, "failed")
-            for refused in (
-                running.post("/v1/embeddings", {"input": "a", "model": name}),
-                running.post(f"/models/{name}/v1/embeddings", {"input": "a"}),
-                running.post(f"/models/{name}/embed", {"inputs": "a"}),
-                running.post(f"/models/{name}", {"inputs": "a"}),
-            ):
-                assert refused.status_code == 503, refused.text
-                assert f"{name} has failed (" in refused.text
-        assert running.post("/v1/embeddings", {"input": "a", "model": "dense"}).status_code == 200
-        assert sorted(each["id"] for each in running.get("/v1/models").json()["data"]) == sorted(models)
-
-
-def test_names_that_would_share_a_path_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    models = [{"name": name, "model": str(folders["dense"])} for name in ("a", "a/v1")]
-    ended = run_cli("serve", "--port", "0", "--config", write_config(tmp_path / "models.toml", *models), *STAND_IN)
-    assert ended.returncode == 1
-    assert "the models 'a' and 'a/v1' would have the same path /models/a/v1/" in ended.stderr
-
-
-def test_readiness_waits_for_the_first_load_of_every_model(folders: dict[str, Path]) -> None:
-    models = [f"{name}={folders[name]}" for name in ("dense", "heads")]
-    with live(*models, *STAND_IN, loading=True) as running:
-        until(lambda: running.get("/readyz").json()["status"] == "loading", what="an answer")
-        answer = running.get("/readyz")
-        assert (answer.status_code, answer.json()["models"]) == (503, {"dense": "loading", "heads": "loading"})
-        assert "dense is not ready (loading" in answer.json()["detail"]
-        refused = running.post("/models/heads/embed", {"inputs": "a"})
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        assert refused.json()["error"].startswith("heads is not ready (loading")
-        running.end_loading()
-        running.wait_ready()
-        assert running.post("/models/heads/embed", {"inputs": "a"}).status_code == 200

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,26 +126,37 @@ def manifest_of(folder: Path) -> Any:
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_killed_before_every_step_that_lasts(tmp_path: Path, kind: str) -> None:
     """Before the first, the second, … of all writes, syncs and renames, until none is left to be killed before."""
-
-    def run(name: str, steps: int, *options: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "tests.server.bulk.crash", kind, str(tmp_path / name), str(steps), *options]
-        ended = subprocess.run(
-            command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True, check=False, timeout=120
-        )
-        return ended.returncode, ended.stdout
-
-    assert run("whole", 0) == (0, "0\n")
-    steps, after = 1, "0\n"
-    while run("killed", steps)[0] == STEPS_OF_A_CRASH:
-        if steps % 4 == 0:  # and once more, soon after it went on
-            assert run("killed", 3, "--resume")[0] in (0, STEPS_OF_A_CRASH)
-        status, after = run("killed", 0, "--resume")
-        assert status == 0
-        assert content(tmp_path / "killed") == content(tmp_path / "whole"), f"killed before step {steps}"
-        remove(tmp_path / "killed")
-        steps += 1
+    with crashing(kind) as run:
+        assert run(tmp_path / "whole", 0) == [0, 0]
+        steps, after = 1, 0
+        while run(tmp_path / "killed", steps)[-1] == STEPS_OF_A_CRASH:
+            if steps % 4 == 0:  # and once more, soon after it went on
+                assert run(tmp_path / "killed", 3, "--resume")[-1] in (0, STEPS_OF_A_CRASH)
+            after, status = run(tmp_path / "killed", 0, "--resume")
+            assert status == 0
+            assert content(tmp_path / "killed") == content(tmp_path / "whole"), f"killed before step {steps}"
+            remove(tmp_path / "killed")
+            steps += 1
     assert steps > 15
-    assert int(after) == BLOCKS * ROWS, "the last one had nothing left to do"
+    assert after == BLOCKS * ROWS, "the last one had nothing left to do"
+
+
+@contextlib.contextmanager
+def crashing(kind: str) -> Iterator[Callable[..., list[int]]]:
+    """Runs of crash.py: they take a path, steps and options, and give its answer."""
+    command = [sys.executable, "-m", "tests.server.bulk.crash", kind]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def run(*words: object) -> list[int]:
+            print(json.dumps(words, default=str), file=process.stdin)
+            assert process.stdout is not None
+            return [int(word) for word in process.stdout.readline().split()]
+
+        yield run
 
 
 def content(path: Path) -> dict[str, bytes]:

@@ -14,9 +14,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
 from tests.server.api.playground.page import CONTRASTS, cells, contents, look_like, text
-from tests.server.api.test_several_models import write_config
 from tests.server.live import Live, live, until
-from tests.server.models import build_classifier, copy_model, edit_json
+from tests.server.models import build_classifier, copy_model, edit_json, write_config
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,119 @@
+"""Models with random weights, encoders of them, batches of random texts, and the vectors of transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+
+from embert import engine
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.errors import UnsupportedModel
+from embert.engine.packing import PackedBatch
+
+MAX_TOKENS = 16384
+# Hidden size 384 has a kernel of its own for the feed-forward layer where rows are many.
+NARROW = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+Floats = npt.NDArray[Any]
+
+
+def random_bert(folder: Path, dtype: torch.dtype = torch.float32, /, **config: Any) -> Path:
+    """A model with random weights. Its LayerNorms are no identities."""
+    (folder / "tokenizer.json").write_text("{}")
+    torch.manual_seed(0)
+    model: torch.nn.Module = transformers.BertModel(transformers.BertConfig(**config), add_pooling_layer=False)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("LayerNorm.weight"):
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("LayerNorm.bias"):
+                parameter.normal_(0.0, 0.1)
+    model.to(dtype).save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def random_mpnet(folder: Path, **config: Any) -> Path:
+    """The same of MPNet, whose relative positions count as much as in a trained model."""
+    (folder / "tokenizer.json").write_text("{}")
+    torch.manual_seed(0)
+    made = transformers.MPNetConfig(vocab_size=30527, max_position_embeddings=514, **config)
+    model: torch.nn.Module = transformers.MPNetModel(made, add_pooling_layer=False)
+    for name, parameter in model.named_parameters():
+        if "relative" in name:
+            parameter.data *= 100
+    model.to(torch.float16).save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def with_cublaslt(folder: Path, pooling: str = "mean", **options: Any) -> CudaEncoder:
+    """An encoder that may need cuBLASLt. Skips where this build was made without its header."""
+    model = dataclasses.replace(engine.load_model(str(folder)), pooling=pooling)
+    try:
+        return CudaEncoder(model, max_batch_tokens=MAX_TOKENS, **options)
+    except UnsupportedModel as error:
+        if "this build has no cuBLASLt" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+def packed(random: np.random.Generator, lengths: npt.NDArray[np.int64], **more: Any) -> PackedBatch:
+    ids = random.integers(1000, 30000, int(lengths.sum())).astype(np.int32)
+    return PackedBatch(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), **more)
+
+
+def part(batch: PackedBatch, rows: npt.NDArray[np.int64]) -> PackedBatch:
+    """Some sequences of a batch, in the order given, with their raw vectors asked for."""
+    pieces = [batch.ids[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]] for i in rows]
+    cu_seqlens = np.concatenate([[0], np.cumsum([len(p) for p in pieces])]).astype(np.int32)
+    return PackedBatch(np.concatenate(pieces), cu_seqlens, normalize=np.zeros(len(pieces), np.bool_))
+
+
+def agrees(encoder: CudaEncoder, got: Floats, alone: Floats) -> bool:
+    """Whether texts came out as in other company: with the same bits, or up to rounding where no bits are promised."""
+    return bool((got == alone).all()) if encoder.gemm == "hopper" else relative_error(got, alone) <= 2e-3
+
+
+def in_parts(encoder: CudaEncoder, batch: PackedBatch) -> Floats:
+    lengths = np.diff(batch.cu_seqlens)
+    groups = np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(np.cumsum(lengths) // (MAX_TOKENS - 512))) + 1)
+    return np.concatenate([encoder.encode(part(batch, rows)) for rows in groups])
+
+
+def hugging_face(folder: Path, batch: PackedBatch, dtype: torch.dtype, pooling: str = "mean") -> Floats:
+    """Pooled vectors of transformers on the GPU, sequences of like length together."""
+    model: Any = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
+    model.cuda().eval()
+    lengths = np.diff(batch.cu_seqlens)
+    vectors = np.empty((len(lengths), model.config.hidden_size))
+    order = np.argsort(lengths)
+    for start in range(0, len(order), 64):
+        rows = order[start : start + 64]
+        ids = np.zeros((len(rows), lengths[rows].max()), np.int64)
+        for at, row in enumerate(rows):
+            ids[at, : lengths[row]] = batch.ids[batch.cu_seqlens[row] : batch.cu_seqlens[row + 1]]
+        mask = torch.tensor(np.arange(ids.shape[1]) < lengths[rows][:, None], device="cuda")
+        with torch.inference_mode():
+            states = model(input_ids=torch.tensor(ids, device="cuda"), attention_mask=mask).last_hidden_state.double()
+        if pooling == "mean":
+            vector = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        elif pooling == "max":
+            vector = states.masked_fill(~mask[..., None], -torch.inf).amax(1)
+        else:
+            vector = states[:, 0] if pooling == "cls" else states[torch.arange(len(rows)), mask.sum(1) - 1]
+        vectors[rows] = vector.cpu().numpy()
+    return vectors
+
+
+def relative_error(got: Floats, wanted: Floats) -> float:
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+def cosines(a: Floats, b: Floats) -> Floats:
+    return np.asarray((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))

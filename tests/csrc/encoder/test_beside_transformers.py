@@ -1,0 +1,168 @@
+"""The CUDA encoder's vectors beside those of transformers: architectures, types, poolings, and what a request wants."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from embert import engine
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.packing import PackedBatch
+from embert.engine.tasks import Task
+from tests.csrc.encoder.random_models import (
+    LARGE,
+    MAX_TOKENS,
+    NARROW,
+    agrees,
+    cosines,
+    hugging_face,
+    in_parts,
+    packed,
+    part,
+    random_bert,
+    relative_error,
+    with_cublaslt,
+)
+from tests.engine import families
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("config", [{}, LARGE, NARROW], ids=["base", "large", "narrow"])
+def test_1000_sequences_beside_hugging_face(
+    tmp_path: Path, random: np.random.Generator, config: dict[str, Any]
+) -> None:
+    folder = random_bert(tmp_path, **config)
+    batch = packed(random, random.integers(1, 513, 1000))
+    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
+    got = in_parts(ours, batch)
+    ours.close()
+    wanted = hugging_face(folder, batch, torch.float64)
+    cosine = cosines(got, wanted)
+    assert float(np.median(cosine)) >= 0.99999
+    assert cosine.min() >= 0.9999
+    assert relative_error(got, wanted) <= 0.8 * relative_error(hugging_face(folder, batch, torch.float16), wanted)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_other_types(base: Path, random: np.random.Generator, dtype: str, limit: float) -> None:
+    batch = packed(random, random.integers(1, 513, 40))
+    ours = with_cublaslt(base, dtype=dtype)
+    assert relative_error(in_parts(ours, batch), hugging_face(base, batch, torch.float64)) <= limit
+    ours.close()
+
+
+@pytest.mark.parametrize("architecture", ["xlm-roberta", "distilbert", "mpnet"])
+def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str) -> None:
+    folder = families.build(tmp_path, architecture, vocab_size=30522)
+    (folder / "tokenizer.json").write_text("{}")
+    model = engine.load_model(str(folder))
+    ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS)
+    batch = packed(random, np.array([1, 17, 64, 65, 128]))
+    wanted = engine.load_encoder(model, device="cpu").encode(batch)
+    assert cosines(ours.encode(batch), wanted).min() >= 0.9999
+    ours.close()
+
+
+@pytest.mark.parametrize("architecture", ["roberta, padded with 5", "xlm-roberta", "mpnet"])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_padding_tokens_inside_texts(tmp_path: Path, architecture: str, graphs: bool) -> None:
+    folder = families.build(tmp_path, architecture, vocab_size=30522)
+    (folder / "tokenizer.json").write_text("{}")
+    model = engine.load_model(str(folder))
+    ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS, graphs=graphs)
+    padding = model.architecture.padding_id
+    assert padding is not None
+    random = np.random.default_rng(0)
+    patterns = ["p", "pt", "tp", "tptt", "ttpp", "pptt", "ptptp", "tttp" * 30, "p" * 128, "ttttt", "t" * 128]
+    texts = [np.where([c == "p" for c in each], padding, random.integers(10, 30000, len(each))) for each in patterns]
+    lengths = np.array([len(text) for text in texts])
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    batch = PackedBatch(np.concatenate(texts).astype(np.int32), cu_seqlens)
+    everyone = np.arange(len(texts))
+    together = ours.encode(part(batch, everyone))
+    wanted = engine.load_encoder(model, device="cpu").encode(part(batch, everyone))
+    assert cosines(together, wanted).min() >= 0.9999
+    for row in everyone:  # alone, those without padding are a graph
+        assert agrees(ours, ours.encode(part(batch, everyone[row : row + 1])), together[row : row + 1])
+    ours.close()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last-token", "max"])
+@pytest.mark.parametrize("gemm", ["auto", "cublaslt"])
+def test_other_poolings(base: Path, random: np.random.Generator, pooling: str, gemm: str) -> None:
+    ours = with_cublaslt(base, pooling, gemm=gemm)
+    lengths = np.concatenate([[1, 2, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 200, 40)])
+    batch = packed(random, lengths)
+    everyone = np.arange(len(lengths))
+    # Many rows of which few are pooled, and few rows: the last layer runs on the pooled ones, or on all.
+    together = ours.encode(part(batch, everyone))
+    wanted = hugging_face(base, batch, torch.float64, pooling)
+    of_torch = relative_error(hugging_face(base, batch, torch.float16, pooling), wanted)
+    assert relative_error(together, wanted) <= 1.1 * of_torch
+    for rows in (
+        *(everyone[i : i + 1] for i in everyone),
+        random.permutation(everyone)[:7],
+        everyone[:2],
+        everyone[::-1],
+    ):
+        assert agrees(ours, ours.encode(part(batch, rows)), together[rows])
+    ours.close()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_every_kernel_of_a_small_model(tmp_path: Path, random: np.random.Generator, pooling: str) -> None:
+    """Few rows and many, graphs and none: small enough for scripts/sanitize, beside transformers on the CPU."""
+    folder = random_bert(
+        tmp_path, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024, vocab_size=30522
+    )
+    ours = CudaEncoder(dataclasses.replace(engine.load_model(str(folder)), pooling=pooling), max_batch_tokens=4096)
+    batch = packed(random, np.array([20, 100, 512, *[150] * 20]))
+    together = ours.encode(batch)
+    for rows in (np.array([0]), np.array([1]), np.array([2]), np.array([0, 1, 2])):
+        few = PackedBatch(part(batch, rows).ids, part(batch, rows).cu_seqlens)
+        assert agrees(ours, ours.encode(few), together[rows])
+    model: Any = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32)
+    ids = torch.tensor(batch.ids[batch.cu_seqlens[1] : batch.cu_seqlens[2]].astype(np.int64))
+    with torch.inference_mode():
+        states = model.eval()(input_ids=ids[None]).last_hidden_state[0]
+    wanted = (states[0] if pooling == "cls" else states.mean(0)).numpy()
+    assert together[1] @ wanted / np.linalg.norm(wanted) >= 0.99999
+    ours.close()
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_dimensions_and_normalize(encoder: CudaEncoder, random: np.random.Generator, count: int) -> None:
+    lengths = random.integers(1, 100, count)
+    batch = packed(random, lengths)
+    raw = encoder.encode(part(batch, np.arange(count)))
+    dimensions = random.choice([0, 1, 64, 768], count).astype(np.int32)
+    normalize = random.random(count) < 0.5
+    wanted = raw.copy()
+    for row, kept in zip(wanted, dimensions, strict=True):
+        row[kept or 768 :] = 0
+    wanted[normalize] /= np.linalg.norm(wanted[normalize], axis=1, keepdims=True)
+    got = encoder.encode(PackedBatch(batch.ids, batch.cu_seqlens, dimensions=dimensions, normalize=normalize))
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_token_vectors_and_their_mean(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    lengths = np.array([3, 40, 1, 300])
+    batch = packed(random, lengths)
+    states = encoder.encode(batch, Task.TOKENS)
+    assert states.shape == (lengths.sum(), 768)
+    means = np.stack([rows.mean(axis=0) for rows in np.split(states, np.cumsum(lengths)[:-1])])
+    # Token vectors are rounded to FP16 on the way, pooled ones are not.
+    np.testing.assert_allclose(means, encoder.encode(part(batch, np.arange(4))), rtol=2e-3, atol=5e-4)
+
+
+def test_an_empty_batch(encoder: CudaEncoder) -> None:
+    empty = PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))
+    assert encoder.encode(empty).shape == (0, 768)
+    assert encoder.wait(encoder.submit(empty.wanting(Task.TOKENS))) == {}

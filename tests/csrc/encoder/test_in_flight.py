@@ -1,0 +1,88 @@
+"""Two batches are in flight at a time, and what is refused harms neither of them; memory does not grow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.errors import EncoderError
+from embert.engine.packing import PackedBatch
+from embert.engine.tasks import Task
+from tests.csrc.encoder.random_models import (
+    MAX_TOKENS,
+    packed,
+)
+
+pytestmark = pytest.mark.gpu
+
+
+def test_two_batches_in_flight(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batches = [packed(random, random.integers(1, 200, int(n))) for n in random.integers(1, 90, 20)]
+    alone = [encoder.encode(batch) for batch in batches]
+    tickets = [encoder.submit(batches[0])]
+    for i, batch in enumerate(batches[1:]):
+        tickets.append(encoder.submit(batch))
+        assert (encoder.wait(tickets[i])[Task.EMBED].values == alone[i]).all()
+    assert (encoder.wait(tickets[-1])[Task.EMBED].values == alone[-1]).all()
+
+
+def test_a_third_batch_in_flight_is_refused(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batch = packed(random, np.array([5]))
+    tickets = [encoder.submit(batch), encoder.submit(batch)]
+    with pytest.raises(EncoderError, match="two batches are in flight already"):
+        encoder.submit(batch)
+    for ticket in tickets:
+        encoder.wait(ticket)
+
+
+def test_a_ticket_is_redeemed_once(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batches = [packed(random, np.array([length])) for length in (5, 50)]
+    first = encoder.submit(batches[0])
+    encoder.wait(first)
+    second = encoder.submit(batches[1])
+    with pytest.raises(EncoderError, match="this ticket is not in flight"):
+        encoder.wait(first)
+    assert encoder.wait(second)[Task.EMBED].values.shape == (1, 768)
+
+
+def test_a_batch_that_is_refused_harms_none_in_flight(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    batch = packed(random, np.array([40, 300]))
+    wanted = encoder.encode(batch)
+    ticket = encoder.submit(batch)
+    for wrong in (-1, 769):
+        with pytest.raises(EncoderError, match=f"dimensions of sequence 0 must be 0 to 768, found {wrong}"):
+            encoder.submit(PackedBatch(batch.ids, batch.cu_seqlens, dimensions=np.array([wrong, 0], np.int32)))
+    assert (encoder.wait(ticket)[Task.EMBED].values == wanted).all()
+
+
+@pytest.mark.parametrize(
+    ("ids", "cu_seqlens", "message"),
+    [
+        ([30522], [0, 1], "outside the vocabulary"),
+        ([-1], [0, 1], "outside the vocabulary"),
+        ([5] * 513, [0, 513], "513 tokens"),
+        ([5, 5], [0, 0, 2], "sequence 0 has 0 tokens"),
+        ([5, 5], [0, 1], "cu_seqlens"),
+        ([5] * (MAX_TOKENS + 1), [0, MAX_TOKENS + 1], "at most 16384 tokens"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_and_harms_nothing(
+    encoder: CudaEncoder, ids: list[int], cu_seqlens: list[int], message: str
+) -> None:
+    with pytest.raises(EncoderError, match=message):
+        encoder.encode(PackedBatch(np.array(ids, np.int32), np.array(cu_seqlens, np.int32)))
+    assert encoder.encode(PackedBatch(np.array([5], np.int32), np.array([0, 1], np.int32))).shape == (1, 768)
+
+
+@pytest.mark.alone
+def test_memory_is_bounded_and_does_not_grow(encoder: CudaEncoder, random: np.random.Generator) -> None:
+    def forwards(count: int) -> None:
+        for _ in range(count):
+            encoder.encode(packed(random, random.integers(1, 513, int(random.integers(1, 40)))))
+
+    forwards(50)
+    weights, _, before = encoder.memory
+    assert before - weights <= 600e6
+    forwards(1000)
+    assert encoder.memory[2] <= before

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from embert import engine
+from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.model import Model
+from tests.engine.adapters.on_gpu import TOKENS, Make
+from tests.engine.jina import Jina, flash
+from tests.engine.stand_in_gpu import StandInGpu
+
+
+@pytest.fixture(scope="module")
+def jina(tmp_path_factory: pytest.TempPathFactory) -> Jina:
+    return flash(tmp_path_factory.mktemp("jina"))
+
+
+@pytest.fixture(scope="module")
+def model(jina: Jina) -> Model:
+    return engine.load_model(str(jina.folder))
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """An encoder on a stand-in for the extension."""
+
+    def made(model: Model, *, gpu: dict[str, Any] | None = None, **options: Any) -> tuple[CudaEncoder, StandInGpu]:
+        stand_in = StandInGpu(model, **(gpu or {}))
+        monkeypatch.setattr(cuda, "_extension", lambda: stand_in)
+        encoder = CudaEncoder(model, **{"max_batch_tokens": TOKENS, **options})
+        for each in stand_in.encoders:
+            each.batches.clear()  # of the known text
+        return encoder, stand_in
+
+    return made

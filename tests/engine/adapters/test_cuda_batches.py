@@ -1,0 +1,220 @@
+"""Batches on a GPU are cut by adapter and put together again, with a stand-in for the extension that computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embert import engine
+from embert.engine import Task
+from embert.engine.encoders.cuda.adapters import parts_of
+from embert.engine.errors import EncoderError, EncoderLost
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch, cumulative
+from tests.engine.adapters.on_gpu import ADAPTERS, LENGTHS, Make, packed
+from tests.engine.conftest import unit
+from tests.engine.jina import TASKS, Jina, flash, peft
+from tests.engine.stand_in_gpu import Lost, Refused, StandInEncoder, StandInGpu
+
+
+def lengths_run(gpu: StandInGpu) -> list[list[list[int]]]:
+    """The lengths of the sequences of each batch that each encoder was given."""
+    return [[np.diff(cu_seqlens).tolist() for _, cu_seqlens, *_ in each.batches] for each in gpu.encoders]
+
+
+def expected(jina: Jina, batch: PackedBatch, adapters: Any = ADAPTERS) -> list[npt.NDArray[np.float64]]:
+    """The oracle's hidden states of each sequence; `adapters` are numbers in its own order."""
+    split = batch.cu_seqlens[1:-1]
+    types = np.split(np.zeros_like(batch.ids) if batch.token_types is None else batch.token_types, split)
+    texts = zip(np.split(batch.ids, split), adapters, types, strict=True)
+    return [jina.hidden(ids, TASKS[number] if number >= 0 else None, kinds) for ids, number, kinds in texts]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [flash, peft, lambda folder: peft(folder, without=("k_proj", "fc2", "token_type_embeddings"))],
+    ids=["jina's", "transformers'", "transformers', not all modules"],
+)
+def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, make: Make, form: Callable[[Path], Jina]) -> None:
+    jina = form(tmp_path)
+    model = engine.load_model(str(tmp_path))
+    encoder, gpu = make(model)
+    adapters = model.architecture.adapters
+    assert adapters is not None
+    numbers = [adapters.number(TASKS[number] if number >= 0 else None) for number in ADAPTERS]
+    batch = packed(adapters=numbers, token_types=[np.arange(n, dtype=np.int32) % 2 for n in LENGTHS])
+    wanted = expected(jina, batch)
+    np.testing.assert_allclose(encoder.encode(batch, Task.TOKENS), np.concatenate(wanted), atol=2e-4)
+    vectors = encoder.encode(batch)
+    np.testing.assert_allclose(unit(vectors), unit(np.stack([rows.mean(0) for rows in wanted])), atol=1e-5)
+    assert lengths_run(gpu) == [
+        [[LENGTHS[i] for i in np.flatnonzero(np.array(numbers) == adapter)]] * 2 for adapter in range(-1, 5)
+    ]
+    for i in range(len(LENGTHS)):
+        np.testing.assert_allclose(encoder.encode(batch.taken(np.array([i])))[0], vectors[i], atol=1e-5)
+
+
+def test_a_batch_of_one_adapter_is_not_cut(model: Model, make: Make, jina: Jina) -> None:
+    encoder, gpu = make(model)
+    for adapter in (-1, 3, None):
+        numbers = None if adapter is None else [adapter] * len(LENGTHS)
+        batch = packed(adapters=numbers)
+        oracle = expected(jina, batch, [-1 if adapter is None else adapter] * len(LENGTHS))
+        np.testing.assert_allclose(encoder.encode(batch, Task.TOKENS), np.concatenate(oracle), atol=2e-4)
+    assert lengths_run(gpu) == [[LENGTHS] * 2, [], [], [], [LENGTHS], []]
+
+
+def test_what_each_sequence_wants_stays_with_it(model: Model, make: Make, jina: Jina) -> None:
+    """Tasks, dimensions and normalising of single sequences, of which some parts have none that wants a task."""
+    encoder, _ = make(model)
+    tasks = [Task.EMBED if number in (0, 4) else Task.TOKENS if number == 1 else Task.EMBED | Task.TOKENS
+             for number in ADAPTERS]  # fmt: skip
+    dimensions, normalize = np.arange(len(LENGTHS), dtype=np.int32) * 4, np.arange(len(LENGTHS)) % 3 > 0
+    batch = packed(tasks=np.array(tasks, np.uint8), dimensions=dimensions, normalize=normalize)
+    answers = encoder.wait(encoder.submit(batch))
+    wanted = expected(jina, batch)
+    assert [*answers] == [Task.EMBED, Task.TOKENS]
+    embedding = [i for i, task in enumerate(tasks) if Task.EMBED in task]
+    np.testing.assert_allclose(
+        answers[Task.EMBED].values, np.stack([wanted[i].mean(0) for i in embedding]), atol=1e-4
+    )  # the stand-in neither cuts nor normalises
+    for_tokens = [i for i, task in enumerate(tasks) if Task.TOKENS in task]
+    np.testing.assert_allclose(answers[Task.TOKENS].values, np.concatenate([wanted[i] for i in for_tokens]), atol=2e-4)
+    assert answers[Task.TOKENS].counts.tolist() == [LENGTHS[i] for i in for_tokens]
+
+
+def test_dimensions_and_normalising_go_to_the_extension_by_part(model: Model, make: Make) -> None:
+    encoder, gpu = make(model)
+    dimensions, normalize = np.arange(len(LENGTHS), dtype=np.int32) * 4, np.arange(len(LENGTHS)) % 3 > 0
+    encoder.encode(packed(dimensions=dimensions, normalize=normalize))
+    for adapter, each in enumerate(gpu.encoders, start=-1):
+        ((_, _, _, _, dims, norm, _),) = each.batches
+        np.testing.assert_array_equal(dims, dimensions[adapter == ADAPTERS])
+        np.testing.assert_array_equal(norm, normalize[adapter == ADAPTERS])
+
+
+def test_two_full_batches_in_flight_and_no_third(model: Model, make: Make) -> None:
+    """A third leaves nothing behind in the encoders that had room for a part of it."""
+    encoder, gpu = make(model)
+    first, second = packed(), packed(LENGTHS[::-1], np.roll(ADAPTERS, 5))
+    assert first.tokens == second.tokens == encoder.max_batch_tokens
+    alone = [encoder.encode(each) for each in (first, second)]
+    tickets = [encoder.submit(each) for each in (first, second)]
+    assert [len(each._answers) for each in gpu.encoders] == [2] * 6
+    for third in (packed(), packed([3], [2]), packed([3, 3], [4, -1])):
+        with pytest.raises(EncoderError, match="two batches are in flight already"):
+            encoder.submit(third)
+    for ticket, wanted in zip(tickets, alone, strict=True):
+        np.testing.assert_array_equal(encoder.wait(ticket)[Task.EMBED].values, wanted)
+    with pytest.raises(EncoderError, match="not in flight"):
+        encoder.wait(tickets[0])
+    few = encoder.submit(packed([3, 4], [0, 1])), encoder.submit(packed([5, 6], [1, 2]))
+    with pytest.raises(EncoderError, match="two batches are in flight already"):
+        encoder.submit(packed([3, 4, 5], [0, 1, 2]))  # the first and the third encoder have room
+    assert [len(each._answers) for each in gpu.encoders] == [0, 1, 2, 1, 0, 0]
+    for ticket in few:
+        encoder.wait(ticket)
+    assert encoder.encode(packed()).shape == (12, 64)
+
+
+@pytest.mark.parametrize(("failure", "error"), [(Refused, EncoderError), (Lost, EncoderLost)])
+def test_a_part_that_cannot_be_submitted(
+    model: Model, make: Make, failure: type[Exception], error: type[EncoderError]
+) -> None:
+    encoder, gpu = make(model)
+    wanted = encoder.encode(packed())
+    gpu.encoders[3].fails.append(failure("out of memory"))
+    with pytest.raises(EncoderError, match=r"^cuda:0 \(A GPU\): out of memory$") as caught:
+        encoder.submit(packed())
+    assert type(caught.value) is error
+    assert not any(each._answers for each in gpu.encoders)
+    np.testing.assert_array_equal(encoder.encode(packed()), wanted)
+
+
+@pytest.mark.parametrize(
+    ("failures", "error"),
+    [({1: Refused("a")}, EncoderError), ({1: Refused("a"), 4: Lost("b")}, EncoderLost), ({0: Lost("b")}, EncoderLost)],
+)
+def test_parts_that_fail_while_they_are_waited_for(
+    model: Model, make: Make, failures: dict[int, Exception], error: type[EncoderError]
+) -> None:
+    """The other parts are taken all the same, and a lost encoder is worse than a failed forward."""
+    encoder, gpu = make(model)
+    wanted = encoder.encode(packed())
+    ticket = encoder.submit(packed())
+    wait = StandInEncoder.wait
+
+    def failing(self: StandInEncoder, ticket: int) -> Any:
+        answers = wait(self, ticket)
+        if (failure := failures.get(gpu.encoders.index(self))) is not None:
+            raise failure
+        return answers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StandInEncoder, "wait", failing)
+        with pytest.raises(EncoderError, match=r"cuda:0 \(A GPU\): [ab]") as caught:
+            encoder.wait(ticket)
+    assert type(caught.value) is error
+    assert not any(each._answers for each in gpu.encoders)
+    np.testing.assert_array_equal(encoder.encode(packed()), wanted)
+
+
+def test_adapters_that_a_model_does_not_have(model: Model, make: Make) -> None:
+    encoder, gpu = make(model)
+    with pytest.raises(EncoderError, match="the adapter of sequence 1 must be -1 to 4, found 5"):
+        encoder.submit(packed([2, 2], [0, 5]))
+    with pytest.raises(EncoderError, match="adapters must have one element a sequence, found 3"):
+        encoder.submit(packed([2, 2], [0, 1, 1]))
+    assert lengths_run(gpu) == [[]] * 6
+    encoder.close()
+    with pytest.raises(EncoderError, match="the encoder is closed"):
+        encoder.submit(packed([2, 2], [0, 1]))
+
+
+def random_batches() -> Iterator[PackedBatch]:
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        count = int(random.integers(1, 20))
+        lengths = random.integers(1, 9, count).astype(np.int32)
+        ids = np.arange(lengths.sum(), dtype=np.int32)
+        yield PackedBatch(
+            ids, cumulative(lengths), ids * 3, tasks=random.integers(1, 32, count).astype(np.uint8),
+            adapters=random.integers(-1, random.integers(0, 6), count).astype(np.int8),
+        )  # fmt: skip
+
+
+def test_parts_have_each_sequence_once() -> None:
+    for batch in random_batches():
+        assert batch.adapters is not None
+        assert batch.tasks is not None
+        parts = parts_of(batch)
+        assert sorted({*batch.adapters.tolist()}) == [part.adapter for part in parts]
+        seen = []
+        for part in parts:
+            numbers = np.arange(batch.sequences) if part.sequences is None else part.sequences
+            assert (batch.adapters[numbers] == part.adapter).all()
+            assert part.batch.tokens == len(part.batch.ids) <= batch.tokens
+            for row, number in enumerate(numbers):
+                of_part = slice(part.batch.cu_seqlens[row], part.batch.cu_seqlens[row + 1])
+                of_batch = slice(batch.cu_seqlens[number], batch.cu_seqlens[number + 1])
+                np.testing.assert_array_equal(part.batch.ids[of_part], batch.ids[of_batch])
+                np.testing.assert_array_equal(part.batch.token_types[of_part], batch.ids[of_batch] * 3)  # type: ignore[index]
+            for task in Task:
+                np.testing.assert_array_equal(
+                    part.wanting(task), [number for number in numbers if task in Task(int(batch.tasks[number]))]
+                )
+            seen += numbers.tolist()
+        assert sorted(seen) == [*range(batch.sequences)]
+
+
+@pytest.mark.parametrize("cu_seqlens", [[0, 2, 9], [1, 2, 4], [0, 4, 4], [0, 5, 4]])
+def test_a_batch_that_makes_no_sense_is_left_whole(cu_seqlens: list[int]) -> None:
+    """So that the extension says what is wrong with it."""
+    batch = PackedBatch(np.zeros(4, np.int32), np.array(cu_seqlens, np.int32), adapters=np.array([0, 1], np.int8))
+    (part,) = parts_of(batch)
+    assert part.batch is batch

@@ -1,0 +1,217 @@
+"""Every encoder of the extension has the weights of one adapter, added to the model's; the extension is a stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embert import engine
+from embert.engine import Task
+from embert.engine.adapters import MERGED_ELEMENTS, LowRank
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.cuda_shapes import refusal
+from embert.engine.encoders.devices import devices
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.files.safetensors_file import Tensor
+from embert.engine.footprint import footprint
+from embert.engine.heads.description import Heads, Layer, Norm, Splade
+from embert.engine.model import Model
+from tests.engine.adapters.on_gpu import Make, packed
+from tests.engine.jina import RANK, TASKS, VOCABULARY, Jina, flash
+from tests.engine.stand_in_gpu import StandInEncoder
+
+
+def test_each_adapter_has_an_encoder_with_a_known_text(model: Model, make: Make) -> None:
+    """One with the weights of the adapter before it, or of none, does not start."""
+    _, gpu = make(model)
+    assert len(gpu.encoders) == 6
+    load = StandInEncoder.load
+    given: dict[tuple[int, str, int], Any] = {}
+    wrong = 0
+
+    def swapped(self: StandInEncoder, name: str, layer: int, data: Any, shape: Any, dtype: str) -> None:
+        number = self.gpu.encoders.index(self)
+        given[number, name, layer] = data
+        if number == wrong and name in ("word", "query.weight", "inner.weight"):
+            data = given[number - 1, name, layer]
+        load(self, name, layer, data, shape, dtype)
+
+    for wrong in (1, 2, 5):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StandInEncoder, "load", swapped)
+            with pytest.raises(UnsupportedModel, match=f"float16: with the adapter {TASKS[wrong - 1]} a known text"):
+                make(model)
+
+
+def test_weights_without_an_adapter_are_as_they_are_stored(tmp_path: Path, make: Make) -> None:
+    """In 16 bits they are then not rounded again. Those with one are added up in float32."""
+    flash(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({name: tensor.half() for name, tensor in load_file(path).items()}, path)
+    model = engine.load_model(str(tmp_path))
+    _, gpu = make(model)
+    checkpoint = Checkpoint.open(model)
+    for (name, layer), ours in (
+        (("word", -1), "embeddings.word_embeddings.weight"),
+        (("value.weight", 1), "encoder.layer.1.attention.self.value.weight"),
+    ):
+        stored, low_rank = checkpoint.stored(ours), checkpoint.low_rank(ours)
+        assert low_rank is not None
+        assert gpu.encoders[0].loaded[name, layer].dtype == np.float16
+        np.testing.assert_array_equal(gpu.encoders[0].loaded[name, layer], stored.array)
+        for number in range(5):
+            given = gpu.encoders[1 + number].loaded[name, layer]
+            assert given.dtype == np.float32
+            added = 1.5 * low_rank.left[number].astype(np.float64) @ low_rank.right[number]
+            np.testing.assert_allclose(given, stored.array + added, rtol=1e-5, atol=1e-6)
+    assert all(each.loaded["out.bias", 0].dtype == np.float16 for each in gpu.encoders)  # adapters add nothing to it
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_weights_are_added_up_in_blocks(dtype: str) -> None:
+    random = np.random.default_rng(0)
+    rows = 2 * MERGED_ELEMENTS // 8 + 17
+    values = random.standard_normal((rows, 8)).astype(np.float32)
+    stored: npt.NDArray[Any] = values.astype(np.float16 if dtype == "F16" else np.float32)
+    if dtype == "BF16":
+        stored = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
+    low_rank = LowRank(
+        random.standard_normal((2, rows, 3)).astype(np.float32), random.standard_normal((2, 3, 8)).astype(np.float32)
+    )
+    weight = Tensor(stored, dtype)
+    before = stored.copy()
+    merged = low_rank.added_to(weight, 1, 0.5)
+    exact = weight.float32().astype(np.float64) + 0.5 * low_rank.left[1].astype(np.float64) @ low_rank.right[1]
+    assert merged.dtype == "F32"
+    np.testing.assert_allclose(merged.float32(), exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(stored, before)
+
+
+def change(folder: Path, number: int, factor: float) -> Model:
+    """The model whose adapter of that number adds `factor` times as much to the first layer's inner weight."""
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    stored["roberta.encoder.layers.0.mlp.fc1.parametrizations.weight.0.lora_B"][number] *= factor
+    save_file(stored, path)
+    return engine.load_model(str(folder))
+
+
+def test_an_adapter_whose_weights_float16_does_not_hold(tmp_path: Path, make: Make) -> None:
+    flash(tmp_path)
+    model = change(tmp_path, 3, 1e6)
+    encoder, gpu = make(model)
+    reason = f"inner.weight of layer 0 with the adapter {TASKS[3]} has an element of"
+    assert encoder.dtype == "bfloat16"
+    assert f"; bfloat16 because in float16 {reason}" in encoder.choice
+    assert [each.shape["dtype"] for each in gpu.encoders] == ["float16"] * 5 + ["bfloat16"] * 6
+    assert encoder._encoders == gpu.encoders[5:]
+    with pytest.raises(UnsupportedModel, match=f"in float16: {reason} .*, and float16 ends at 65504"):
+        make(model, dtype="float16")
+    assert make(model, dtype="float32")[0].dtype == "float32"
+
+
+def test_an_adapter_that_is_not_finite(tmp_path: Path, make: Make) -> None:
+    flash(tmp_path)
+    model = change(tmp_path, 4, float("nan"))
+    with pytest.raises(BrokenModel, match=f"inner.weight of layer 0 with the adapter {TASKS[4]} has elements that are"):
+        make(model)
+
+
+def test_an_adapter_that_does_not_let_norms_be_folded(
+    model: Model, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its own encoder is made anew."""
+    start = StandInEncoder.start
+
+    def refused(self: StandInEncoder) -> str:
+        self.folds = self.shape["fold"]
+        if self.gpu.encoders.index(self) == 2 and self.folds:
+            return "a row is not finite"
+        return start(self)
+
+    monkeypatch.setattr(StandInEncoder, "start", refused)
+    encoder, gpu = make(model)
+    assert [each.shape["fold"] for each in gpu.encoders] == [True, True, True, False, True, True, True]
+    assert encoder._encoders == [each for i, each in enumerate(gpu.encoders) if i != 2]
+    assert encoder.layernorm == "partly folded"
+    assert encoder.choice == "hopper matrix products, LayerNorm partly folded (a row is not finite)"
+
+
+def test_memory_is_that_of_all_encoders(model: Model, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, gpu = make(model)
+    for number, each in enumerate(gpu.encoders):
+        monkeypatch.setattr(each, "memory", (100 + number, 10, 2000 - number))
+    assert encoder.memory == (615, 60, 2000)
+
+
+def test_memory_that_is_planned(model: Model) -> None:
+    architecture = dataclasses.replace(model.architecture, adapters=None)
+    plain = dataclasses.replace(model, architecture=architecture)
+    for dtype in ("auto", "float32"):
+        with_adapters, without = (footprint(each, device="cuda:0", dtype=dtype) for each in (model, plain))
+        assert (with_adapters.weights, with_adapters.activations) == (6 * without.weights, 6 * without.activations)
+        assert with_adapters.loading == without.loading  # they load one after the other
+    with_adapters, without = (footprint(each, device="cpu") for each in (model, plain))
+    stored = load_file(model.folder / "model.safetensors")
+    names = [name for name in stored if ".lora_" in name]
+    low_rank = 4 * sum(stored[name].numel() for name in names)
+    assert with_adapters.activations == without.activations
+    assert (
+        low_rank <= with_adapters.weights - without.weights <= 1.25 * low_rank
+    )  # apart, q, k and v have one side each
+
+
+def test_a_gpu_is_chosen_for_it(model: Model, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(model)
+    monkeypatch.setattr("embert.engine.encoders.devices.gpu_memory", lambda: [80 << 30] * 2)
+    assert refusal(model) is None
+    assert devices("auto", "auto", model) == ["cuda:0", "cuda:1"]
+    with contextlib.closing(engine.load_encoder(model)) as encoder:
+        assert (encoder.device, encoder.name) == ("cuda:0", "cuda")
+
+
+def test_a_tied_decoder_has_no_adapter(tmp_path: Path, make: Make) -> None:
+    """As on a CPU: adapters add to the word table, and the vocabulary's logits come from the table as it is stored."""
+    flash(tmp_path)
+    path = tmp_path / "model.safetensors"
+    draw = torch.Generator().manual_seed(1)
+    shapes = {
+        "head.weight": (64, 64),
+        "head.bias": (64,),
+        "norm.weight": (64,),
+        "norm.bias": (64,),
+        "bias": (VOCABULARY,),
+    }
+    more = {name: torch.randn(*shape, generator=draw) * 0.3 for name, shape in shapes.items()}
+    save_file({**load_file(path), **more}, path)
+    head = Splade(Layer("head", "", 64, 64, True, "gelu"), Norm("norm", 1e-5), "", "bias")
+    model = dataclasses.replace(engine.load_model(str(tmp_path)), heads=Heads(sparse=head))
+    encoder, gpu = make(model)
+    stored = Checkpoint.open(model).float32("embeddings.word_embeddings.weight")
+    for each in gpu.encoders:
+        assert each.shape["splade"] == ("gelu", 1e-5, 1, False)
+        np.testing.assert_array_equal(each.loaded["splade.decoder.weight", -1], stored)
+    batch = packed().wanting(Task.SPARSE)
+    ours, theirs = (
+        each.wait(each.submit(batch))[Task.SPARSE].sparse_vectors()
+        for each in (encoder, engine.load_encoder(model, device="cpu"))
+    )
+    for got, wanted in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(got.indices, wanted.indices)
+        np.testing.assert_allclose(got.values, wanted.values, atol=1e-4)
+
+
+def test_the_scale_is_the_configs(jina: Jina, model: Model) -> None:
+    adapters = model.architecture.adapters
+    assert adapters is not None
+    stated = json.loads((jina.folder / "config.json").read_text())
+    assert (adapters.rank, adapters.scale) == (RANK, stated["lora_alpha"] / stated["lora_rank"])
