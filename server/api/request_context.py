@@ -172,6 +172,7 @@ class RequestContext:
         limit: int | None = None,
     ) -> Encoded:
         """Texts or ids to packed ids; see Service.tokenize."""
+        await self._wait_to_tokenize()
         self._param, self._is_query = param, bool(is_query)
         encoded = await self.service.tokenize(
             given,
@@ -199,6 +200,7 @@ class RequestContext:
         limits: PairLimits = NO_PAIR_LIMITS,
     ) -> Encoded:
         """Pairs of texts to packed ids; see Service.tokenize_pairs."""
+        await self._wait_to_tokenize()
         encoded = await self.service.tokenize_pairs(
             texts,
             self.receive,
@@ -211,6 +213,10 @@ class RequestContext:
         )
         self._note_tokenized(encoded)
         return encoded
+
+    async def _wait_to_tokenize(self) -> None:
+        if self.options.bulk:
+            await self._choice.services.bulk_turns.before_tokenizing(self._size)
 
     def _note_tokenized(self, encoded: Encoded) -> None:
         self.truncated += encoded.truncated
@@ -250,6 +256,9 @@ class RequestContext:
         except TooManyWeights as error:
             self._count_weights(error.weights)
             raise
+        if self.options.bulk:
+            vector_bytes = sum(rows.values.nbytes for rows in answer.rows.values())
+            await self._choice.services.bulk_turns.before_answering(vector_bytes)
         self.breakdown.note(answer)
         if Task.SPARSE in tasks:
             self._count_weights(len(answer.rows[Task.SPARSE].values))

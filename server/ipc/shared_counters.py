@@ -23,7 +23,7 @@ from collections.abc import Collection
 __all__ = ["MAX_BATCHES_IN_FLIGHT", "SharedCounters"]
 
 _NUMBER_BYTES = 8
-MAX_BATCHES_IN_FLIGHT = 2  # of an engine: one runs, one has been submitted behind it
+MAX_BATCHES_IN_FLIGHT = 4  # of an engine: two of a model, and short ones of another model behind them
 _RUNNING_MAX = 1 << 16  # request ids kept for one batch; pages that nobody writes take no memory
 
 

@@ -16,6 +16,8 @@ from embert.server.worker.scheduling import BatchLimits, ThroughputEstimate
 
 __all__ = ["LoadedModel"]
 
+_ANSWER_MAX_S = 0.01
+
 
 @dataclass(slots=True, eq=False)
 class LoadedModel:
@@ -29,6 +31,7 @@ class LoadedModel:
     throughput: ThroughputEstimate = field(default_factory=ThroughputEstimate)
     probe: PackedBatch = field(init=False)  # the smallest batch
     full_batch_s: float = 0.0
+    answer_s: float = 0.0  # what an answer to a batch took the host lately
 
     def __post_init__(self) -> None:
         self.probe = _batch_of([1], self._main_task)
@@ -65,6 +68,10 @@ class LoadedModel:
         probe_s, self.full_batch_s = self._shortest_s(self.probe), self._shortest_s(full)
         self.throughput.calibrate(probe_s, max(0.0, self.full_batch_s - probe_s) / full.tokens)
         self.throughput.add_batch(self.full_batch_s, full.tokens, queued=True)
+
+    def note_answer(self, seconds: float) -> None:
+        """Learn from an answer. A pause of the machine counts little."""
+        self.answer_s += 0.2 * (min(seconds, _ANSWER_MAX_S) - self.answer_s)
 
     def run(self, batch: PackedBatch) -> None:
         """Run a batch that nobody asked for."""

@@ -16,10 +16,8 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from embert.engine import Rows, Task
 from embert.engine.errors import EncoderError, EncoderLost
 from embert.server.ipc.control import ControlConnection, Drain, LoadModel, StartEngine, StartModel
 from embert.server.ipc.framing import Channel
@@ -30,7 +28,8 @@ from embert.server.observability.logs import exit_now
 from embert.server.observability.metrics import EngineMetrics
 from embert.server.observability.tracing.batch_tracer import BatchTracer
 from embert.server.observability.tracing.sender import RecordSender
-from embert.server.worker.batching import batch_of, pack, runs_alone, sampled
+from embert.server.worker.batching import batch_of, pack, sampled
+from embert.server.worker.device_work import DeviceWork, Flight
 from embert.server.worker.health import Health
 from embert.server.worker.loaded_model import LoadedModel
 from embert.server.worker.responder import Responder
@@ -44,31 +43,6 @@ __all__ = ["EngineLoop"]
 log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
-# The next batch is submitted this long before the expected end of the running one: the time that submitting takes plus
-# the error of the expectation.
-LEAD_MIN_S = 0.0005
-LEAD_SHARE = 0.15  # of the time left
-LEAD_TIME_LEFT_MAX_S = 0.1  # beside a longer batch the gap does not matter, and an error would cost more
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A batch on the encoder of its model."""
-
-    batch: Batch
-    model: LoadedModel
-    ticket: Any  # an EncoderError when submitting failed
-    started: float
-    slot: int  # in the shared counters
-    ended: float = 0.0
-    seconds: float = 0.0  # of the device's time
-    lead_s: float = 0.0  # from the submission of what waited to the expected end; 0: none was submitted that way
-    rows: dict[Task, Rows] | EncoderError | None = None  # set by `_wait`; None: the encoder was lost
-
-    @property
-    def began(self) -> float:
-        """When the device was free for it."""
-        return self.ended - self.seconds
 
 
 class EngineLoop:
@@ -91,6 +65,7 @@ class EngineLoop:
         self._health = Health(start.index, self._counters, self._busy, self._metrics, self._queue.tokens, self._rates)
         self._server = SocketServer(self._health.status, self._queue.submit, self._queue.disconnect)
         self._responder = Responder(self._server.send, self._queue.drop)
+        self._work = DeviceWork()
         self._probed = 0  # idle probes so far
         self._tracer = None  # of batches with sampled requests
         if start.traces_fd is not None:
@@ -128,56 +103,72 @@ class EngineLoop:
     def run(self) -> None:
         """Run batches until drained. A free encoder takes whatever waits.
 
-        A GPU gets the next batch while it is busy: a full one at once, any other shortly before the running batch is
-        expected to end, and at the latest before the rows of the running batch are answered. A second full one is
-        submitted before that, too: the answer of a long batch may take longer than a short batch behind it runs.
+        A GPU gets the next batch while it is busy: a full one of interactive requests at once, a full one of bulk
+        requests, or any other, shortly before the device is expected to need it, and at the latest before rows are
+        answered. Answers wait while the device has next to nothing to do (device_work.py).
         """
-        running: _InFlight | None = None
-        following: _InFlight | None = None
+        work = self._work
         while True:
-            if running is None:
+            if not work.in_flight and not work.unanswered:
                 batch = self._queue.wait_for_batch(self._idle_s, self._on_idle)
                 if batch is None:
                     return
-                running = self._submit(batch)
+                work.in_flight.append(self._submit(batch))
+            if work.may_grow and self._submit_ahead():
                 continue
-            if following is None:
-                following = self._submit_ahead(running, full=True) or self._submit_before_end(running)
-            self._wait(running)
-            after: _InFlight | None = None
-            if following is None:
-                if running.rows is not None:
-                    following = self._submit_ahead(running, full=False)
-            elif isinstance(running.rows, dict):  # what failed runs again in halves, which need the free place
-                after = self._submit_ahead(following, full=True)
-            self._settle(running)
-            self._queue.done(running.batch)
-            running, following = following, after
+            answer = work.next_answer()
+            if answer is None:
+                self._submit_before_end()
+            elif not work.waits_before(answer, time.monotonic(), more_waits=self._queue.full()):
+                self._answer(answer)
+                continue
+            ended = work.in_flight.popleft()
+            self._wait(ended)
+            work.unanswered.append(ended)
+            while not isinstance(ended.rows, dict) and (answer := work.next_answer()):
+                self._answer(answer)  # what failed runs again in halves, which need the free place
 
-    def _submit_ahead(self, running: _InFlight, *, full: bool) -> _InFlight | None:
-        """Submit the next batch before the running one is answered; with `full` only if it cannot gain from waiting."""
-        if not running.model.submits_ahead or runs_alone(running.batch):
-            return None
-        batch = self._queue.take_ahead(full=full)
-        return self._submit(batch) if batch is not None else None
+    def _submit_ahead(self) -> bool:
+        """Submit the next batch if the device is to have it now."""
+        work, now = self._work, time.monotonic()
+        if not work.in_flight:
+            return self._follow(full=False)
+        return work.wants_full(now) and self._follow(full=True, bulk=work.wants_bulk(now))
 
-    def _submit_before_end(self, running: _InFlight) -> _InFlight | None:
-        """Submit what waits shortly before the running batch is expected to end, so that the encoder is never idle.
+    def _submit_before_end(self) -> None:
+        """Submit what waits shortly before the only batch is expected to end, so that the encoder is never idle.
 
         Requests that arrive afterwards miss that batch, so it is not done earlier than needed. It is not done at all
         for batches so short that most of the time to gather requests would be lost.
         """
-        if not running.model.submits_ahead or runs_alone(running.batch):
-            return None
-        began = max(running.started, self._busy.last_ended)
-        left_s = began + running.model.throughput.expected_s(running.batch.tokens) - time.monotonic()
-        if not 2 * LEAD_MIN_S < left_s < LEAD_TIME_LEFT_MAX_S:
-            return None
-        running.lead_s = max(LEAD_MIN_S, LEAD_SHARE * left_s)
-        time.sleep(left_s - running.lead_s)
-        return self._submit_ahead(running, full=False)
+        work = self._work
+        lead_s = work.lead_s(time.monotonic(), full=self._queue.full())
+        if not lead_s:
+            return
+        work.in_flight[0].lead_s = lead_s
+        time.sleep(max(0.0, work.left_s(time.monotonic()) - lead_s))
+        self._follow(full=False)
 
-    def _submit(self, batch: Batch) -> _InFlight:
+    def _follow(self, *, full: bool, bulk: bool = True) -> bool:
+        """Submit the next batch behind the running one; with `full` only if it cannot gain from waiting."""
+        work = self._work
+        if not self._free_slots:
+            return False
+        batch = self._queue.take_ahead(full=full, bulk=bulk, but=work.full_models())
+        if batch is None:
+            return False
+        work.in_flight.append(self._submit(batch))
+        return True
+
+    def _answer(self, flight: Flight) -> None:
+        """Answer a batch that has been waited for, and forget it."""
+        self._work.unanswered.remove(flight)
+        began = time.monotonic()
+        self._settle(flight)
+        self._queue.done(flight.batch)
+        flight.model.note_answer(time.monotonic() - began)
+
+    def _submit(self, batch: Batch) -> Flight:
         started = time.monotonic()
         model = self._models[batch.model]  # type: ignore[index]  # its number
         slot = self._free_slots.pop()
@@ -186,9 +177,11 @@ class EngineLoop:
             ticket: Any = self._health.watched(model.number, lambda: model.encoder.submit(pack(batch.slices)))
         except EncoderError as error:
             ticket = error
-        return _InFlight(batch, model, ticket, started, slot)
+        flight = Flight(batch, model, ticket, started, slot)
+        self._work.expect(flight)
+        return flight
 
-    def _wait(self, flight: _InFlight) -> None:
+    def _wait(self, flight: Flight) -> None:
         ticket, asked = flight.ticket, time.monotonic()
         try:
             if isinstance(ticket, EncoderError):
@@ -208,12 +201,13 @@ class EngineLoop:
         self._counters.set_running(self._index, flight.slot, ())
         self._free_slots.append(flight.slot)
         flight.ended = time.monotonic()
+        self._work.note_end(flight)
         flight.seconds = self._busy.add(flight.started, flight.ended)
         self._metrics.of(flight.model.name).busy_seconds.inc(flight.seconds)
         if flight.lead_s:
             flight.model.throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
 
-    def _settle(self, flight: _InFlight) -> None:
+    def _settle(self, flight: Flight) -> None:
         """Answer a batch that has been waited for."""
         batch, rows, model = flight.batch, flight.rows, flight.model
         if rows is None:
@@ -229,7 +223,7 @@ class EngineLoop:
             self._observe(flight)
             self._trace(flight)
 
-    def _trace(self, flight: _InFlight, error: Exception | None = None) -> None:
+    def _trace(self, flight: Flight, error: Exception | None = None) -> None:
         """Record a forward with texts of sampled requests; one that failed is sent at once."""
         if self._tracer is None:
             return
@@ -258,7 +252,7 @@ class EngineLoop:
             self._wait(flight)
             self._settle(flight)
 
-    def _observe(self, flight: _InFlight) -> None:
+    def _observe(self, flight: Flight) -> None:
         metrics, batch = self._metrics.of(flight.model.name), flight.batch
         metrics.batches.inc()
         metrics.batch_texts.observe(batch.texts)

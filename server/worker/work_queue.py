@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import numpy as np
@@ -166,13 +166,24 @@ class WorkQueue:
                     finally:
                         self._changed.acquire()
 
-    def take_ahead(self, *, full: bool) -> Batch | None:
-        """A batch to submit behind a running one; with `full` only one that cannot gain from waiting."""
+    def full(self) -> bool:
+        """Whether the next batch cannot gain from waiting."""
         with self._changed:
+            return self._scheduler.full()
+
+    def take_ahead(self, *, full: bool, bulk: bool = True, but: Collection[int] = ()) -> Batch | None:
+        """A batch to submit behind a running one; with `full` only one that cannot gain from waiting.
+
+        Without `bulk` none that a bulk request leads; none of the models in `but`. Nobody else goes in its place.
+        """
+        with self._changed:
+            self._answer_expired()  # first: it may change whose turn it is
             # Solo batches need a free encoder, which would never come while batches are submitted ahead.
             if self._solo or (full and not self._scheduler.full()):
                 return None
-            self._answer_expired()
+            turn = self._scheduler.turn()
+            if turn is None or turn[0] in but or (turn[1] and not bulk):
+                return None
             return self._scheduled()
 
     def done(self, batch: Batch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from embert.server.api.bulk_turns import BulkTurns
 from embert.server.api.engines.router import Router
 from embert.server.api.input.large_bodies import CooperativeSteps
 from embert.server.api.input.request_body import describe_name
@@ -45,6 +46,7 @@ class Services:
         self.scrapes = Scrapes(self.write_metrics)
         self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
         self.parse_steps = CooperativeSteps(config.body_budget)
+        self.bulk_turns = BulkTurns()
         self.most_ids = max(service.most_ids for service in self.all)
         self._pool = pool
         self.by_name: dict[str, Service] = {}  # by served name and by model id, of which the former go first

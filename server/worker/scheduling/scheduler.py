@@ -132,6 +132,11 @@ class Scheduler:
         queue, _ = self._next_turn()
         return queue is not None and queue.full
 
+    def turn(self) -> tuple[Hashable, bool] | None:
+        """The model of the next batch, and whether a bulk request goes first in it; None for an empty queue."""
+        queue, bulk_first = self._next_turn()
+        return None if queue is None else (queue.name, bulk_first)
+
     def next_batch(self) -> Batch | None:
         """Form a batch from what waits now; None for an empty queue."""
         queue, bulk_first = self._next_turn()

@@ -86,6 +86,7 @@ def test_the_encoder_works_on_while_answers_are_made(engine: Harness, handed_ove
 
 
 def test_a_second_full_batch_is_handed_over_before_an_answer_is_made(engine: Harness, handed_over: list[int]) -> None:
+    engine.model.throughput.calibrate(9.0, 0.0)
     engine.hold()
     engine.send(*[[[number] * BUDGET] for number in range(1, 6)])
     engine.wait_until_running()
@@ -93,6 +94,18 @@ def test_a_second_full_batch_is_handed_over_before_an_answer_is_made(engine: Har
     engine.release(5)
     engine.receive(5)
     assert handed_over == [3, 4, 5, 5, 5]
+
+
+def test_answers_wait_while_the_encoder_has_next_to_nothing_to_do(engine: Harness, handed_over: list[int]) -> None:
+    """Batches that take no time, beside which an answer takes long: up to three answers wait."""
+    engine.model.answer_s = 0.01
+    engine.hold()
+    engine.send(*[[[number] * BUDGET] for number in range(1, 9)])
+    engine.wait_until_running()
+    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
+    engine.release(8)
+    engine.receive(8)
+    assert handed_over == [5, 6, 7, 8, 8, 8, 8, 8]
 
 
 def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

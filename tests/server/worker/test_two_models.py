@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,6 +124,22 @@ def test_a_deadline_counts_the_work_of_both(two: TwoModels) -> None:
     two.encoder.free = True
     two.release(10)
     assert not two.receive(4)[enough][0].error
+
+
+def test_a_request_that_expires_gives_no_place_to_a_model_whose_encoder_is_full(
+    two: TwoModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.hold()
+    two.send([[1, 1]])
+    two.wait_until_running()
+    (late,) = two.send([[5, 5]])
+    two.send([[6, 6]], model=1, patience_s=600.0)
+    two.wait_until(lambda: two.queued() == 2)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 300)
+    monkeypatch.setattr("embert.server.worker.work_queue.time", later)
+    assert two.loop._queue.take_ahead(full=False, but={1}) is None
+    assert two.receive(1)[late][0].error == "deadline"
+    assert two.queued() == 1
 
 
 def test_an_idle_engine_probes_each_of_its_models(two: TwoModels) -> None:
