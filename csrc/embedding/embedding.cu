@@ -1,12 +1,12 @@
-// y = LayerNorm(word[id] + position[p] + type[t]): gather and normalisation in one pass, a row of a warp at a time. With
-// `sums`: y is the sum itself, or gamma times it, and `sums` has what its LayerNorm needs (norm.h).
+// y = LayerNorm(word[id] + position[p] + type[t]): gather and normalisation in one pass, a warp a token. With `sums`: y
+// is the sum itself, or gamma times it, and `sums` has what its LayerNorm needs (norm.h).
 //
 // Floor for 26 692 rows of 768, FP16: a word's row read (for common words mostly from L2) and one row written a token,
 // 82 MB, 27 µs at 3 TB/s. The sum is in FP32; HuggingFace's FP16 rounds it twice.
 //
-// A row waits for memory twice, for its id and for the word's row, and registers leave room for few warps. So a warp of
-// many has several rows. It asks for all their ids at once, and for a word's row long before its use. The row waits in
-// shared memory, where each lane reads only what it has copied itself, so no barrier is needed.
+// A token waits for memory twice, for its id and for the word's row, and registers leave room for few warps. So where
+// tokens are many, a warp has several. It asks for all their ids at once, and for a word's row long before its use. The
+// row waits in shared memory, where each lane reads only what it has copied itself, so no barrier is needed.
 
 #include <algorithm>
 
@@ -21,8 +21,8 @@ namespace {
 constexpr int kWarps = 4;  // of a block
 // A launch has at most so many times the blocks that fit the device at once; they share the rows.
 constexpr int kRounds = 1;
-// Rows of a warp that are on their way or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB a multiprocessor must
-// be in flight, and under load twice that. 16 warps with three rows of 768 each have 72 KB.
+// Rows of a warp that are on their way or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB a multiprocessor
+// must be in flight, and under load twice that. 16 warps with three rows of 768 each have 72 KB.
 constexpr int kRowsAhead = 4;
 
 // kLeavesSums: the LayerNorm is left to the reader, so no registers hold gamma and beta.

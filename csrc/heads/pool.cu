@@ -7,8 +7,8 @@
 // the same bits. With a Norm, the last LayerNorm is applied on the way, in FP32.
 //
 // Floor for 26 692 rows of 768, FP16: 41 MB read, 14 µs. Registers do not hold as many rows as memory needs in flight.
-// So rows are copied to shared memory, and a thread asks for one more as soon as it takes one. It reads only what it has
-// copied itself, so no barrier is needed.
+// So rows are copied to shared memory, and a thread asks for one more as soon as it takes one. It reads only what it
+// has copied itself, so no barrier is needed.
 //
 // For one sequence latency is the cost: gamma and beta are loaded before the wait, and the first rows together with
 // their sums.
@@ -28,11 +28,11 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kMaxGroups = 16;    // of a block's threads
-// Rows of a group that are on their way or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB a multiprocessor must
-// be in flight, and under load twice that. A block with seven rows of each of five groups of 768 has 54 KB.
-constexpr int kRowsAhead = 8;
 constexpr int kScaleLanes = 8;    // lanes that add a row's sums where they come in parts
 constexpr int kScaledRows = 640;  // rows of a block whose LayerNorm scales are in shared memory at a time
+// Rows of a group that are on their way or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB a multiprocessor
+// must be in flight, and under load twice that. A block with seven rows of each of five groups of 768 has 54 KB.
+constexpr int kRowsAhead = 8;
 // Two blocks take a sequence where that is at most a block a multiprocessor (H100: 132), and a group has at least so
 // many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512 19.9 and
 // 13.7, 60 × 512 28.6 and 22.7.
@@ -66,8 +66,8 @@ constexpr int kStaticShared = kScaledRows * 8 + kMaxSumColumns * 8 + kThreads / 
 constexpr int kRing = kRowsAhead * kThreads * 16, kMostSums = kThreads * 8 * 4;           // bytes
 static_assert(kStaticShared + kMostSums + kRing <= 99 << 10, "what a block may have on the devices that have least");
 
-// kShared: a cluster of two blocks has the sequence. kChosen: not all sequences are pooled. As an argument it would cost
-// the others registers, of which none is left.
+// kShared: a cluster of two blocks has the sequence. kChosen: not all sequences are pooled. As an argument it would
+// cost the others registers, of which none is left.
 template <typename T, Pooling kPooling, bool kShared, bool kChosen>
 __global__ void __launch_bounds__(kThreads, 2)
     pool_kernel(const Rows rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
