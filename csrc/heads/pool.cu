@@ -32,7 +32,7 @@ constexpr int kScaleLanes = 8;    // lanes that add a row's sums where they come
 constexpr int kScaledRows = 640;  // rows of a block whose LayerNorm scales are in shared memory at a time
 // Rows of a group that are on their way or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB a multiprocessor
 // must be in flight, and under load twice that. A block with seven rows of each of five groups of 768 has 54 KB.
-constexpr int kRowsAhead = 8;
+constexpr int kRowsAhead = 6;
 // Two blocks take a sequence where that is at most a block a multiprocessor (H100: 132), and a group has at least so
 // many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512 19.9 and
 // 13.7, 60 × 512 28.6 and 22.7.
