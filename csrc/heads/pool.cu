@@ -6,8 +6,12 @@
 // of the batch. Where sequences are few and long, a cluster of two blocks computes one sum each: the same additions,
 // the same bits. With a Norm, the last LayerNorm is applied on the way, in FP32.
 //
-// Floor for 26 692 rows of 768, FP16: 41 MB read, 14 µs. For one sequence latency is the cost: gamma and beta are
-// loaded before the wait, and the first rows together with their sums.
+// Floor for 26 692 rows of 768, FP16: 41 MB read, 14 µs. Registers do not hold as many rows as memory needs in flight.
+// So rows are copied to shared memory, and a thread asks for one more as soon as it takes one. It reads only what it
+// has copied itself, so no barrier is needed.
+//
+// For one sequence latency is the cost: gamma and beta are loaded before the wait, and the first rows together with
+// their sums.
 
 #include <algorithm>
 #include <type_traits>
@@ -17,6 +21,7 @@
 #include "heads/pooling.h"
 #include "norm/row_sums.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/shared_memory.cuh"
 
 namespace embert {
 namespace {
@@ -25,6 +30,9 @@ constexpr int kThreads = 512;
 constexpr int kMaxGroups = 16;    // of a block's threads
 constexpr int kScaleLanes = 8;    // lanes that add a row's sums where they come in parts
 constexpr int kScaledRows = 640;  // rows of a block whose LayerNorm scales are in shared memory at a time
+// Rows of a group that are on their way or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB a multiprocessor
+// must be in flight, and under load twice that. A block with seven rows of each of five groups of 768 has 54 KB.
+constexpr int kRowsAhead = 6;
 // Two blocks take a sequence where that is at most a block a multiprocessor (H100: 132), and a group has at least so
 // many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512 19.9 and
 // 13.7, 60 × 512 28.6 and 22.7.
@@ -54,18 +62,21 @@ __device__ __forceinline__ void leave_scales(const Rows& rows, int count, RowOf 
   }
 }
 
+constexpr int kStaticShared = kScaledRows * 8 + kMaxSumColumns * 8 + kThreads / 32 * 4;  // bytes
+constexpr int kRing = kRowsAhead * kThreads * 16, kMostSums = kThreads * 8 * 4;           // bytes
+static_assert(kStaticShared + kMostSums + kRing <= 99 << 10, "what a block may have on the devices that have least");
+
 // kShared: a cluster of two blocks has the sequence. kChosen: not all sequences are pooled. As an argument it would
-// cost the others eight registers' worth of spills.
+// cost the others registers, of which none is left.
 template <typename T, Pooling kPooling, bool kShared, bool kChosen>
-__global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
+__global__ void __launch_bounds__(kThreads, 2)
     pool_kernel(const Rows rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
                 const uint32_t* cuts, const int* chosen, int hidden, float* vectors) {
   constexpr int kWidth = Pack<T>::kSize;
   constexpr bool kWalks = kPooling == Pooling::kMean || kPooling == Pooling::kMax;
   constexpr bool kNormsLast = kPooling != Pooling::kMax;  // the LayerNorm's gamma and beta, after the sum
   constexpr int kSums = kWalks && !kShared ? 2 : 1;       // of a thread
-  constexpr int kAtOnce = !kWalks ? 1 : kShared ? 8 : 4;  // rows that a thread has in flight
-  extern __shared__ __align__(16) float shared[];         // [groups][hidden]
+  extern __shared__ __align__(16) float shared[];         // [groups][hidden], then Pack<T> [kRowsAhead][kThreads]
   __shared__ float squares[kThreads / 32];
   __shared__ float2 scales[kWalks ? kScaledRows : 1];
   __shared__ float2 last_norm[kNormsLast ? kMaxSumColumns : 1];  // gamma and beta; a thread reads what it wrote
@@ -86,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
   const int group = threadIdx.x / packs, pack = threadIdx.x % packs;
   // This block's rows come `groups` at a time, `stride` apart.
   const int block_row = rank * groups, stride = kShared ? 2 * groups : groups;
-  const int scaled = kScaledRows / (kAtOnce * groups) * (kAtOnce * groups);  // of this block's rows at a time
+  const int scaled = kScaledRows / (kSums * groups) * (kSums * groups);  // of this block's rows at a time
   wait_for_earlier_kernels();
   dependents_may_launch();
   if (first == end || block_row >= length) return;  // past the batch's last sequence, or no row for this block
@@ -102,18 +113,26 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
   float sums[kSums][kWidth];
 #pragma unroll
   for (int i = 0; i < kSums * kWidth; ++i) sums[i / kWidth][i % kWidth] = kPooling == Pooling::kMax ? -INFINITY : 0.0f;
-  Pack<T> x[kAtOnce];
-  const T* const data = static_cast<const T*>(rows.data) + size_t(row_zero) * hidden + pack * kWidth;
-  const auto ask = [&](int row) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (row + i * stride < length) x[i] = load_fresh(data + size_t(row + i * stride) * hidden);
-    }
-  };
   int row = group < groups ? block_row + group : length;  // the group's next
+  int next = row;                                         // the one to ask for next
+  const T* from = static_cast<const T*>(rows.data) + size_t(row_zero + row) * hidden + pack * kWidth;
+  Pack<T>* const mine_of_ring = reinterpret_cast<Pack<T>*>(shared + groups * hidden) + threadIdx.x;
+  const auto ask = [&](int slot) {
+    if (next < length) copy_async(shared_address(mine_of_ring + slot * kThreads), from, true);
+    commit_copies();
+    next += stride;
+    from += size_t(stride) * hidden;
+  };
+  int slot = 0;
+  Pack<T> x;
+  if constexpr (kWalks) {
+#pragma unroll
+    for (int i = 0; i + 1 < kRowsAhead; ++i) ask(i);
+  } else if (row < length) {
+    x = load_fresh(from);
+  }
   for (int start = 0; start < length; start += scaled * (stride / groups)) {
     const int stop = min(length, start + scaled * (stride / groups));
-    ask(row);
     if (start > 0) __syncthreads();
     if constexpr (kShared) {
       const int count = (stop - start + stride - 1) / stride * groups;
@@ -125,23 +144,27 @@ __global__ void __launch_bounds__(kThreads, kShared ? 1 : 2)
       leave_scales(rows, stop - start, [&](int i) { return row_zero + start + i; }, hidden, epsilon, scales);
     }
     __syncthreads();
-    for (int turn = 0; row < stop; ++turn) {
+    for (int turn = 0; row < stop; ++turn, row += kSums * stride) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        stay_packed(x[i]);
+      for (int i = 0; i < kSums; ++i) {
+        if constexpr (kWalks) {
+          ask(slot == 0 ? kRowsAhead - 1 : slot - 1);
+          wait_copies<kRowsAhead - 1>();
+          x = mine_of_ring[slot * kThreads];
+          slot = slot + 1 == kRowsAhead ? 0 : slot + 1;
+          stay_packed(x);  // which also keeps the next copy behind this read
+        }
         if (row + i * stride >= length) continue;
-        const int at = kShared ? (turn * kAtOnce + i) * groups + group : row + i * stride - start;
+        const int at = kShared ? turn * groups + group : row + i * stride - start;
         const float2 scale = scales[at];
-        float (&sum)[kWidth] = sums[i % kSums];
+        float (&sum)[kWidth] = sums[i];
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) {
-          float value = fmaf(to_float(x[i].values[k]), scale.x, scale.y);
+          float value = fmaf(to_float(x.values[k]), scale.x, scale.y);
           if (kPooling == Pooling::kMax && norm.gamma != nullptr) value = fmaf(value, gamma[k], beta[k]);
           sum[k] = joined<kPooling>(sum[k], value);
         }
       }
-      row += kAtOnce * stride;
-      if (row < stop) ask(row);
     }
   }
   auto* const mine = reinterpret_cast<float4*>(shared + group * hidden + pack * kWidth);
@@ -210,27 +233,29 @@ Status launch_pool(Pooling pooling, const Rows& rows, bool gathered, const Norm&
   const int groups = std::min(kMaxGroups, kThreads / packs);
   const bool shares =
       chosen == nullptr && stream.dependent_launch && sequences <= kMostShared && longest >= kLeastSharedRows * groups;
-  const auto run = [&](auto kernel, int kernel_groups, int blocks = 1) {
-    return launch_clusters("pool", kernel, blocks, dim3(blocks, sequences), kThreads,
-                           kernel_groups * hidden * sizeof(float), stream, rows, gathered, norm, epsilon, cu_seqlens,
-                           cuts, chosen, hidden, vectors);
+  const auto run = [&](auto kernel, int bytes, int blocks = 1) -> Status {
+    if (kStaticShared + bytes > 48 << 10)
+      EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    return launch_clusters("pool", kernel, blocks, dim3(blocks, sequences), kThreads, bytes, stream, rows, gathered,
+                           norm, epsilon, cu_seqlens, cuts, chosen, hidden, vectors);
   };
-  const auto run_one_block = [&](auto of, int kernel_groups) {
+  const auto run_one_block = [&](auto of, int bytes) {
     constexpr Pooling kPooling = decltype(of)::value;
-    return chosen == nullptr ? run(pool_kernel<T, kPooling, false, false>, kernel_groups)
-                             : run(pool_kernel<T, kPooling, false, true>, kernel_groups);
+    return chosen == nullptr ? run(pool_kernel<T, kPooling, false, false>, bytes)
+                             : run(pool_kernel<T, kPooling, false, true>, bytes);
   };
+  const int one = hidden * int(sizeof(float)), walking = groups * one + kRing;  // bytes of shared memory
   switch (pooling) {
     case Pooling::kCls:
-      return run_one_block(std::integral_constant<Pooling, Pooling::kCls>(), 1);
+      return run_one_block(std::integral_constant<Pooling, Pooling::kCls>(), one);
     case Pooling::kMean:
-      return shares ? run(pool_kernel<T, Pooling::kMean, true, false>, groups, 2)
-                    : run_one_block(std::integral_constant<Pooling, Pooling::kMean>(), groups);
+      return shares ? run(pool_kernel<T, Pooling::kMean, true, false>, walking, 2)
+                    : run_one_block(std::integral_constant<Pooling, Pooling::kMean>(), walking);
     case Pooling::kMax:
-      return shares ? run(pool_kernel<T, Pooling::kMax, true, false>, groups, 2)
-                    : run_one_block(std::integral_constant<Pooling, Pooling::kMax>(), groups);
+      return shares ? run(pool_kernel<T, Pooling::kMax, true, false>, walking, 2)
+                    : run_one_block(std::integral_constant<Pooling, Pooling::kMax>(), walking);
     default:
-      return run_one_block(std::integral_constant<Pooling, Pooling::kLast>(), 1);
+      return run_one_block(std::integral_constant<Pooling, Pooling::kLast>(), one);
   }
 }
 
