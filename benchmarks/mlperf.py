@@ -108,8 +108,8 @@ def random_model(folder: Path, shape: str) -> Path:
         shapes = {name: each.shape for name, each in transformers.BertModel(config).named_parameters()}
     generator = torch.Generator("cuda").manual_seed(0)
     tensors = {}
-    for name, shape in shapes.items():
-        drawn = torch.randn(shape, generator=generator, device="cuda") * 0.02
+    for name, size in shapes.items():
+        drawn = torch.randn(size, generator=generator, device="cuda") * 0.02
         tensors[name] = (drawn * 5 + 1 if name.endswith("LayerNorm.weight") else drawn).cpu()
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
     config.save_pretrained(folder)

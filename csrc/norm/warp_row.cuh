@@ -20,13 +20,11 @@ struct WarpRow {
   // Adds a row to this one; elements past `hidden` stay 0.
   __device__ void add(const Pack<T> (&packs)[kPacks], int lane, int hidden) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) add(p, packs[p], lane, hidden);
-  }
-  // The same of one pack.
-  __device__ void add(int p, const Pack<T>& pack, int lane, int hidden) {
-    if (!holds(p, lane, hidden)) return;
+    for (int p = 0; p < kPacks; ++p) {
+      if (!holds(p, lane, hidden)) continue;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[p][i] += to_float(pack.values[i]);
+      for (int i = 0; i < kWidth; ++i) values[p][i] += to_float(packs[p].values[i]);
+    }
   }
 
   // Calls f(element of this row, element of the vector in the same column) for all that the lane holds. The vector is
