@@ -42,8 +42,8 @@ def quarter_weight(weight: Floats, name: str) -> QuantisedWeight:
 def quarter_rows(x: Halves) -> QuantisedRows:
     """Rows x [n, columns] in eight bits, with a scale each.
 
-    A set is multiplied by 2⁻⁵ and by the Hadamard matrix, strides 2, 4, 8, 16, then 1, each sum rounded to float16. With
-    m the row's largest magnitude, k = clip(-⌊log₂ m⌋, -15, 15) and t = float16(127 / (m · 2ᵏ)): integers are
+    A set is multiplied by 2⁻⁵ and by the Hadamard matrix, strides 2, 4, 8, 16, then 1, each sum rounded to float16.
+    With m the row's largest magnitude, k = clip(-⌊log₂ m⌋, -15, 15) and t = float16(127 / (m · 2ᵏ)): integers are
     rint(y · 2ᵏ · t), halves to the even one; the scale is √32 · 2⁻ᵏ / t. A row of zeros has integers and scale 0.
     """
     places = by_quarters(x.shape[1])
