@@ -8,9 +8,9 @@ already is waited for, which makes room for the next one. Answers wait for that,
 are made while the device runs a longer batch.
 
 What is submitted ahead makes requests wait that come afterwards. So there is never more than one batch beyond
-`AHEAD_S`, or beyond the one that runs. A batch that bulk requests lead is submitted only `BULK_LEAD_S` before the
-device is expected to need it, because an interactive request that comes until then goes first. The answers of
-interactive requests go before those of bulk requests, too.
+`AHEAD_S`, or beyond the one that runs. While interactive requests come, a batch that bulk requests lead is submitted
+only `BULK_LEAD_S` before the device is expected to need it, because an interactive request that comes until then goes
+first. The answers of interactive requests go before those of bulk requests, too.
 """
 
 from __future__ import annotations

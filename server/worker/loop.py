@@ -103,9 +103,9 @@ class EngineLoop:
     def run(self) -> None:
         """Run batches until drained. A free encoder takes whatever waits.
 
-        A GPU gets the next batch while it is busy: a full one of interactive requests at once, a full one of bulk
-        requests, or any other, shortly before the device is expected to need it, and at the latest before rows are
-        answered. Answers wait while the device has next to nothing to do (device_work.py).
+        A GPU gets the next batch while it is busy: a full one at once, any other shortly before the device is expected
+        to need it, and at the latest before rows are answered. While interactive requests come, a full one of bulk
+        requests waits as long. Answers wait while the device has next to nothing to do (device_work.py).
         """
         work = self._work
         while True:
@@ -133,7 +133,8 @@ class EngineLoop:
         work, now = self._work, time.monotonic()
         if not work.in_flight:
             return self._follow(full=False)
-        return work.wants_full(now) and self._follow(full=True, bulk=work.wants_bulk(now))
+        bulk = work.wants_bulk(now) or not self._queue.expects_interactive()
+        return work.wants_full(now) and self._follow(full=True, bulk=bulk)
 
     def _submit_before_end(self) -> None:
         """Submit what waits shortly before the only batch is expected to end, so that the encoder is never idle.

@@ -27,6 +27,8 @@ __all__ = ["WorkQueue"]
 
 Key = tuple[Channel, int]  # the API process that asked, request id
 
+INTERACTIVE_MEMORY_S = 10.0  # so long after an interactive request another one is expected
+
 
 class WorkQueue:
     """A scheduler with a lock, deadlines and disconnects. Times are seconds of CLOCK_MONOTONIC."""
@@ -42,6 +44,7 @@ class WorkQueue:
         self._solo: deque[Batch] = deque()  # batches of one request each that must run alone
         self._solo_turn = False
         self._draining = False
+        self._interactive_at = -INTERACTIVE_MEMORY_S  # when the last interactive request came
         self._published: dict[int, tuple[int, int]] = {}  # texts and tokens that wait, by model, as metrics have them
 
     def tokens(self) -> int:
@@ -51,6 +54,10 @@ class WorkQueue:
     def texts(self) -> int:
         """Texts waiting for a batch. Reads one number, without the lock."""
         return self._scheduler.queue_texts
+
+    def expects_interactive(self) -> bool:
+        """Whether interactive requests come at present. Reads one number, without the lock."""
+        return time.monotonic() - self._interactive_at < INTERACTIVE_MEMORY_S
 
     # --- loading threads ---
 
@@ -95,6 +102,8 @@ class WorkQueue:
             trace=request.trace,
         )
         lengths = np.frombuffer(request.lengths, np.int32).tolist()
+        if not request.bulk:
+            self._interactive_at = time.monotonic()
         if request.model not in self._models:
             said = f"model {request.model} is not loaded on this engine"
             self._send(channel, [Part(request.id, 0, 0, [], 0.0, 0.0, "backend", said)])

@@ -137,3 +137,25 @@ def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypa
     parts = engine.receive(20)
     assert sum(bool(each[0].error) for each in parts.values()) == 3
     assert (held, most) == (0, 2)
+
+
+@pytest.mark.parametrize("beside_interactive", [False, True])
+def test_full_batches_of_bulk_wait_only_while_interactive_requests_come(
+    engine: Harness, clock: Clock, beside_interactive: bool
+) -> None:
+    engine.model.throughput.calibrate(0.0, 9.0)
+    if beside_interactive:
+        engine.send([[1, 1]])
+        engine.receive(1)
+    before = len(engine.encoder.batches)
+    engine.hold()
+    engine.send(*[[[number] * BUDGET] for number in range(1, 4)], bulk=True)
+    engine.wait_until_running()
+    if beside_interactive:
+        engine.wait_until(lambda: engine.queued() == 2)
+        assert len(engine.encoder.batches) == before + 1
+    else:
+        engine.wait_until(lambda: len(engine.encoder.batches) == before + 2)
+    engine.encoder.free = True
+    engine.release(3)
+    engine.receive(3)
