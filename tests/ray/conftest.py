@@ -93,6 +93,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         import ray
         from ray.cluster_utils import Cluster
 
+        # With a folder of its own, a cluster does not make the one in which Ray notes the address of the last cluster.
+        Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
         short = tempfile.mkdtemp(prefix="ray-")  # paths of sockets have at most 107 bytes
         head = {
             "num_cpus": CPUS,

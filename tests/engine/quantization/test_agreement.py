@@ -22,6 +22,7 @@ from tests.engine.families import FAMILIES, build
 from tests.engine.heads.classifiers import build_classifier
 from tests.engine.heads.late_interaction import COLUMNS, pylate
 from tests.engine.quantization.test_cpu import WIDE
+from tests.engine.quantization.vnni import needs_exact_sums
 
 
 def test_the_corpus_is_a_few_hundred_different_sentences() -> None:
@@ -37,6 +38,7 @@ def test_a_large_model_on_a_cpu_reads_fewer(default_model: Model) -> None:
     assert len(affordable(large, on_cpu=True)) == len(set(affordable(large, on_cpu=True))) == 40
 
 
+@needs_exact_sums
 def test_an_encoder_says_how_well_it_agrees(default_model: Model) -> None:
     with Engine.load(default_model, device="cpu", dtype="int8") as loaded:
         found = loaded.encoder.agreement
@@ -52,6 +54,7 @@ def test_an_encoder_says_how_well_it_agrees(default_model: Model) -> None:
         assert f"cosine to float32 {found.worst:.4f} at worst" in str(found)
 
 
+@needs_exact_sums
 def test_too_little_agreement_is_refused(default_model: Model, tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedModel,
@@ -63,6 +66,7 @@ def test_too_little_agreement_is_refused(default_model: Model, tmp_path: Path) -
         engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=1.5)
 
 
+@needs_exact_sums
 def test_a_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> None:
     for labels in (1, 3):
         folder = build_classifier(tmp_path / str(labels), labels=labels, **WIDE)
@@ -76,6 +80,7 @@ def test_a_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> N
             assert "a score differs by" in loaded.encoder.choice
 
 
+@needs_exact_sums
 def test_splade_and_late_interaction_are_compared_by_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from embert.engine.tokenization.tokenizer import Tokenizer
 from tests.engine.conftest import BuildBert, Floats, Ids, random_sequences, small_tokenizer, unit
 from tests.engine.families import build
 from tests.engine.quantization.test_definition import drawn
+from tests.engine.quantization.vnni import needs_exact_sums
 
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 
@@ -53,6 +54,7 @@ def test_integers_are_the_definitions_but_for_rounding(columns: int, count: int)
     np.testing.assert_allclose(ours.largest.numpy() * int8.SCALE, wanted.scales, rtol=1e-5)
 
 
+@needs_exact_sums
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 33, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), [(128, 384), (384, 1536), (1536, 384)])
 def test_sums_are_exact(rows: int, inputs: int, outputs: int) -> None:
@@ -66,6 +68,7 @@ def test_sums_are_exact(rows: int, inputs: int, outputs: int) -> None:
     np.testing.assert_array_equal(found.numpy(), sums(given, weight).astype(np.float32))
 
 
+@needs_exact_sums
 def test_a_linear_layer_is_the_definitions_product() -> None:
     x, weight, bias = drawn(1, 40, 384), drawn(2, 256, 384), drawn(3, 1, 256)[0]
     other = drawn(4, 40, 256)
@@ -81,6 +84,7 @@ def test_a_linear_layer_is_the_definitions_product() -> None:
     assert (more.numpy() == other).all()
 
 
+@needs_exact_sums
 def test_a_layer_is_the_numpy_models(default_model: Model) -> None:
     """One layer: further ones round what differs in the last bit of float32 to other integers, in numpy as well."""
     model = dataclasses.replace(default_model, architecture=dataclasses.replace(default_model.architecture, layers=1))
@@ -101,6 +105,7 @@ def test_a_layer_is_the_numpy_models(default_model: Model) -> None:
     assert np.mean(1 - np.concatenate(apart)) < 0.02 * np.mean(1 - np.concatenate(cost))
 
 
+@needs_exact_sums
 def test_an_encoder_agrees_with_the_numpy_model(default_model: Model, in_int8: Engine) -> None:
     encoded = in_int8.tokenizer.encode(english(6), truncate=True)
     sequences = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
@@ -109,6 +114,7 @@ def test_an_encoder_agrees_with_the_numpy_model(default_model: Model, in_int8: E
         assert cosines(rows, hidden_state(ids, default_model.architecture, checkpoint, int8=True)).min() > 0.998
 
 
+@needs_exact_sums
 @pytest.mark.parametrize("family", ["nomic_bert", "gte", "modernbert", "mpnet", "albert"])
 def test_other_families(family: str, tmp_path: Path) -> None:
     folder = build(tmp_path / "model", family, **WIDE)
@@ -127,6 +133,7 @@ def test_other_families(family: str, tmp_path: Path) -> None:
         assert cosines(rows, exact).min() < 1 - 1e-7, "this is no arithmetic in eight bits"
 
 
+@needs_exact_sums
 def test_a_thousand_texts(default_model: Model, in_int8: Engine) -> None:
     texts = english(1000)
     with Engine.load(default_model, device="cpu") as exact:
@@ -136,6 +143,7 @@ def test_a_thousand_texts(default_model: Model, in_int8: Engine) -> None:
     assert found.neighbours >= 0.98
 
 
+@needs_exact_sums
 def test_a_width_that_does_not_fit_is_refused_by_name(build_bert: BuildBert) -> None:
     with pytest.raises(
         UnsupportedModel, match=r"multiple of 128 columns; encoder\.layer\.0\.output\.dense\.weight has 96"

@@ -147,9 +147,9 @@ def test_vllms_scores(client: httpx.Client, expected: list[float], path: str, fi
     assert close([each["score"] for each in found["data"]], sigmoid(np.array(expected)))
     tokens = int(answer.headers["x-compute-tokens"])
     assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    assert client.post(path, json={first: QUERY, second: DOCUMENTS[2]}).json()["data"] == [
-        {**found["data"][2], "index": 0}
-    ]
+    (alone,) = client.post(path, json={first: QUERY, second: DOCUMENTS[2]}).json()["data"]
+    assert alone == {**found["data"][2], "index": 0, "score": alone["score"]}
+    assert close([alone["score"]], [found["data"][2]["score"]])  # other company may change a CPU's last bits
     raw = client.post(path, json={first: [QUERY], second: DOCUMENTS, "use_activation": False}).json()["data"]
     assert close([each["score"] for each in raw], expected)
 

@@ -1,0 +1,21 @@
+"""Whether this CPU multiplies eight bits exactly: embert refuses `--dtype int8` where it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from embert.engine.encoders.torch.int8 import check_exact
+from embert.engine.errors import UnsupportedModel
+
+__all__ = ["needs_exact_sums"]
+
+
+def _refusal() -> str:
+    try:
+        check_exact()
+    except UnsupportedModel as error:
+        return str(error)
+    return ""
+
+
+needs_exact_sums = pytest.mark.skipif(bool(_refusal()), reason=_refusal() or "not skipped")
