@@ -2,9 +2,10 @@
 
     y = (q_x · q_wᵀ) · scale_of_row · scale_of_channel + bias
 
-A product's input x is rotated: every 128 of its columns are multiplied by the Hadamard matrix H. So are the weights:
-H is orthogonal, hence (x·H)·(w·H)ᵀ = x·wᵀ. A rotation spreads a large column over 128, and even steps then fit all of
-them. Sums are exact in INT32; scales, bias, attention, residuals and norms are those of float32.
+A product's input x is rotated: its columns are multiplied by a Hadamard matrix H. So are the weights: H is orthogonal,
+hence (x·H)·(w·H)ᵀ = x·wᵀ. A rotation spreads a large column over many, and even steps then fit all of them. The CPU
+encoder rotates 128 neighbouring columns together (`rotation`, `rows`, `weights`), the CUDA encoder 32 (`quarters`).
+Sums are exact in INT32; scales, bias, attention, residuals and norms are those of float32.
 
 Only the products of layers are in eight bits. The tables, a projection of embeddings and the heads are not.
 """

@@ -18,4 +18,6 @@ def _refusal() -> str:
     return ""
 
 
-needs_exact_sums = pytest.mark.skipif(bool(_refusal()), reason=_refusal() or "not skipped")
+REFUSAL = _refusal()
+
+needs_exact_sums = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)

@@ -41,7 +41,7 @@ def main() -> None:
             try:
                 run(sys.argv[1], path, steps, resume=bool(resume))
                 status = 0
-            except Exception:
+            except Exception:  # whatever it is: the child must not come back to this loop and read the next line
                 traceback.print_exc()
             finally:
                 os._exit(status)
