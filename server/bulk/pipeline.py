@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,6 +26,9 @@ from embert.server.bulk.slots import Block, Slots
 
 __all__ = ["Output", "Pipeline", "Source"]
 
+# Text processes that write at the same time. A system lets one process at a time write to a file, and those that wait
+# keep their CPUs busy: on 16 cores 12 writers wrote 2.25 GB/s for 4.6 s of CPU a GB into memory, one wrote 3.1 for 0.3.
+_WRITERS = 3
 _BLOCKS_OF_AN_ENGINE = 3  # one is copied, one is encoded, one waits: the engine never waits for this process
 _WAIT_S = 10.0  # for the collector's present step, when a run ends early
 
@@ -197,7 +201,8 @@ class Pipeline:
     def _collect(self) -> None:
         ready: dict[int, Block] = {}
         written: dict[int, Block] = {}
-        placed = added = 0
+        waiting: deque[tuple[int, int, Block, Place]] = deque()  # to be written
+        writing = placed = added = 0
         failed: Block | None = None
         last = None
         while added != last:
@@ -208,6 +213,7 @@ class Pipeline:
                 last = arrived.number
             elif isinstance(arrived, _Written):
                 written[arrived.block.number] = arrived.block
+                writing -= 1
             else:
                 ready[arrived.number] = arrived
             while failed is None and (block := ready.pop(placed, None)) is not None:
@@ -218,8 +224,11 @@ class Pipeline:
                 if place is None:
                     written[placed] = block
                 else:
-                    self._for_texts.put((_WRITE, placed, block, place))
+                    waiting.append((_WRITE, placed, block, place))
                 placed += 1
+            while waiting and writing < _WRITERS:
+                self._for_texts.put(waiting.popleft())
+                writing += 1
             while (block := written.pop(added, None)) is not None:
                 if block.skipped and not self.skipped:
                     self._warn(f"{block.warning}; such rows are skipped")

@@ -193,6 +193,25 @@ def test_a_residual_its_layernorm_and_sums(
         assert ref.error(product.y_sums, np.stack([groups.sum(axis=2), (groups**2).sum(axis=2)], axis=2)) <= 1e-5
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_each_kernel_of_8_bits_on_narrow_products(device: Device, random: np.random.Generator, provider: str) -> None:
+    """Few and many rows, tiles in turn and shared, narrow and tall ones: small enough for racecheck."""
+    gamma, beta = random.uniform(0.5, 1.5, 384), random.standard_normal(384) / 4
+    plain = Product(device, random, 384, 128, ref.GELU, (gamma[:128], beta[:128]), most=7000, provider=provider)
+    adds = Product(device, random, 384, 128, norm=(gamma, beta), of_residual=True, most=7000, provider=provider)
+    for rows in (17, 129, 1000, 3001, 6100):
+        x = random.standard_normal((rows, 128)).astype(np.float16)
+        residual = random.standard_normal((rows, 384)).astype(np.float16)
+        found = plain.run(x), adds.run(x, residual)
+        for product, y in zip((plain, adds), found, strict=True):
+            scaled, of_columns = product.scaled(rows)
+            wanted = scaled.astype(np.float64) * of_columns + product.bias
+            if product is adds:
+                wanted += ref.layernorm(residual.astype(np.float64), gamma, beta, EPSILON)
+            wanted = ref.activation(wanted, product.kind)
+            assert ref.error(y, wanted) <= 1.2 * ref.rounding(wanted, ref.FLOAT16), rows
+
+
 COMPANY = [(3072, 1024, False), (1024, 4096, True), (384, 1536, True)]
 
 
