@@ -13,21 +13,31 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 from embert.server.observability.tracing.wire import SERVER, attribute, field, link, span
 
 TRACE, ID, PARENT = b"t" * 16, b"s" * 8, b"p" * 8
-TIMES = {"start_time_unix_nano": 1_790_000_000_000_000_001, "end_time_unix_nano": 2**64 - 1}
+STARTED, ENDED = 1_790_000_000_000_000_001, 2**64 - 1
 LOCAL, REMOTE = 0x101, 0x301
 
 
 def read(data: bytes) -> Span:
-    (found,) = ScopeSpans.FromString(data).spans
-    return found
+    found = ScopeSpans.FromString(data).spans
+    assert len(found) == 1
+    made: Span = found[0]
+    return made
 
 
 def written(name: str, *ids: Any, **more: Any) -> Span:
-    return read(span(name, *TIMES.values(), *ids, **more))
+    return read(span(name, STARTED, ENDED, *ids, **more))
 
 
 def test_a_span_without_a_parent() -> None:
-    theirs = Span(trace_id=TRACE, span_id=ID, name="batch", kind=Span.SPAN_KIND_INTERNAL, flags=LOCAL, **TIMES)
+    theirs = Span(
+        trace_id=TRACE,
+        span_id=ID,
+        name="batch",
+        kind=Span.SPAN_KIND_INTERNAL,
+        flags=LOCAL,
+        start_time_unix_nano=STARTED,
+        end_time_unix_nano=ENDED,
+    )
     assert written("batch", TRACE, ID) == theirs
 
 
@@ -50,7 +60,8 @@ def test_a_span_of_a_caller_with_all_there_is() -> None:
             Span.Link(trace_id=TRACE, span_id=PARENT, flags=LOCAL),
             Span.Link(trace_id=TRACE, span_id=ID, trace_state="c=3", flags=LOCAL),
         ],
-        **TIMES,
+        start_time_unix_nano=STARTED,
+        end_time_unix_nano=ENDED,
     )
     more = attribute("text", "é" * 300) + attribute("number", -1) + attribute("truth", value=True)
     more += link(TRACE, PARENT) + link(TRACE, ID, "c=3")
