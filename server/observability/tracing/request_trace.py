@@ -10,13 +10,14 @@ from starlette.types import Scope
 from embert.server.observability.logs import trace_id as logged_trace_id
 from embert.server.observability.tracing.records import RequestRecord, Stage
 from embert.server.observability.tracing.sender import RecordSender
-from embert.server.observability.tracing.settings import Sampler
+from embert.server.observability.tracing.settings import END_BYTES, Sampler
 from embert.server.observability.tracing.trace_context import SPAN_BYTES, TRACE_BYTES, Parent, read_parent
 
 __all__ = ["TRACE_KEY", "RequestTrace", "RequestTracer"]
 
 TRACE_KEY = "embert.trace"  # of a sampled request's RequestTrace in its ASGI scope
 REASON_MAX = 512  # characters of an error's message
+_START_BYTES = TRACE_BYTES - END_BYTES  # of a trace's id, which do not decide whether it is sampled
 
 
 class RequestTracer:
@@ -25,6 +26,7 @@ class RequestTracer:
     def __init__(self, sender: RecordSender, sampler: Sampler, quiet: frozenset[str]) -> None:
         """`quiet` are the routes that start no trace, because probes and scrapes ask for them all the time."""
         self._sender, self._sampler, self._quiet = sender, sampler, quiet
+        self._bound = sampler.bound
 
     def begin(self, scope: Scope, route: str, started: float, *, called: bool = True) -> RequestTrace | None:
         """The trace of a request; None where it is not sampled. `route` is its label in metrics.
@@ -34,11 +36,10 @@ class RequestTracer:
         """
         parent = read_parent(scope["headers"]) if called else None
         if parent is None:
-            if route in self._quiet:
+            end = random.getrandbits(8 * END_BYTES)  # all of an id that decides, and all that most requests need
+            if end >= self._bound or route in self._quiet:
                 return None
-            trace_id = random.getrandbits(8 * TRACE_BYTES).to_bytes(TRACE_BYTES)
-            if not self._sampler.takes(trace_id):
-                return None
+            trace_id = (random.getrandbits(8 * _START_BYTES) << 8 * END_BYTES | end).to_bytes(TRACE_BYTES)
             logged_trace_id.set(trace_id.hex())
         else:
             trace_id = parent.trace_id
