@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 # Unless OTEL_BSP_MAX_QUEUE_SIZE, …_MAX_EXPORT_BATCH_SIZE and …_SCHEDULE_DELAY say otherwise. A span takes half a kB.
 WAITING_SPANS = 8192  # for the collector
-BATCH_SPANS = 2048  # of one export, whose request costs as much as hundreds of spans
+BATCH_SPANS = 2048  # of one export: each is an HTTP request, so few large ones cost less
 DELAY_MS = 5000  # until spans leave that are too few for a batch
 
 
