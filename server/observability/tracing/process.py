@@ -66,7 +66,7 @@ def main() -> None:
             if time.monotonic() >= clock_due:
                 builder.clock_ns, clock_due = _clock_ns(), time.monotonic() + _CLOCK_INTERVAL_S
             for record in message.records:
-                queue.put(builder.of(record, message.process), record.spans)
+                queue.put(builder.of(record, message.process))
     leave = threading.Timer(_LEAVE_S, exit_now, (1,))  # for a supervisor that has died: a living one kills sooner
     leave.daemon = True
     leave.start()

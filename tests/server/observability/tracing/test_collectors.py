@@ -123,16 +123,6 @@ def test_a_collector_that_comes_back_gets_spans() -> None:
         until(lambda: f"{receiver.url}/v1/traces takes spans again; " in server.log, what="the line about it")
 
 
-def test_spans_leave_once_there_are_enough_for_a_batch() -> None:
-    most = 10
-    env = {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": str(most), "OTEL_BSP_SCHEDULE_DELAY": "600000"}
-    with traced(env=env) as (server, receiver):
-        flood(server, 100)
-        until(lambda: receiver.count > made(server, 100) - most, what="all full batches")
-        assert 0 < receiver.count / receiver.requests <= most
-        assert receiver.requests <= made(server, 100) / (most / 2)  # a record's spans stay together
-
-
 def test_an_exporting_process_that_sleeps_holds_up_nobody() -> None:
     """What it has not read is kept for a while, then dropped, and all of it is counted."""
     with traced(env={"OTEL_BSP_MAX_QUEUE_SIZE": "100000"}) as (server, receiver):
