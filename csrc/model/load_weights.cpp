@@ -15,7 +15,8 @@ const char* const kLayerNames[] = {
     "query.weight",     "query.bias",     "key.weight",      "key.bias",       "value.weight", "value.bias",
     "attention.weight", "attention.bias", "attention.gamma", "attention.beta", "gate.weight",  "gate.bias",
     "inner.weight",     "inner.bias",     "out.weight",      "out.bias",       "out.gamma",    "out.beta",
-    "query.scale",      "key.scale",      "value.scale",     "attention.scale", "inner.scale", "out.scale"};
+    "query.scale",      "key.scale",      "value.scale",     "attention.scale", "inner.scale", "out.scale",
+    "query.gamma",      "query.beta",     "inner.gamma",     "inner.beta"};
 
 std::string called(const std::string& name, int layer) {
   return layer < 0 ? name : name + " of layer " + std::to_string(layer);

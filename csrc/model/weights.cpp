@@ -48,6 +48,8 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
     layer.out_scale = scales(hidden);
     layer.out_bias = vector(hidden);
     layer.out_norm = norm(hidden);
+    layer.qkv_norm = model_.int8 ? norm(hidden) : Norm{};
+    layer.inner_norm = model_.int8 ? norm(hidden) : Norm{};
   }
   if (model_.embedding > 0) {
     projection_weight_ = matrix(hidden, embedding);
@@ -113,7 +115,7 @@ bool Weights::find_layer(const std::string& name, int number, WeightPlace& place
     place = {base + before * rows * columns * bytes_of(matrix_dtype()), {rows, columns}, matrix_dtype()};
     return true;
   };
-  const auto scale = [&](const char* of_name, const float* to, size_t count, size_t before = 0) {
+  const auto with_int8 = [&](const char* of_name, const float* to, size_t count, size_t before = 0) {
     if (to == nullptr || name != of_name) return false;
     place = {const_cast<float*>(to) + before, {count}, DType::kFloat32};
     return true;
@@ -145,9 +147,12 @@ bool Weights::find_layer(const std::string& name, int number, WeightPlace& place
          vector("attention.bias", w.attention_bias, hidden) ||
          (has_norm && vector("attention.gamma", w.attention_norm.gamma, hidden)) ||
          (has_norm && vector("attention.beta", w.attention_norm.beta, hidden)) ||
-         scale("query.scale", w.qkv_scale, hidden) || scale("key.scale", w.qkv_scale, hidden, hidden) ||
-         scale("value.scale", w.qkv_scale, hidden, 2 * hidden) || scale("attention.scale", w.attention_scale, hidden) ||
-         scale("inner.scale", w.inner_scale, inner) || scale("out.scale", w.out_scale, hidden) ||
+         with_int8("query.scale", w.qkv_scale, hidden) || with_int8("key.scale", w.qkv_scale, hidden, hidden) ||
+         with_int8("value.scale", w.qkv_scale, hidden, 2 * hidden) ||
+         with_int8("attention.scale", w.attention_scale, hidden) || with_int8("inner.scale", w.inner_scale, inner) ||
+         with_int8("out.scale", w.out_scale, hidden) || with_int8("query.gamma", w.qkv_norm.gamma, hidden) ||
+         with_int8("query.beta", w.qkv_norm.beta, hidden) || with_int8("inner.gamma", w.inner_norm.gamma, hidden) ||
+         with_int8("inner.beta", w.inner_norm.beta, hidden) ||
          matrix("inner.weight", w.inner_weight, inner, hidden) || vector("inner.bias", w.inner_bias, inner) ||
          matrix("out.weight", w.out_weight, hidden, inner) || vector("out.bias", w.out_bias, hidden) ||
          vector("out.gamma", w.out_norm.gamma, hidden) || vector("out.beta", w.out_norm.beta, hidden);
@@ -166,6 +171,12 @@ Norm Weights::norm(const NormName& name) const {
     default:
       return {};
   }
+}
+
+Norm Weights::input_norm(const ProductPlan& of) const {
+  if (!model_.int8 || !of.input.exists()) return norm(of.input);
+  const LayerWeights& w = layer(of.layer);
+  return of.matrix == Matrix::kQkv ? w.qkv_norm : w.inner_norm;
 }
 
 MatrixWeights Weights::matrix(Matrix which, int of_layer) const {

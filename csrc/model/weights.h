@@ -25,8 +25,10 @@ struct LayerWeights {
   float *qkv_bias, *attention_bias;        // [3·hidden], [hidden]
   float *inner_bias, *out_bias;            // [inner], [hidden]
   Norm attention_norm, out_norm;           // [hidden]
-  // With int8 a scale for each row of a matrix, else none.
+  // With int8 a scale for each row of a matrix, else none; and the LayerNorms of QKV's and FFN in's rows with each
+  // column over its factor, by which the matrices are multiplied (engine/quantization/balance.py).
   float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
+  Norm qkv_norm, inner_norm;  // [hidden]
 };
 
 // A matrix product's.
@@ -51,7 +53,8 @@ class Weights {
   //   projection.weight [hidden, embedding], projection.bias, last.gamma, last.beta;
   //   gate.weight, gate.bias of a layer, shaped as inner's;
   //   angles [positions, turned / 2, 2] in FP32: cos and sin; a table's number is the layer here.
-  //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices.
+  //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices;
+  //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
   // Layers that share weights have them under one number. Those of heads: head_weights.h; a layer's number is the layer
   // here, too. Refused: a name that the model does not have or that was loaded before, or another shape than the
   // model's.
@@ -70,6 +73,8 @@ class Weights {
   const EmbeddingTables& tables() const { return tables_; }
   MatrixWeights matrix(Matrix which, int layer) const;
   Norm norm(const NormName& name) const;
+  // The LayerNorm that a product applies to its rows; none where it applies none.
+  Norm input_norm(const ProductPlan& of) const;
   const float2* angles(int table) const { return angles_[table]; }
   const HeadWeights& heads() const { return heads_; }
   RelativeScores relative() const { return {relative_, model_.reach()}; }

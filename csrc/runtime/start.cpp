@@ -64,7 +64,7 @@ Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
     weights.gated = true;
     weights.out = of.out / 2;
   }
-  weights.input_norm = weights_.norm(plan.input);
+  weights.input_norm = weights_.input_norm(plan);
   weights.residual_norm = weights_.norm(plan.residual);
   weights.epsilon = model_.epsilon;
   weights.gamma_in_rows = gamma_in_rows_;

@@ -13,7 +13,7 @@ from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.reference import hidden_state
 
-__all__ = ["disagreement", "known_text", "vector_of"]
+__all__ = ["disagreement", "known_text", "spread_ids", "vector_of"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -29,7 +29,12 @@ def known_text(architecture: Architecture) -> Ints:
     """A few tokens spread over the vocabulary, none of them padding: int32 [L]. No window holds them all."""
     windows = (architecture.attention_of(layer).window for layer in range(architecture.layers))
     widest = max((window + PAST_WINDOW for window in windows if window is not None), default=0)
-    length = min(max(LENGTH, widest), architecture.max_positions)
+    return spread_ids(architecture, max(LENGTH, widest))
+
+
+def spread_ids(architecture: Architecture, length: int) -> Ints:
+    """So many tokens, or as many as the model reads, spread over the vocabulary, none of them padding: int32 [L]."""
+    length = min(length, architecture.max_positions)
     ids = (np.arange(length) * 2 + 1) * architecture.vocab_size // (2 * length)
     if architecture.padding_id is not None:
         ids[ids == architecture.padding_id] = 0 if architecture.padding_id > 0 else architecture.vocab_size - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from embert.engine.quantization.products import product
 from embert.engine.quantization.rows import quantised_rows
 from embert.engine.quantization.weights import quantised_weight
 
-__all__ = ["hidden_state"]
+__all__ = ["hidden_state", "normed_magnitudes"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -40,6 +41,19 @@ def hidden_state(
     bits.
     """
     return _Reference(architecture, checkpoint, adapter, int8=int8).hidden_state(ids)
+
+
+def normed_magnitudes(
+    ids: Ints, architecture: Architecture, checkpoint: Checkpoint
+) -> dict[str, npt.NDArray[np.float64]]:
+    """The root mean square of each column of what a layer's products multiply, over token ids [L] of type 0.
+
+    By the name of the product, of queries and of the feed-forward part: float64 [hidden] each, computed in float64, so
+    that its first six digits are the same on every machine.
+    """
+    recorder = _Recorder(architecture, checkpoint, -1, int8=False)
+    recorder.hidden_state(ids)
+    return recorder.found
 
 
 class _Reference:
@@ -157,6 +171,24 @@ class _Reference:
                 curve = np.tanh(math.sqrt(2 / math.pi) * (x + np.float32(0.044715) * x**3))
         y: Floats = half * x * (one + curve)
         return y
+
+
+class _Recorder(_Reference):
+    """The model in float64, which keeps what `normed_magnitudes` returns."""
+
+    RECORDED = ("attention.self.query", "intermediate.dense")
+
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
+        super().__init__(architecture, checkpoint, adapter, int8=int8)
+        self.found: dict[str, npt.NDArray[np.float64]] = {}
+
+    def _embedded(self, ids: Ints) -> Floats:
+        return cast("Floats", super()._embedded(ids).astype(np.float64))
+
+    def _linear(self, x: Floats, name: str) -> Floats:
+        if name.endswith(self.RECORDED):
+            self.found[name] = np.sqrt(np.square(x, dtype=np.float64).mean(0))
+        return super()._linear(x, name)
 
 
 def _distances(length: int) -> npt.NDArray[np.int64]:

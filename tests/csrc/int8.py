@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.cuda.balanced import column_factors
 from embert.engine.encoders.reference import _Reference
 from embert.engine.quantization.products import product
 from embert.engine.quantization.quarters import quarter_rows, quarter_weight
@@ -49,7 +52,12 @@ class _Int8Reference(_Reference):
         inner = _stored(self._activated(self._linear(x, f"{at}intermediate.dense")))
         return self._norm(_stored(x + self._linear(inner, f"{at}output.dense")), f"{at}output.LayerNorm")
 
+    @functools.cached_property
+    def _factors(self) -> dict[str, Floats]:
+        return column_factors(self._is, self._checkpoint)
+
     def _linear(self, x: Floats, name: str) -> Floats:
         weight, bias = (self._checkpoint.float32(f"{name}.{each}") for each in ("weight", "bias"))
-        y = product(quarter_rows(x.astype(np.float16)), quarter_weight(weight, name), bias)
+        by = self._factors.get(name, np.float32(1))
+        y = product(quarter_rows((x / by).astype(np.float16)), quarter_weight(weight * by, name), bias)
         return _stored(y) if "attention.self" in name else y

@@ -10,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from benchmarks.lib.texts import english
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda import CudaEncoder, _cublaslt_library
+from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
+from embert.engine.quantization.agreement import agreement_of_rows
 from embert.engine.quantization.quarters import quarter_weight
 from tests.csrc import int8
 from tests.csrc import reference as ref
@@ -357,3 +360,18 @@ def test_another_gpu_than_hopper_is_not_used_without_being_asked_for(tmp_path: P
         pytest.skip("this one is Hopper")
     with pytest.raises(UnsupportedModel, match="ask for them with --encoder cuda-portable"):
         CudaEncoder(model, dtype="int8")
+
+
+def test_a_thousand_english_sentences_keep_their_neighbours() -> None:
+    """On real weights, beside float16: what it must keep is asked for here, not what it keeps."""
+    sentences = english(1000)
+    vectors = []
+    for dtype in ("int8", "float16"):
+        with Engine.load(engine.load_model(), device="cuda", dtype=dtype) as loaded:
+            vectors.append(loaded.embed(sentences))
+    ours, theirs = vectors
+    found = agreement_of_rows(ours, theirs, dtype="float16")
+    print(found)
+    assert found.worst >= 0.999
+    assert found.neighbours is not None
+    assert found.neighbours >= 0.98

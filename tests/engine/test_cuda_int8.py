@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
+from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda.balanced import column_factors
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.quantization.quarters import quarter_weight
@@ -82,15 +84,24 @@ def test_layers_are_given_in_8_bits_and_all_else_as_it_is_stored(folder: Path, w
     assert (encoder.dtype, ours.shape["dtype"]) == ("int8", "int8")
     assert encoder.choice == "hopper matrix products in int8, the rest in float16"
     stored = load_file(folder / "model.safetensors")
+    factors = column_factors(wide.architecture, Checkpoint.open(wide))
+    assert any((each != 1).any() for each in factors.values())
     for layer in range(2):
         for name, theirs in MATRICES.items():
             weight = stored[f"encoder.layer.{layer}.{theirs}.weight"].numpy()
+            weight = weight * factors.get(f"encoder.layer.{layer}.{theirs}", np.float32(1))
             integers, scales = quarter_weight(weight, "weight")
             np.testing.assert_array_equal(ours.loaded[f"{name}.weight", layer], integers)
             np.testing.assert_array_equal(ours.loaded[f"{name}.scale", layer], scales)
             np.testing.assert_array_equal(
                 ours.loaded[f"{name}.bias", layer], stored[f"encoder.layer.{layer}.{theirs}.bias"].numpy()
             )
+        before = "embeddings" if layer == 0 else f"encoder.layer.{layer - 1}.output"
+        for name, norm in (("query", before), ("inner", f"encoder.layer.{layer}.attention.output")):
+            by = factors[f"encoder.layer.{layer}.{MATRICES[name]}"]
+            for part, theirs in (("gamma", "weight"), ("beta", "bias")):
+                wanted = stored[f"{norm}.LayerNorm.{theirs}"].numpy()
+                np.testing.assert_array_equal(ours.loaded[f"{name}.{part}", layer] * by, wanted)
     assert {array.dtype for (name, _), array in ours.loaded.items() if name.partition(".")[0] not in MATRICES} == {
         np.dtype(np.float32)
     }

@@ -19,6 +19,7 @@ from embert.engine.architecture.tensor_names import (
 )
 from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
+from embert.engine.encoders.cuda.balanced import column_factors
 from embert.engine.encoders.cuda_shapes import rotary_tables
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.rotary import rotations
@@ -57,7 +58,8 @@ def layer_tensors(
     """The tensors: the extension's name, the layer (-1: none) or a table's number, the values and their type.
 
     They are as they are stored, and in the model's own order: the extension converts and orders them. With `int8` the
-    layers' matrices are in 8 bits, each with its scales.
+    layers' matrices are in 8 bits, each with its scales, and the products after a LayerNorm have one of their own,
+    whose columns are balanced with their matrix's.
     """
     shapes = tensor_shapes(architecture)
     names = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
@@ -71,17 +73,26 @@ def layer_tensors(
     names = [each for each in names if each[2] in shapes]
     if architecture.padding_id is not None:
         names.append(("padding", -1, PADDING_POSITION))
+    factors = column_factors(architecture, checkpoint) if int8 else {}
     for ours, layer, theirs in names:
         tensor = checkpoint.stored(theirs)
         matrix, _, kind = ours.partition(".")
         if int8 and matrix in LAYER_LINEAR and kind == "weight":
-            values, scales = quarter_weight(tensor.float32(), theirs)
+            by = factors.get(theirs.removesuffix(".weight"), np.float32(1))
+            values, scales = quarter_weight(tensor.float32() * by, theirs)
             yield ours, layer, values, "int8"
             yield f"{matrix}.scale", layer, scales, "float32"
         elif tensor.dtype in STORED_DTYPES:
             yield ours, layer, tensor.array, STORED_DTYPES[tensor.dtype]
         else:
             yield ours, layer, tensor.float32(), "float32"
+    for layer in range(architecture.layers if int8 else 0):
+        at = f"encoder.layer.{layer}."
+        before = f"encoder.layer.{layer - 1}.output.LayerNorm" if layer > 0 else "embeddings.LayerNorm"
+        for ours, norm in (("query", before), ("inner", f"{at}attention.output.LayerNorm")):
+            by = factors[f"{at}{LAYER_LINEAR[ours]}"]
+            yield f"{ours}.gamma", layer, checkpoint.float32(f"{norm}.weight") / by, "float32"
+            yield f"{ours}.beta", layer, checkpoint.float32(f"{norm}.bias") / by, "float32"
     for table, rotary in enumerate(rotary_tables(architecture)):
         yield "angles", table, np.stack(rotations(rotary, architecture.max_positions), axis=-1), "float32"
     bias: npt.NDArray[np.float32] | None = None
