@@ -1,10 +1,11 @@
 """Requests a second with traces off and on, in turns, with a receiver of OTLP in a process of its own.
 
-    python -m benchmarks.server.traces [--rounds 9] [--window 3]
+    python -m benchmarks.server.traces [--rounds 15] [--window 2] [--sampling 0 0.1 1]
 
 Every server answers one short text a request, in front of an encoder that answers at once (StubEncoder). A round
-measures each of them once, in an order that changes. A ratio is the median of the rounds' own ratios to the server
-without traces.
+starts, measures and stops each of them once, in an order that changes: two servers that are started alike differ for
+as long as they run, by more than what is measured here. A ratio is the median of the rounds' own ratios to the server
+without traces, with half of the rounds between the two ratios beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from embert.engine import load_model
 
 STUB = ("--encoder", "benchmarks.lib.stub_encoders:StubEncoder", "--workers", "1")
 OFF = "off"
-CASES = {OFF: None, "on, nothing sampled": 0.0, "on, 10 % sampled": 0.1, "on, all sampled": 1.0}  # sampling
+CASES = {0.0: "on, nothing sampled", 0.1: "on, 10 % sampled", 1.0: "on, all sampled"}  # by sampling
 CONNECTIONS = 64
 LEAST_RATIO = {"on, 10 % sampled": 0.95}
 
@@ -51,6 +52,7 @@ class Figure:
     case: str
     requests_per_s: float
     ratio: float  # to the server without traces
+    half: tuple[float, float]  # the first and third quartile of the rounds' ratios
     least_ratio: float | None
     api_us: float
     engine_us: float
@@ -63,9 +65,11 @@ class Figure:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.server.traces", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--window", type=float, default=3.0, help="seconds that one round measures")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--window", type=float, default=2.0, help="seconds that one round measures")
+    parser.add_argument("--sampling", type=float, nargs="+", choices=[*CASES], default=[*CASES])
     options = parser.parse_args(argv)
+    cases = [OFF, *(CASES[sampling] for sampling in options.sampling)]
     tokenizer = load_model().transformer_folder / "tokenizer.json"
     requests = tuple(
         post("/embed", {"inputs": text.text}, kind="query", texts=1, tokens=text.tokens)
@@ -73,27 +77,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     with ExitStack() as stack:
         load = stack.enter_context(LoadGenerator())
-        servers, receivers = {}, {}
-        for case, sampling in CASES.items():
-            traced: tuple[str, ...] = ()
-            if sampling is not None:
-                receivers[case] = stack.enter_context(receiver())
-                traced = ("--otlp-endpoint", receivers[case].recv(), "--otlp-sampling", str(sampling))
-            servers[case] = stack.enter_context(embert(*STUB, *traced))
-        rounds: dict[str, list[Round]] = {case: [] for case in CASES}
+        traced: dict[str, tuple[str, ...]] = {OFF: ()}
+        receivers = {}
+        for sampling in options.sampling:
+            case = CASES[sampling]
+            receivers[case] = stack.enter_context(receiver())
+            traced[case] = ("--otlp-endpoint", receivers[case].recv(), "--otlp-sampling", str(sampling))
+        rounds: dict[str, list[Round]] = {case: [] for case in cases}
+        dropped = dict.fromkeys(cases, 0)
         for number in range(options.rounds):
-            order = [*CASES][number % len(CASES) :] + [*CASES][: number % len(CASES)]
+            order = cases[number % len(cases) :] + cases[: number % len(cases)]
             for case in order:
-                rounds[case].append(_round(load, servers[case], requests, options.window))
+                with embert(*STUB, *traced[case]) as server:
+                    rounds[case].append(_round(load, server, requests, options.window))
+                    dropped[case] += _dropped(server)
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
         figures = [
-            _figure(case, rounds[case], rounds[OFF], _received(receivers.get(case)), _dropped(servers[case]))
-            for case in CASES
+            _figure(case, rounds[case], rounds[OFF], _received(receivers.get(case)), dropped[case]) for case in cases
         ]
     headings = [
         "traces",
         "requests/s",
         "ratio",
+        "half of them",
         "target",
         "HTTP process µs",
         "engine µs",
@@ -110,6 +116,7 @@ def _cells(figure: Figure) -> list[str]:
         figure.case,
         f"{figure.requests_per_s:,.0f}",
         f"{figure.ratio:.3f}",
+        "{:.3f} to {:.3f}".format(*figure.half),
         least,
         f"{figure.api_us:.0f}",
         f"{figure.engine_us:.0f}",
@@ -120,10 +127,12 @@ def _cells(figure: Figure) -> list[str]:
 
 def _figure(case: str, rounds: list[Round], without: list[Round], spans: int, dropped: int) -> Figure:
     ratios = [mine.requests_per_s / theirs.requests_per_s for mine, theirs in zip(rounds, without, strict=True)]
+    first, ratio, third = statistics.quantiles(ratios, n=4, method="inclusive")
     return Figure(
         case,
         statistics.median(each.requests_per_s for each in rounds),
-        statistics.median(ratios),
+        ratio,
+        (first, third),
         LEAST_RATIO.get(case),
         statistics.median(each.api_us for each in rounds),
         statistics.median(each.engine_us for each in rounds),
