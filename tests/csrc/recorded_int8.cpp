@@ -26,7 +26,8 @@ void load_int8(Encoder& encoder, const std::string& without) {
       put(name + ".weight", layer, {out, in}, DType::kInt8);
       for (const char* const of : {".scale", ".bias"}) put(name + of, layer, {out}, DType::kFloat32);
     }
-    for (const char* const name : {"attention.gamma", "attention.beta", "out.gamma", "out.beta"})
+    for (const char* const name : {"attention.gamma", "attention.beta", "out.gamma", "out.beta", "query.gamma",
+                                   "query.beta", "inner.gamma", "inner.beta"})
       put(name, layer, {kHidden}, DType::kFloat32);
   }
 }
@@ -87,8 +88,8 @@ int main(int count, char** arguments) {
   if (what == "float16 matrix")
     check(encoder->load("query.weight", 0, zeros.data(), {kHidden, kHidden}, DType::kFloat16));
   if (what == "int8 vector") check(encoder->load("out.gamma", 0, zeros.data(), {kHidden}, DType::kInt8));
-  if (what == "no scale") {
-    load_int8(*encoder, "inner.scale");
+  if (what == "no scale" || what == "no norm") {
+    load_int8(*encoder, what == "no scale" ? "inner.scale" : "query.gamma");
     load_heads(*encoder);
     std::string refusal;
     check(encoder->start(refusal));

@@ -68,6 +68,10 @@ def test_products_of_layers_have_scales_and_share_memory_for_rows(program: Path,
     # LayerNorms are applied where they are folded in 16 bits: QKV and FFN in to their rows, O and FFN out to residuals.
     assert [each["normed"] == -1 for each in layers] == [False, True, False, True] * LAYERS
     assert [each["residual_normed"] == -1 for each in layers] == [True, False, True, False] * LAYERS
+    # Rows that are multiplied have a norm of their own, balanced with the matrix; residuals have the model's.
+    of_rows = {each["normed"] for each in layers} - {-1}
+    assert len(of_rows) == 2 * LAYERS
+    assert not of_rows & {each["residual_normed"] for each in layers}
     assert [each["scales"] for each in heads] == [-1]  # multi-vectors stay in 16 bits
 
 
@@ -91,6 +95,7 @@ def test_memory_for_rows_holds_the_widest_ones(program: Path) -> None:
         ("float16 matrix", "query.weight of layer 0 must be in int8"),
         ("int8 vector", "out.gamma of layer 0 is in int8"),
         ("no scale", "inner.scale of layer 0 was not loaded"),
+        ("no norm", "query.gamma of layer 0 was not loaded"),
     ],
 )
 def test_what_is_refused(program: Path, what: str, said: str) -> None:
