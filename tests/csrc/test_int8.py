@@ -363,7 +363,7 @@ def test_another_gpu_than_hopper_is_not_used_without_being_asked_for(tmp_path: P
 
 
 def test_a_thousand_english_sentences_keep_their_neighbours() -> None:
-    """On real weights, beside float16: what it must keep is asked for here, not what it keeps."""
+    """On real weights, beside the same model in float16."""
     sentences = english(1000)
     vectors = []
     for dtype in ("int8", "float16"):
