@@ -8,7 +8,8 @@ the first token are copied to the host; the reference scenario's start and end l
 rest, sustained figures a second and a half of load. BERT-base's and MiniLM's shapes run at the same lengths.
 
 Products are beside torch's own: `_int_mm` (cuBLASLt's int8, INT32 out, no epilogue), `_scaled_mm` (cuBLASLt's FP8) and
-FP16. Ours have their epilogues; quantising x is timed apart.
+FP16. Ours have their epilogues; quantising x is timed apart. The feed-forward part is both products and quantising its
+rows, whose inner rows pass in 8 bits.
 """
 
 from __future__ import annotations
@@ -61,6 +62,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             each for rows in options.rows for each in products(rows, options.products, options.bursts)
         ]
         _print_products(figures["products"])
+        figures["feed_forward"] = [
+            each for rows in options.rows for each in feed_forwards(rows, options.shapes, options.bursts)
+        ]
+        record.print_table(
+            ["rows", "shape", "us, bursts", "us, sustained"],
+            [[str(value) for value in each.values()] for each in figures["feed_forward"]],
+        )
     if not options.no_model:
         figures["model"] = [
             each for shape in options.shapes for each in model(shape, 0 if options.bursts else options.seconds)
@@ -218,6 +226,45 @@ def products(rows: int, count: int, bursts: bool) -> Iterator[dict[str, Any]]:
         yield {"rows": rows, "in": in_, "out": out, "residual": adds, "us": us}
 
 
+def feed_forwards(rows: int, shapes: Sequence[str], bursts: bool) -> Iterator[dict[str, Any]]:
+    """Microseconds of int8's feed-forward part: quantising x, and both products."""
+    testing = importlib.import_module("embert.engine._cuda_testing")
+    device = torch.device("cuda")
+    for shape in shapes:
+        hidden, _, inner, _ = SHAPES[shape]
+        x = torch.randn(rows, hidden, dtype=torch.float16, device=device)
+        sums = torch.stack([torch.zeros(rows, 8, device=device), torch.full((rows, 8), 128.0, device=device)], 2)
+        matrices = [torch.randint(-127, 128, (n, k), dtype=torch.int8, device=device) for n, k in
+                    ((inner, hidden), (hidden, inner))]  # fmt: skip
+        vectors = [(torch.rand(n, device=device) * 1e-3, torch.randn(n, device=device) * 0.2) for n in (inner, hidden)]
+        norm = torch.ones(hidden, device=device), torch.zeros(hidden, device=device)
+        data = torch.empty(rows, inner, dtype=torch.int8, device=device)
+        scales, between = torch.empty(rows, device=device), torch.empty(rows, inner, dtype=torch.float16, device=device)
+        y, y_sums = torch.empty_like(x), torch.empty(rows, 16, device=device)
+        torch.cuda.synchronize()
+        bench = testing.Bench()
+        bench.dependent_launch(True)
+        both = bench.int8_feed_forward(
+            *[[each.data_ptr() for each in (matrix, *its)] for matrix, its in zip(matrices, vectors, strict=True)],
+            hidden, inner, GELU, [each.data_ptr() for each in norm * 2], EPSILON, data.data_ptr(), scales.data_ptr(),
+        )  # fmt: skip
+        pointers = [each.data_ptr() for each in (between, y, y_sums)]
+        recorded = Recorded(bench, _launching(both, bench, x.data_ptr(), sums.data_ptr(), 1, rows, *pointers))
+        yield {
+            "rows": rows,
+            "shape": shape,
+            "burst": round(recorded.us(Timing(REST_S, 3, sustained=False)), 1),
+            "sustained": math.nan if bursts else round(recorded.us(Timing(REST_S, 1, sustained=True)), 1),
+        }
+
+
+def _launching(both: Any, bench: Any, *arguments: int) -> Callable[[int], None]:
+    def run(_: int) -> None:
+        both.run(bench, *arguments)
+
+    return run
+
+
 class _Operands:
     """What our products read and write, on the device, and how each is launched on a Bench."""
 
@@ -285,7 +332,9 @@ def _ours(rows: int, in_: int, out: int, activation: int, adds: bool) -> dict[st
     """Our products and what quantises their rows."""
     testing = importlib.import_module("embert.engine._cuda_testing")
     operands = _Operands(rows, in_, out, activation, adds)
-    ways = {"int8": operands.int8, "quantise": operands.quantise, "float16": operands.float16}
+    ways = {"int8": operands.int8, "float16": operands.float16}
+    if not adds or in_ <= out:  # inner rows come in 8 bits
+        ways["quantise"] = operands.quantise
     made = {}
     for name, start in ways.items():
         bench = testing.Bench()

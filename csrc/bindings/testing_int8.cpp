@@ -2,6 +2,7 @@
 
 #include "bindings/testing_int8.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
@@ -19,6 +20,19 @@ struct Int8Product {
   int parts = 1;  // of the sums that the last run left
 };
 
+// Both products of a feed-forward part.
+struct Int8FeedForward {
+  std::unique_ptr<GemmProvider> provider;
+  std::unique_ptr<FeedForward> both;
+  int parts = 1;  // of the sums that the last run left
+};
+
+std::unique_ptr<GemmProvider> open_provider(Bench& bench, const std::string& name, const std::string& library) {
+  std::unique_ptr<GemmProvider> made;
+  bench.check(name == "hopper" ? make_hopper(DType::kFloat16, made) : make_cublaslt(DType::kFloat16, library, made));
+  return made;
+}
+
 }  // namespace
 
 void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
@@ -33,7 +47,46 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
           },
           "bench"_a, "x"_a, "sums"_a, "residual"_a, "residual_sums"_a, "parts"_a, "rows"_a, "y"_a, "y_sums"_a = 0)
       .def_ro("parts", &Int8Product::parts);
+  nb::class_<Int8FeedForward>(m, "Int8FeedForward")
+      .def("run",
+           [](Int8FeedForward& self, Bench& bench, Address x, Address sums, int parts, int rows, Address inner,
+              Address y, Address y_sums) {
+             Stream along = bench.stream();
+             bench.check(self.both->run({at(x), at<float2>(sums), parts}, rows, at(inner), at(y), at<float2>(y_sums),
+                                        self.parts, along));
+           })
+      .def_ro("parts", &Int8FeedForward::parts);
   bench
+      .def("quantise_inner",
+           [](Bench& bench, Address x, int rows, int columns, Address data, Address scales) {
+             bench.check(quantise_inner_rows(DType::kFloat16, at(x), rows, columns,
+                                             {at<int8_t>(data), at<float>(scales)}, bench.stream()));
+           })
+      .def(
+          "int8_feed_forward",
+          [](Bench& bench, std::array<Address, 3> in, std::array<Address, 3> out, int hidden, int inner, int activation,
+             std::array<Address, 4> norms, float epsilon, Address data, Address row_scales, const std::string& provider,
+             const std::string& library) {
+            auto made = std::make_unique<Int8FeedForward>();
+            made->provider = open_provider(bench, provider, library);
+            LinearWeights first{at(in[0]), at<float>(in[2]), inner, hidden, Activation(activation)};
+            LinearWeights second{at(out[0]), at<float>(out[2]), hidden, inner};
+            first.input_norm = {at<float>(norms[0]), at<float>(norms[1])};
+            second.residual_norm = {at<float>(norms[2]), at<float>(norms[3])};
+            first.scales = at<float>(in[1]), second.scales = at<float>(out[1]);
+            first.epsilon = second.epsilon = epsilon;
+            first.quantised = second.quantised = {at<int8_t>(data), at<float>(row_scales)};
+            second.inner_rows = true;
+            std::unique_ptr<Linear> one, other;
+            bench.check(made->provider->prepare(first, bench.stream(), one));
+            bench.check(made->provider->prepare(second, bench.stream(), other));
+            bench.check(made->provider->join(std::move(one), std::move(other), made->both));
+            bench.synchronize();
+            return made;
+          },
+          "in_"_a, "out"_a, "hidden"_a, "inner"_a, "activation"_a, "norms"_a, "epsilon"_a, "data"_a, "row_scales"_a,
+          "provider"_a = "hopper", "library"_a = "",
+          "in_, out: weight, scales and bias; norms: gamma and beta of x, then of the residual, which is x too.")
       .def("quantise",
            [](Bench& bench, Address x, Address sums, int parts, Address gamma, Address beta, int rows, int columns,
               float epsilon, Address data, Address scales) {
@@ -43,23 +96,23 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
            })
       .def(
           "int8_product",
-          [](Bench& bench, Address weight, Address scales, Address bias, int out, int in, int activation,
-             Address gamma, Address beta, bool of_residual, float epsilon, Address data, Address row_scales,
-             const std::string& provider, const std::string& library) {
+          [](Bench& bench, Address weight, Address scales, Address bias, int out, int in, int activation, Address gamma,
+             Address beta, bool of_residual, float epsilon, Address data, Address row_scales,
+             const std::string& provider, const std::string& library, bool inner_rows) {
             auto made = std::make_unique<Int8Product>();
-            bench.check(provider == "hopper" ? make_hopper(DType::kFloat16, made->provider)
-                                             : make_cublaslt(DType::kFloat16, library, made->provider));
+            made->provider = open_provider(bench, provider, library);
             LinearWeights of{at(weight), at<float>(bias), out, in, Activation(activation)};
             (of_residual ? of.residual_norm : of.input_norm) = {at<float>(gamma), at<float>(beta)};
             of.epsilon = epsilon;
             of.scales = at<float>(scales);
+            of.inner_rows = inner_rows;
             of.quantised = {at<int8_t>(data), at<float>(row_scales)};
             bench.check(made->provider->prepare(of, bench.stream(), made->linear));
             bench.synchronize();
             return made;
           },
           "weight"_a, "scales"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a, "beta"_a, "of_residual"_a,
-          "epsilon"_a, "data"_a, "row_scales"_a, "provider"_a = "hopper", "library"_a = "",
+          "epsilon"_a, "data"_a, "row_scales"_a, "provider"_a = "hopper", "library"_a = "", "inner_rows"_a = false,
           "The Norm (gamma, beta) is of the residual or of x. data, row_scales: where x is quantised to, for rows in "
           "whole groups of 32.");
 }

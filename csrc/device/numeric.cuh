@@ -43,6 +43,14 @@ __device__ __forceinline__ bfloat_t from_float<bfloat_t>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+// Two values of FP16 and the register that holds them.
+__device__ __forceinline__ __half2 as_half2(uint32_t bits) {
+  return *reinterpret_cast<const __half2*>(&bits);
+}
+__device__ __forceinline__ uint32_t as_bits(__half2 two) {
+  return *reinterpret_cast<const uint32_t*>(&two);
+}
+
 // Two values rounded into one 32-bit register, the first in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t pack_two(float low, float high);

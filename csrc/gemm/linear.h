@@ -45,9 +45,11 @@ struct LinearWeights {
   // fuses_rotary; read while the product is prepared, and copied.
   const RotaryColumns* rotary = nullptr;
   // Not null: W is int8, rotated and rounded (norm/quantise.h), with a scale for each of its rows. Rows of x are
-  // quantised on the way, after their LayerNorm, into `quantised`; without x, what is there is multiplied. Only where
-  // the provider has_int8.
+  // quantised on the way, after their LayerNorm, into `quantised`; without x, what is there is multiplied. With an
+  // activation y is a quarter of it (elementwise/activation_pair.cuh). Only where the provider has_int8.
   const float* scales = nullptr;  // [out]
+  // x are a feed-forward part's inner activations, and W is rotated and rounded for their blocks (norm/blocks.cuh).
+  bool inner_rows = false;
   // Memory that products one after another share: the most rows, in whole groups of 32, and the widest `in`.
   QuantisedRows quantised = {};
 };
@@ -67,6 +69,12 @@ inline Status check_residual_int8(const LinearWeights& of, const Rows& residual,
   if (adds == (residual.data != nullptr) && adds == (residual.sums != nullptr) && adds == (y_sums != nullptr))
     return {};
   return Status::refused("int8: a residual comes with its LayerNorm and leaves sums, or there is none");
+}
+
+// Its columns are balanced with the LayerNorm's, so rows that come without their sums are not what W expects.
+inline Status check_input_int8(const LinearWeights& of, const Rows& x) {
+  if (x.data == nullptr || of.input_norm.gamma == nullptr || x.sums != nullptr) return {};
+  return Status::refused("int8: x comes without sums, but has a LayerNorm");
 }
 
 class Linear {

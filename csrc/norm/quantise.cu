@@ -15,13 +15,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kMostThreads = kMostQuantised / kRotated;  // of a row
 
-__device__ __forceinline__ __half2 as_half2(uint32_t bits) {
-  return *reinterpret_cast<const __half2*>(&bits);
-}
-__device__ __forceinline__ uint32_t as_bits(__half2 two) {
-  return *reinterpret_cast<const uint32_t*>(&two);
-}
-
 // The larger one; NaN where one of them is.
 __device__ __forceinline__ float larger(float a, float b) {
   float c;

@@ -36,4 +36,9 @@ constexpr bool quantise_takes(int columns, bool normed) {
 Status quantise_rows(DType dtype, const Rows& x, const Norm& norm, int rows, int columns, float epsilon,
                      const QuantisedRows& to, const Stream& stream);
 
+// The same for a quarter of inner activations, in FP16 (elementwise/activation_pair.cuh): 16 neighbouring columns are
+// rotated together and each block of 128 is rounded by itself first, as products of many rows leave them (blocks.cuh).
+Status quantise_inner_rows(DType dtype, const void* x, int rows, int columns, const QuantisedRows& to,
+                           const Stream& stream);
+
 }  // namespace embert

@@ -76,6 +76,7 @@ Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
   if (of.scales != nullptr) {
     weights.scales = of.scales;
     weights.quantised = at_.quantised;
+    weights.inner_rows = plan.matrix == Matrix::kOut;
   }
   RotaryColumns rotary;
   if (plan.turns) {

@@ -121,6 +121,32 @@ double quantise(Row& row) {
   return largest / 127 / std::sqrt(double(kRotated));
 }
 
+// A quarter of inner activations in 8 bits, as norm/blocks.cuh has it, in the order of the weights' columns.
+double quantise_inner(Row& row) {
+  std::vector<double> maxima;
+  for (size_t first = 0; first < row.size(); first += 128) {
+    for (int stride = 8; stride < 128; stride *= 2) {
+      for (int i = 0; i < 128; ++i) {
+        if ((i & stride) != 0) continue;
+        double &a = row[first + i], &b = row[first + i + stride];
+        const double sum = a + b, difference = a - b;
+        a = sum, b = difference;
+      }
+    }
+    double most = 1.0 / 512;
+    for (int i = 0; i < 128; ++i) most = std::max(most, std::abs(row[first + i]));
+    for (int i = 0; i < 128; ++i) row[first + i] = std::nearbyint(row[first + i] * (127 / most));
+    maxima.push_back(most);
+  }
+  const double largest = *std::max_element(maxima.begin(), maxima.end());
+  const Row before = row;
+  for (size_t i = 0; i < row.size(); ++i) {
+    const size_t lane = i % 16 / 4, byte = i % 4, column = i / 16 * 16 + 2 * lane + byte % 2 + byte / 2 * 8;
+    row[i] = std::nearbyint(before[column] * std::nearbyint(128 * maxima[i / 128] / largest) / 128);
+  }
+  return largest / 127;
+}
+
 class ComputingLinear final : public Linear {
  public:
   ComputingLinear(const LinearWeights& weights, DType dtype) : weights_(weights), dtype_(dtype) {
@@ -141,11 +167,13 @@ class ComputingLinear final : public Linear {
     for (int row = 0; row < rows; ++row) {
       Row in = row_of(dtype_, x.data, row, w.in);
       normalise(in, w.input_norm, w.epsilon, norms_x ? x.sums + size_t(row) * sums : nullptr, w.gamma_in_rows);
-      if (w.scales != nullptr) scale_ = quantise(in);
+      if (w.scales != nullptr) scale_ = w.inner_rows ? quantise_inner(in) : quantise(in);
       Row out(w.out);
       for (int n = 0; n < w.out; ++n)
         out[n] = w.gated ? activated(w.activation, product(in, 2 * n)) * product(in, 2 * n + 1)
                          : activated(w.activation, product(in, n));
+      for (double& each : out)
+        if (w.scales != nullptr && w.activation != Activation::kNone) each /= 4;  // elementwise/activation_pair.cuh
       if (rotary_.table != nullptr) turn_row(out, rotary_, rotary_.positions[row]);
       if (residual.data != nullptr) {
         Row rest = row_of(dtype_, residual.data, row, w.out);

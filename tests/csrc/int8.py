@@ -11,6 +11,7 @@ from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda.balanced import column_factors
 from embert.engine.encoders.reference import _Reference
+from embert.engine.quantization.blocks import block_rows, block_weight
 from embert.engine.quantization.products import product
 from embert.engine.quantization.quarters import quarter_rows, quarter_weight
 
@@ -49,8 +50,12 @@ class _Int8Reference(_Reference):
         x = self._norm(
             _stored(x + self._linear(context, f"{at}attention.output.dense")), f"{at}attention.output.LayerNorm"
         )
-        inner = _stored(self._activated(self._linear(x, f"{at}intermediate.dense")))
-        return self._norm(_stored(x + self._linear(inner, f"{at}output.dense")), f"{at}output.LayerNorm")
+        inner = self._activated(_stored(self._linear(x, f"{at}intermediate.dense")))
+        return self._norm(_stored(x + self._out(inner, f"{at}output.dense")), f"{at}output.LayerNorm")
+
+    def _out(self, inner: Floats, name: str) -> Floats:
+        weight, bias = (self._checkpoint.float32(f"{name}.{each}") for each in ("weight", "bias"))
+        return product(block_rows((inner / 4).astype(np.float16)), block_weight(weight, name), bias)
 
     @functools.cached_property
     def _factors(self) -> dict[str, Floats]:

@@ -37,6 +37,7 @@ SOURCES = (
     "attention/sm90.cu",
     "attention/sm80.cu",
     "norm/quantise.cu",
+    "norm/quantise_blocks.cu",
 )
 ARCHITECTURE = "sm_90a"
 BARRIERS = 64  # of a multiprocessor
@@ -49,6 +50,8 @@ SPILLS = {
     r"few_rows_kernelI13__nv_bfloat16.*Lb0EEEv": 40,  # one variant, with a residual, as below
     r"few_rows_kernelI13__nv_bfloat16.*Lb1EEEv": 82,
     r"few_rows_kernelI6__half.*Lb1EEEv": 20,
+    # Registers of a tile's place and of its epilogue; none inside the loop over K.
+    r"wide_scaled_kernel.*Lb1EEEv": 40,
     # A register of a tile's epilogue, with four constants for two columns and (cos, sin) for 16 pairs.
     r"pingpong_rotary_kernel.*Lb1ELb1EEEv": 4,
     # Beside 128 integers the scales of rows and columns; not in the loop over K.
@@ -164,9 +167,10 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     assert "maxima_kernel" in names["hopper_maxima"]
     for kernel in ("pingpong_gated_kernel", "few_rows_gated_kernel"):
         assert kernel in names["hopper_gated"]
-    for kernel in ("scaled_kernel", "wide_scaled_kernel", "few_rows_scaled_kernel"):
+    for kernel in ("scaled_kernel", "block_kernel", "wide_scaled_kernel", "few_rows_scaled_kernel"):
         assert kernel in names["hopper_int8"]
     assert "quantise_kernel" in names["quantise"]
+    assert "quantise_blocks_kernel" in names["quantise_blocks"]
     assert "rescale_kernel" in names["rescale"]
     for kernel in ("pingpong_rotary_kernel", "few_rows_rotary_kernel"):
         assert kernel in names["hopper_rotary"]

@@ -31,6 +31,7 @@ HOPPERS_OWN = {
     "attention_hopper_long_kernel": "attention/hopper/long_texts.cu",
     "few_rows_scaled_kernel": "gemm/hopper/hopper_int8.cu",
     "scaled_kernel": "gemm/hopper/hopper_int8.cu",
+    "block_kernel": "gemm/hopper/hopper_int8.cu",
     "wide_scaled_kernel": "gemm/hopper/hopper_int8.cu",
 }
 

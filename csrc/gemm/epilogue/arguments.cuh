@@ -48,8 +48,9 @@ struct GemmArguments {
 // What operands of 8 bits (norm/quantise.h) take beside them. A sum is multiplied with its row's scale, then with its
 // column's.
 struct ProductScales {
-  const float* rows;      // [rows] of x
-  const float2* columns;  // two neighbouring columns' each; a residual only: else (scale, c, scale, c) are the columns
+  const float* rows;       // [rows] of x
+  const float2* columns;   // two neighbouring columns' each; a residual only: else (scale, c, scale, c) are the columns
+  void* maxima = nullptr;  // FP16 [rows, blocks]: what y's blocks leave, or x's have left (norm/blocks.cuh)
 };
 
 template <bool kResidual, bool kGammaInRows>

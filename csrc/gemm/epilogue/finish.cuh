@@ -3,6 +3,7 @@
 
 #include "device/numeric.cuh"
 #include "elementwise/activation.cuh"
+#include "elementwise/activation_pair.cuh"
 #include "gemm/epilogue/arguments.cuh"
 #include "gemm/epilogue/sums.cuh"
 
@@ -55,12 +56,12 @@ __device__ __forceinline__ float scaled_sum(int sum, float of_row, float of_colu
   return __fmul_rn(__fmul_rn(float(sum), of_row), of_column);
 }
 
-// The same as `finish` from such sums, without a residual. `k`: (scale, c, scale, c) of the columns; `by`: the row's
-// scale; scales of rows and c are times activation_factor.
+// Two elements of y from such sums, without a residual; with an activation a quarter of it (activation_pair.cuh).
+// `k`: (scale, c, scale, c) of the columns; `by`: the row's scale; scales of rows and c are times pair_factor.
 template <Activation kActivation>
 __device__ __forceinline__ uint32_t finish_sums(int low, int high, float4 k, float by) {
-  return pack_two<half_t>(activate<kActivation, false>(fmaf(__fmul_rn(float(low), by), k.x, k.y)),
-                          activate<kActivation, false>(fmaf(__fmul_rn(float(high), by), k.z, k.w)));
+  return activate_pair<kActivation>(
+      pack_two<half_t>(fmaf(__fmul_rn(float(low), by), k.x, k.y), fmaf(__fmul_rn(float(high), by), k.z, k.w)));
 }
 
 }  // namespace embert::hopper

@@ -135,6 +135,7 @@ class Hopper final : public GemmProvider {
   Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) override;
   // hopper_int8.cu
   Status prepare_int8(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear);
+  bool join_int8(std::unique_ptr<Linear>& in, std::unique_ptr<Linear>& out, std::unique_ptr<FeedForward>& joined);
 
   Status map(const BoxedMatrix& matrix, const CUtensorMap*& found) { return maps_.get(matrix, found); }
 

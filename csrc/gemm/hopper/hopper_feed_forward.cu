@@ -77,7 +77,7 @@ class HopperFeedForward final : public FeedForward {
 };
 
 Status Hopper::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) {
-  // Products of 8 bits stay apart.
+  if (join_int8(in, out, joined)) return {};
   if (dynamic_cast<HopperLinear*>(in.get()) == nullptr || dynamic_cast<HopperLinear*>(out.get()) == nullptr)
     return GemmProvider::join(std::move(in), std::move(out), joined);
   const auto own = [](std::unique_ptr<Linear>& linear) {

@@ -16,6 +16,15 @@ using Tall128 = WideShape<128, 4, 3>;
 using FewMiddle = FewShape<64>;
 using FewNarrow = FewShape<32>;
 
+// Inner activations in 8 bits, in the memory that holds them in FP16 otherwise.
+struct InnerBlocks {
+  int8_t* data;  // [rows, columns]
+  void* maxima;  // FP16 [rows, columns / 128]
+
+  InnerBlocks(void* memory, int rows, int columns)
+      : data(static_cast<int8_t*>(memory)), maxima(data + size_t(rows) * columns) {}
+};
+
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
 // The constants of a product without a residual: {scale, factor·bias} of each column.
@@ -38,7 +47,7 @@ class Int8Linear final : public Linear {
     EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
     if (weights_.residual_norm.gamma == nullptr)
       return launch("pair_scales", pair_scales_kernel, blocks, kFoldThreads, 0, stream, weights_.scales, weights_.bias,
-                    weights_.out, activation_factor(weights_.activation), columns_.as<float2>());
+                    weights_.out, pair_factor(weights_.activation), columns_.as<float2>());
     EMBERT_CUDA(cudaMemcpyAsync(scales(), weights_.scales, weights_.out * sizeof(float), cudaMemcpyDeviceToDevice,
                                 stream.handle));
     return launch("fold_residual", fold_residual_kernel<half_t>, blocks, kFoldThreads, 0, stream, weights_.bias,
@@ -52,21 +61,42 @@ class Int8Linear final : public Linear {
     EMBERT_TRY(check_places(x, residual, y, y_sums));
     const bool adds = residual.data != nullptr;
     EMBERT_TRY(check_residual_int8(weights_, residual, y_sums));
-    const QuantisedRows& to = weights_.quantised;
-    if (x.data != nullptr)
-      EMBERT_TRY(quantise_rows(owner_.dtype(), weights_.input_norm.gamma == nullptr ? Rows{x.data} : x,
-                               weights_.input_norm, rows, weights_.in, weights_.epsilon, to, stream));
-    const Call call{residual, rows, y, y_sums, stream};
-    const TileChoice tile = choose_int8_tile({rows, weights_.out, weights_.in, adds}, owner_.processors());
+    EMBERT_TRY(quantise(x, rows, stream));
+    const Call call{residual, rows, y, y_sums, stream, weights_.quantised.data};
+    const TileChoice tile = tile_of(rows);
     y_parts = 1;
     if (tile.kernel == TileKernel::kFewRows) return run_few(call, tile, y_parts);
-    if (!adds) return with_activation(weights_.activation, [&](auto activation) {
+    if (!adds)
+      return with_activation(weights_.activation, [&](auto activation) {
+        constexpr Activation kActivation = decltype(activation)::value;
+        return tile.kernel == TileKernel::kShared ? run_plain(call, scaled_kernel<kActivation, false>)
+                                                  : run_plain(call, scaled_kernel<kActivation, true>);
+      });
+    return run_any_wide<false>(call, tile.kernel);
+  }
+
+  int columns() const { return weights_.out; }
+
+  // Whether these two products of a feed-forward part leave and take x in blocks (norm/blocks.cuh).
+  static bool pass_blocks(const Int8Linear& in, const Int8Linear& out, int rows) {
+    return rows > 0 && out.weights_.inner_rows && in.tile_of(rows).kernel != TileKernel::kFewRows &&
+           out.tile_of(rows).kernel != TileKernel::kFewRows;
+  }
+  Status leave_blocks(const Rows& x, int rows, const InnerBlocks& to, const Stream& stream) {
+    EMBERT_TRY(quantise(x, rows, stream));
+    const Call call{{}, rows, to.data, nullptr, stream, weights_.quantised.data, to.maxima};
+    return with_activation(weights_.activation, [&](auto activation) {
       constexpr Activation kActivation = decltype(activation)::value;
-      return tile.kernel == TileKernel::kShared ? run_plain(call, scaled_kernel<kActivation, false>)
-                                                : run_plain(call, scaled_kernel<kActivation, true>);
+      return tile_of(rows).kernel == TileKernel::kShared ? run_plain(call, block_kernel<kActivation, false>)
+                                                         : run_plain(call, block_kernel<kActivation, true>);
     });
-    if (tile.kernel == TileKernel::kWide256) return run_wide<Wide256>(call);
-    return tile.kernel == TileKernel::kWide128 ? run_wide<Wide128>(call) : run_wide<Tall128>(call);
+  }
+  Status take_blocks(const InnerBlocks& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+                     const Stream& stream) {
+    EMBERT_TRY(check_places({x.data}, residual, y, y_sums));
+    EMBERT_TRY(check_residual_int8(weights_, residual, y_sums));
+    y_parts = 1;
+    return run_any_wide<true>({residual, rows, y, y_sums, stream, x.data, x.maxima}, tile_of(rows).kernel);
   }
 
  private:
@@ -76,11 +106,31 @@ class Int8Linear final : public Linear {
     void* y;
     float2* y_sums;
     const Stream& stream;
+    const int8_t* x;
+    void* maxima = nullptr;  // of blocks: y's, or x's where there is a residual
   };
 
+  Status quantise(const Rows& x, int rows, const Stream& stream) const {
+    if (x.data == nullptr) return {};
+    EMBERT_TRY(check_input_int8(weights_, x));
+    if (weights_.inner_rows)
+      return quantise_inner_rows(owner_.dtype(), x.data, rows, weights_.in, weights_.quantised, stream);
+    return quantise_rows(owner_.dtype(), weights_.input_norm.gamma == nullptr ? Rows{x.data} : x, weights_.input_norm,
+                         rows, weights_.in, weights_.epsilon, weights_.quantised, stream);
+  }
+  TileChoice tile_of(int rows) const {
+    return choose_int8_tile({rows, weights_.out, weights_.in, weights_.residual_norm.gamma != nullptr},
+                            owner_.processors());
+  }
+  template <bool kBlocks>
+  Status run_any_wide(const Call& call, TileKernel kernel) {
+    if (kernel == TileKernel::kWide256) return run_wide<Wide256, kBlocks>(call);
+    return kernel == TileKernel::kWide128 ? run_wide<Wide128, kBlocks>(call) : run_wide<Tall128, kBlocks>(call);
+  }
+
   float* scales() const { return reinterpret_cast<float*>(columns_.as<float2>() + padded_); }
-  ProductScales product_scales() const {
-    return {weights_.quantised.scales, reinterpret_cast<const float2*>(scales())};
+  ProductScales product_scales(const Call& call) const {
+    return {weights_.quantised.scales, reinterpret_cast<const float2*>(scales()), call.maxima};
   }
 
   GemmArguments arguments_of(const Call& call, int tile_columns) const {
@@ -106,7 +156,7 @@ class Int8Linear final : public Linear {
 
   Status map_operands(const Call& call, int x_rows, int w_rows, const CUtensorMap*& x_map, const CUtensorMap*& w_map,
                       int boxes = 0) {
-    EMBERT_TRY(owner_.map({weights_.quantised.data, call.rows, weights_.in, x_rows, kByteColumns, boxes}, x_map));
+    EMBERT_TRY(owner_.map({call.x, call.rows, weights_.in, x_rows, kByteColumns, boxes}, x_map));
     return owner_.map({weights_.weight, weights_.out, weights_.in, w_rows, kByteColumns, boxes}, w_map);
   }
 
@@ -133,7 +183,7 @@ class Int8Linear final : public Linear {
     const CUtensorMap *x_map = nullptr, *w_map = nullptr;
     EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, x_map, w_map, Shape::kBoxes));
     return launch("hopper int8", kernel, grid, kFewThreads, Shape::shared_bytes(stages, x_rows), call.stream, *x_map,
-                  *w_map, arguments_of(call, Shape::kColumns), x_rows, stages, product_scales());
+                  *w_map, arguments_of(call, Shape::kColumns), x_rows, stages, product_scales(call));
   }
 
   template <typename Kernel>
@@ -142,16 +192,17 @@ class Int8Linear final : public Linear {
     EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
     EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
-    EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+    const bool bytes = call.maxima != nullptr;
+    EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, bytes ? kByteColumns : 64}, y_map));  // a warp's rows
     const int tiles = tiles_of(call.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
     return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
                            Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *y_map,
-                           arguments_of(call, Shape::kColumns), product_scales());
+                           arguments_of(call, Shape::kColumns), product_scales(call));
   }
 
-  template <typename Shape>
+  template <typename Shape, bool kBlocks>
   Status run_wide(const Call& call) {
-    const auto kernel = wide_scaled_kernel<Shape>;
+    const auto kernel = wide_scaled_kernel<Shape, kBlocks>;
     EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
     EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
@@ -163,13 +214,14 @@ class Int8Linear final : public Linear {
     int whole_rows = tile_rows;
     if constexpr (Shape::kNarrows) {
       whole_rows = narrowing_of(tile_rows, across, owner_.clusters()).whole_rows;
-      EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare / 2, kByteColumns},
-                            narrow_w_map));
+      EMBERT_TRY(
+          owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare / 2, kByteColumns}, narrow_w_map));
     }
     const int tiles = (2 * tile_rows - whole_rows) * across;
     return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
                            Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *narrow_w_map,
-                           *residual_map, *y_map, arguments_of(call, Shape::kColumns), whole_rows, product_scales());
+                           *residual_map, *y_map, arguments_of(call, Shape::kColumns), whole_rows,
+                           product_scales(call));
   }
 
   Hopper& owner_;
@@ -178,7 +230,39 @@ class Int8Linear final : public Linear {
   int padded_ = 0;
 };
 
+// The inner rows pass between the products in 8 bits where both are of many rows: none is written in FP16, none is read
+// to be quantised.
+class Int8FeedForward final : public FeedForward {
+ public:
+  Int8FeedForward(std::unique_ptr<Int8Linear> in, std::unique_ptr<Int8Linear> out, int columns)
+      : in_(*in), out_(*out), columns_(columns), apart_(std::move(in), std::move(out)) {}
+
+  Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
+    if (!Int8Linear::pass_blocks(in_, out_, rows)) return apart_.run(x, rows, inner, y, y_sums, y_parts, along);
+    const InnerBlocks blocks(inner, rows, columns_);
+    EMBERT_TRY(in_.leave_blocks(x, rows, blocks, along.turned()));
+    return out_.take_blocks(blocks, x, rows, y, y_sums, y_parts, along.turned());
+  }
+
+ private:
+  Int8Linear &in_, &out_;  // which apart_ owns
+  int columns_;
+  TwoProducts apart_;
+};
+
 }  // namespace
+
+bool Hopper::join_int8(std::unique_ptr<Linear>& in, std::unique_ptr<Linear>& out,
+                       std::unique_ptr<FeedForward>& joined) {
+  if (dynamic_cast<Int8Linear*>(in.get()) == nullptr || dynamic_cast<Int8Linear*>(out.get()) == nullptr) return false;
+  const auto own = [](std::unique_ptr<Linear>& linear) {
+    return std::unique_ptr<Int8Linear>(static_cast<Int8Linear*>(linear.release()));
+  };
+  std::unique_ptr<Int8Linear> first = own(in), second = own(out);
+  const int columns = first->columns();
+  joined = std::make_unique<Int8FeedForward>(std::move(first), std::move(second), columns);
+  return true;
+}
 
 Status Hopper::prepare_int8(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
   if (!has_int8()) return Status::refused("hopper int8: rows must be in float16");

@@ -19,8 +19,11 @@ class PortableInt8 final : public Linear {
     if (rows == 0) return {};
     EMBERT_TRY(check_places(x, residual, y, y_sums));
     EMBERT_TRY(check_residual_int8(weights_, residual, y_sums));
+    EMBERT_TRY(check_input_int8(weights_, x));
     const QuantisedRows& from = weights_.quantised;
-    if (x.data != nullptr)
+    if (x.data != nullptr && weights_.inner_rows)
+      EMBERT_TRY(quantise_inner_rows(DType::kFloat16, x.data, rows, weights_.in, from, stream));
+    else if (x.data != nullptr)
       EMBERT_TRY(quantise_rows(DType::kFloat16, weights_.input_norm.gamma == nullptr ? Rows{x.data} : x,
                                weights_.input_norm, rows, weights_.in, weights_.epsilon, from, stream));
     y_parts = 1;

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     }
   }
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) constants[i] *= activation_factor(kActivation);
+  for (int i = 0; i < kColumns; ++i) constants[i] *= pair_factor(kActivation);
   wait_for_earlier_kernels();
   for (int row = blockIdx.y * kWarps + warp; row < of.rows; row += gridDim.y * kWarps) {
     const size_t at = size_t(row) * of.out + column;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       *reinterpret_cast<int4*>(sums + 4) = *reinterpret_cast<const int4*>(of.sums + at + 4);
       if constexpr (kResidual) rest = load_fresh(static_cast<const half_t*>(residual.rows.data) + at);
     }
-    const float by = activation_factor(kActivation) * of.row_scales[row];
+    const float by = pair_factor(kActivation) * of.row_scales[row];
     auto* const words = reinterpret_cast<uint32_t*>(&packed);
     if constexpr (kResidual) {
       const float2 normal = row_scale(residual.rows, row, of.out, residual.epsilon, lane % 8);

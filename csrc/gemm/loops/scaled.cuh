@@ -6,6 +6,7 @@
 
 #include "gemm/loops/few_rows.cuh"
 #include "gemm/loops/pingpong.cuh"
+#include "norm/blocks.cuh"
 
 namespace embert::hopper {
 
@@ -14,6 +15,8 @@ template <Activation kActivation, bool kTurns>
 class ScaledRows : public TileRows<kTurns, true> {
   using Base = TileRows<kTurns, true>;
   using Shape = PingPongShape;
+
+ protected:
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
 
  public:
@@ -29,12 +32,8 @@ class ScaledRows : public TileRows<kTurns, true> {
 
   __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
     float scale[kHalves][2];
-#pragma unroll
-    for (int i = 0; i < 2 * kHalves; ++i) scale[i / 2][i % 2] = activation_factor(kActivation) * asked_[i / 2][i % 2];
-    if (next < tiles_.end) {
-      this->ask_columns(next);
-      ask_scales(next);
-    }
+    take_scales(scale);
+    if (next < tiles_.end) ask(next);
 #pragma unroll
     for (int box = 0; box < Shape::kColumns / 64; ++box) {
       float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
@@ -64,6 +63,17 @@ class ScaledRows : public TileRows<kTurns, true> {
     }
   }
 
+ protected:
+  __device__ __forceinline__ void ask(int tile) {
+    this->ask_columns(tile);
+    ask_scales(tile);
+  }
+  // What the rows of the tile at work are multiplied with.
+  __device__ __forceinline__ void take_scales(float (&scale)[kHalves][2]) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) scale[i / 2][i % 2] = pair_factor(kActivation) * asked_[i / 2][i % 2];
+  }
+
  private:
   // Rows past the end are read as the last row; what becomes of them is not stored.
   __device__ __forceinline__ void ask_scales(int tile) {
@@ -77,12 +87,82 @@ class ScaledRows : public TileRows<kTurns, true> {
   float asked_[kHalves][2];
 };
 
+// Rows of y in 8 bits, a block of 128 columns by itself (norm/blocks.cuh): what the feed-forward part's second product
+// multiplies.
+template <Activation kActivation, bool kTurns>
+class BlockRows : public ScaledRows<kActivation, kTurns> {
+  using Base = ScaledRows<kActivation, kTurns>;
+  using Shape = PingPongShape;
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
+  static_assert(Shape::kColumns == kBlockColumns, "a tile has a block of its rows");
+  static_assert(kPairFactor * kPairFactor * kBlockRotated == 1, "row_scale_of has neither factor");
+
+ public:
+  __device__ __forceinline__ BlockRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
+                                       const Tiles<Shape>& tiles, const CUtensorMap& y_map, int consumer, int own_row)
+      : Base(raw, of, scales.rows, tiles, y_map, consumer, own_row), maxima_(static_cast<half_t*>(scales.maxima)) {}
+
+  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
+    float scale[kHalves][2];
+    this->take_scales(scale);
+    if (next < tiles_.end) this->ask(next);
+    uint32_t y[kHalves][2][16];
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+#pragma unroll
+      for (int i = 0; i < 8; ++i) of_columns[i] = columns_[part * 32 + i * 4 + lane_ % 4];
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int element = 32 * part + 2 * i;
+          y[half][i % 2][8 * part + i / 2] =
+              finish_sums<kActivation>(c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2]);
+        }
+      }
+    }
+    if (lane_ == 0) wait_stores_read<0>();  // the tile before has left the boxes
+    __syncwarp();
+    static_assert(kHalves <= Shape::kBoxes, "each half has a box");
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      rotate_block(y[half]);
+      const uint32_t maxima = block_maxima(y[half]);
+      uint32_t bytes[2][8];
+      round_block(y[half], maxima, bytes);
+      const int row = row_ + half * 64 + lane_ / 4, blocks = this->of_.out / kBlockColumns;
+      if (lane_ % 4 < 2 && row + lane_ % 4 * 8 < this->of_.rows) {
+        maxima_[size_t(row + lane_ % 4 * 8) * blocks + column_ / kBlockColumns] =
+            lane_ % 4 == 0 ? __low2half(as_half2(maxima)) : __high2half(as_half2(maxima));
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t four[4] = {bytes[0][2 * i], bytes[1][2 * i], bytes[0][2 * i + 1], bytes[1][2 * i + 1]};
+        store_matrices(own_staging_ + half * kBoxBytes + swizzled(lane_ % 16, 2 * i + lane_ / 16), four);
+      }
+    }
+    // One fence for both: it waits some 270 cycles for whatever is in flight.
+    fence_for_copies();
+    __syncwarp();
+    if (lane_ == 0) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+        store_box(&this->y_map_, own_staging_ + half * kBoxBytes, column_, row_ + half * 64);
+      commit_stores();
+    }
+  }
+
+ private:
+  half_t* maxima_;  // [rows, blocks]
+};
+
 // Rows of y (few_rows.cuh), with a residual or without. Rows' scales are in flight during the products.
 template <Activation kActivation, bool kResidualValue>
 struct FewScaled {
   static constexpr bool kResidual = kResidualValue, kGates = false;
   static constexpr bool kGammaInRows = !kResidual;  // its constants are as wide: (scale, c, scale, c)
-  static constexpr float kFactor = activation_factor(kActivation);
+  static constexpr float kFactor = pair_factor(kActivation);
   struct Held {
     float of_rows[2];
     float2 of_columns[2];
@@ -107,9 +187,8 @@ struct FewScaled {
     const float of_row = held.of_rows[which % 2];
     if constexpr (kResidual) {
       const float2 of_pair = held.of_columns[which / 2 % 2];
-      return finish<half_t, Activation::kNone, true, false>(scaled_sum(low, of_row, of_pair.x),
-                                                            scaled_sum(high, of_row, of_pair.y), k, by, residual, 0,
-                                                            first, sum);
+      return finish<half_t, Activation::kNone, true, false>(
+          scaled_sum(low, of_row, of_pair.x), scaled_sum(high, of_row, of_pair.y), k, by, residual, 0, first, sum);
     } else {
       return finish_sums<kActivation>(low, high, k, of_row);
     }
@@ -144,6 +223,24 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
   });
 #else
   EMBERT_TRAP("scaled_kernel");
+#endif
+}
+
+template <Activation kActivation, bool kTurns>
+__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
+    block_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                 const __grid_constant__ CUtensorMap y_map, const GemmArguments of, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Epilogue = BlockRows<kActivation, kTurns>;
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
+  open_turns<kTurns>(shared_address(raw));
+  const Tiles<PingPongShape> tiles(of);
+  multiply_in_turns<int8_t, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
+    return Epilogue(raw, of, scales, tiles, y_map, consumer, own_row);
+  });
+#else
+  EMBERT_TRAP("block_kernel");
 #endif
 }
 

@@ -15,6 +15,7 @@
 
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/sums.cuh"
+#include "gemm/int8/aligned.cuh"
 #include "gemm/loops/ring.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/shared_memory.cuh"
@@ -94,7 +95,7 @@ struct NarrowingTiles : Tiles<Shape> {
 
 // A block's work. With operands of 8 bits, sums are turned into floats, 128 columns at a time, before the epilogue of
 // 16 bits: the columns' scales pass through the memory that the constants take after them.
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows, bool kBlocks = false>
 __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                            const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
                                            const CUtensorMap& y_map, const GemmArguments& of, int whole_rows,
@@ -166,7 +167,8 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
       float2 column_scales = {}, x_scales = {};
       if constexpr (kScaled) {
         if (thread < tile_columns / 2) column_scales = __ldg(scales.columns + column / 2 + thread);
-        x_scales = {scales.rows[min(first_row, rows - 1)], scales.rows[min(first_row + 8, rows - 1)]};
+        if constexpr (!kBlocks)
+          x_scales = {scales.rows[min(first_row, rows - 1)], scales.rows[min(first_row + 8, rows - 1)]};
       }
 
       SumOf<T> products[Shape::kColumns / 2];
@@ -174,9 +176,16 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
       uint32_t last_stage = at.stage;
       const auto multiply_steps = [&](auto width) {
         auto& part = reinterpret_cast<SumOf<T>(&)[1][decltype(width)::value / 2]>(products);
-        last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, part, [&](int step) {
+        const auto committed = [&](int step) {
           if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
-        });
+        };
+        if constexpr (kBlocks) {
+          const BlockMaxima maxima(scales.maxima, first_row, rows, steps, lane);
+          last_stage = multiply_aligned<Shape>(ring, at, steps, own_row, warp, lane, maxima, part[0], committed);
+          x_scales = maxima.row_scales();
+        } else {
+          last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, part, committed);
+        }
       };
       if (tile_columns == Shape::kColumns) {
         multiply_steps(std::integral_constant<int, Shape::kColumns>());
@@ -251,8 +260,8 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
           for (int i = 0; i < 4; ++i) {
             const int element = 8 * (kScaled ? in_part : chunk) + 4 * (i / 2) + 2 * (i % 2);
             packed[i] = finish<Out, kActivation, kResidual, kGammaInRows>(c[element], c[element + 1], of_columns[i / 2],
-                                                                        scale[i % 2], residuals[i], of_next[i / 2],
-                                                                        i < 2, sums[i % 2][in_part]);
+                                                                          scale[i % 2], residuals[i], of_next[i / 2],
+                                                                          i < 2, sums[i % 2][in_part]);
           }
           store_matrices(box_at + swizzled(warp * 16 + lane % 16, in_box), packed);
           if (chunk % 4 == 3) {
@@ -288,16 +297,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-// With a residual, and x and W of 8 bits.
-template <typename Shape>
+// With a residual, and x and W of 8 bits; kBlocks: x is in blocks (norm/blocks.cuh).
+template <typename Shape, bool kBlocks>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wide_scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                        const __grid_constant__ CUtensorMap narrow_w_map,
                        const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
                        const GemmArguments of, int whole_rows, const ProductScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  wide_tiles<int8_t, Shape, Activation::kNone, true, false>(x_map, w_map, narrow_w_map, residual_map, y_map, of,
-                                                            whole_rows, scales);
+  wide_tiles<int8_t, Shape, Activation::kNone, true, false, kBlocks>(x_map, w_map, narrow_w_map, residual_map, y_map,
+                                                                     of, whole_rows, scales);
 #else
   EMBERT_TRAP("wide_scaled_kernel");
 #endif

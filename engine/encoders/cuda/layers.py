@@ -23,6 +23,7 @@ from embert.engine.encoders.cuda.balanced import column_factors
 from embert.engine.encoders.cuda_shapes import rotary_tables
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.rotary import rotations
+from embert.engine.quantization.blocks import block_weight
 from embert.engine.quantization.quarters import quarter_weight
 
 __all__ = ["layer_tensors"]
@@ -79,7 +80,8 @@ def layer_tensors(
         matrix, _, kind = ours.partition(".")
         if int8 and matrix in LAYER_LINEAR and kind == "weight":
             by = factors.get(theirs.removesuffix(".weight"), np.float32(1))
-            values, scales = quarter_weight(tensor.float32() * by, theirs)
+            rounded = block_weight if matrix == "out" else quarter_weight
+            values, scales = rounded(tensor.float32() * by, theirs)
             yield ours, layer, values, "int8"
             yield f"{matrix}.scale", layer, scales, "float32"
         elif tensor.dtype in STORED_DTYPES:
