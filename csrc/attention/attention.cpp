@@ -32,4 +32,18 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
   return attention_sm80(dtype, qkv, work, heads, head_size, relative, context, stream);
 }
 
+bool attention_leaves_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps) {
+  return maps != nullptr && dtype == DType::kFloat16 && head_size == kHeadBlock && work.window == 0 &&
+         work.tile_count > 0 && work.longest < kLongTokens && work.queries == Queries::kAll;
+}
+
+Status attention_in_blocks(const void* qkv, int rows, const WindowedWork& work, int heads,
+                           const RelativeScores& relative, const QuantisedBlocks& context, TensorMaps& maps,
+                           const Stream& stream) {
+  EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
+  if (!attention_leaves_blocks(DType::kFloat16, work, kHeadBlock, &maps))
+    return Status::refused("attention: this work does not leave its context in blocks");
+  return attention_sm90_in_blocks(qkv, rows, work, heads, relative, context, maps, stream);
+}
+
 }  // namespace embert

@@ -4,6 +4,7 @@
 #include "attention/work.h"
 #include "device/dtype.h"
 #include "device/launch.h"
+#include "norm/quantise.h"
 
 namespace embert {
 
@@ -14,6 +15,13 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream);
 bool attention_takes(DType dtype, int head_size);
 
+// The same in FP16 with the context in 8 bits, where attention_leaves_blocks: heads of kHeadBlock columns, each a
+// block.
+bool attention_leaves_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps);
+Status attention_in_blocks(const void* qkv, int rows, const WindowedWork& work, int heads,
+                           const RelativeScores& relative, const QuantisedBlocks& context, TensorMaps& maps,
+                           const Stream& stream);
+
 // What `attention` chooses from. attention_takes is true for what they get.
 Status attention_float32(const void* qkv, const WindowedWork& work, int heads, int head_size,
                          const RelativeScores& relative, void* context, const Stream& stream);
@@ -22,6 +30,9 @@ Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, in
 bool attention_sm90_takes(DType dtype, int head_size, int window);
 Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);
+Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& work, int heads,
+                                const RelativeScores& relative, const QuantisedBlocks& context, TensorMaps& maps,
+                                const Stream& stream);
 // The same bits where no text has a window or relative scores. Tiles alone; texts of up to 32 tokens are not touched.
 bool attention_sm90_takes_long(DType dtype, int head_size);
 Status attention_sm90_long(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, void* context,

@@ -25,11 +25,12 @@ __device__ __forceinline__ void sync_pair(int pair) {
     asm volatile("bar.sync %0, 64;" ::"n"(kPairBarrier + 1) : "memory");
 }
 
-// For the two warps of `pair`; `thread`: 0 … 63 of them; `raw`: short_shared_bytes of the block.
-template <typename T, int kDim, bool kRelative, bool kWindow = false>
+// Context: T*, or QuantisedBlocks where kDim is dim. For the two warps of `pair`; `thread`: 0 … 63 of them; `raw`:
+// short_shared_bytes of the block.
+template <typename T, int kDim, bool kRelative, bool kWindow = false, typename Context>
 __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
-                                             float scale_log2, const RelativeScores& relative, T* context, uint8_t* raw,
-                                             int pair, int thread, const KeyWindow& window = {}) {
+                                             float scale_log2, const RelativeScores& relative, const Context& context,
+                                             uint8_t* raw, int pair, int thread, const KeyWindow& window = {}) {
   using Warp = AttentionWarp<T, kDim, kAttentionShort>;
   T* const queries = reinterpret_cast<T*>(raw) + pair * 3 * kAttentionShort * Warp::kPitch;
   T* const keys = queries + kAttentionShort * Warp::kPitch;
@@ -57,7 +58,12 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
     work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane);
   }
   const size_t row = size_t(tile.first_row) + query;
-  work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, min(16, tile.length - query), dim, lane);
+  const int rows = min(16, tile.length - query);
+  if constexpr (std::is_same_v<Context, QuantisedBlocks>) {
+    work.finish(context, int(row), rows, head, heads, lane);
+  } else {
+    work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, rows, dim, lane);
+  }
 }
 
 }  // namespace embert

@@ -39,6 +39,20 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<kDim>)
 #endif
 }
 
+// The same with the context in 8 bits.
+template <bool kRelative>
+__global__ void __launch_bounds__(kTileThreads, kBlocks<kHeadBlock>)
+    attention_hopper_blocks_kernel(const __grid_constant__ CUtensorMap qkv_map, const half_t* qkv,
+                                   const AttentionWork work, int heads, float scale_log2, const QuantisedBlocks context,
+                                   bool backwards, const RelativeScores relative) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  attend_tile<half_t, kHeadBlock, kRelative>(qkv_map, qkv, work, heads, scale_log2, context, backwards, relative,
+                                             AllKeys{});
+#else
+  EMBERT_TRAP("attention_hopper_blocks_kernel");
+#endif
+}
+
 // The same with a window: three steps a tile where it is ± 64, however long the text is. So a tile costs what one of a
 // text of 192 tokens does, and reads 56 KB for 8 KB of context. Texts of up to 32 tokens fit into the window.
 template <typename T>
@@ -52,15 +66,15 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<64>)
 #endif
 }
 
-template <typename T, int kDim, typename Kernel, typename... More>
+template <typename T, int kDim, typename Kernel, typename Context, typename... More>
 Status launch_hopper(const char* name, Kernel kernel, const void* qkv, int rows, const AttentionWork& work, int heads,
-                     void* context, TensorMaps& maps, const Stream& stream, const More&... more) {
+                     const Context& context, TensorMaps& maps, const Stream& stream, const More&... more) {
   const CUtensorMap* map = nullptr;
   EMBERT_TRY(maps.get({qkv, rows, 3 * heads * kDim, kTileRows, kDim}, map));
   const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(kDim)));
   const dim3 grid(heads, work.tile_count + (work.short_count + kShortPairs - 1) / kShortPairs);
   return launch(name, kernel, grid, kTileThreads, Layout<kDim>::kSharedBytes, stream, *map, static_cast<const T*>(qkv),
-                work, heads, scale_log2, static_cast<T*>(context), stream.backwards, more...);
+                work, heads, scale_log2, context, stream.backwards, more...);
 }
 
 template <typename T, int kDim>
@@ -68,14 +82,15 @@ Status launch_plain(const void* qkv, int rows, const AttentionWork& work, int he
                     void* context, TensorMaps& maps, const Stream& stream) {
   const auto kernel =
       relative.scores == nullptr ? attention_hopper_kernel<T, kDim, false> : attention_hopper_kernel<T, kDim, true>;
-  return launch_hopper<T, kDim>("attention_hopper", kernel, qkv, rows, work, heads, context, maps, stream, relative);
+  return launch_hopper<T, kDim>("attention_hopper", kernel, qkv, rows, work, heads, static_cast<T*>(context), maps,
+                                stream, relative);
 }
 
 template <typename T>
 Status launch_window(const void* qkv, int rows, const WindowedWork& work, int heads, void* context, TensorMaps& maps,
                      const Stream& stream) {
   return launch_hopper<T, 64>("attention_hopper_window", attention_hopper_window_kernel<T>, qkv, rows, work, heads,
-                              context, maps, stream, work.window);
+                              static_cast<T*>(context), maps, stream, work.window);
 }
 
 }  // namespace
@@ -94,6 +109,15 @@ Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork
   const auto run = [&](auto launcher) { return launcher(qkv, rows, work, heads, relative, context, maps, stream); };
   if (head_size == 64) return run(half ? launch_plain<half_t, 64> : launch_plain<bfloat_t, 64>);
   return run(half ? launch_plain<half_t, 32> : launch_plain<bfloat_t, 32>);
+}
+
+Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& work, int heads,
+                                const RelativeScores& relative, const QuantisedBlocks& context, TensorMaps& maps,
+                                const Stream& stream) {
+  const auto kernel =
+      relative.scores == nullptr ? attention_hopper_blocks_kernel<false> : attention_hopper_blocks_kernel<true>;
+  return launch_hopper<half_t, kHeadBlock>("attention_hopper_blocks", kernel, qkv, rows, work, heads, context, maps,
+                                           stream, relative);
 }
 
 }  // namespace embert

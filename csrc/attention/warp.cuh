@@ -10,10 +10,49 @@
 #include "attention/softmax.cuh"
 #include "attention/window.h"
 #include "device/numeric.cuh"
+#include "norm/blocks.cuh"
+#include "norm/quantise.h"
 #include "ptx/mma.cuh"
 #include "ptx/shared_memory.cuh"
 
 namespace embert {
+
+// Sums over a row's four lanes.
+__device__ __forceinline__ float row_total(float total) {
+  total += __shfl_xor_sync(~0u, total, 1);
+  return total + __shfl_xor_sync(~0u, total, 2);
+}
+
+// A head's rows in 8 bits, from accumulators of m16n8: out[4j + i], or out[j][i]. Each is divided by its row's sum and
+// rounded to FP16 first, as where rows are left in FP16.
+template <int kDim>
+struct HeadBlocks {
+  uint32_t bytes[2][kDim / 16], maxima;
+
+  template <typename Element>
+  __device__ __forceinline__ HeadBlocks(const Element& element, const float (&sum)[2]) {
+    uint32_t y[2][kDim / 8];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float inverse = __fdividef(1.0f, row_total(sum[half]));
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n)
+        y[half][n] = pack_two<half_t>(element(n, 2 * half) * inverse, element(n, 2 * half + 1) * inverse);
+    }
+    rotate_block(y);
+    maxima = block_maxima(y);
+    round_block(y, maxima, bytes);
+  }
+
+  // Rows past `rows` are not stored.
+  __device__ __forceinline__ void store_maxima(const QuantisedBlocks& to, int first_row, int rows, int head, int heads,
+                                               int lane) const {
+    const int row = lane / 4 + lane % 4 * 8;
+    if (lane % 4 >= 2 || row >= rows) return;
+    static_cast<half_t*>(to.maxima)[size_t(first_row + row) * heads + head] =
+        lane % 4 == 0 ? __low2half(as_half2(maxima)) : __high2half(as_half2(maxima));
+  }
+};
 
 // A score that a window hides. In a step of keys that are all hidden from a row the exponentials are then 1, not NaN,
 // as with infinities, and the first step that it sees makes nothing of them: 2^(c·(kHiddenScore − max)) is 0. A power
@@ -119,6 +158,19 @@ struct AttentionWarp {
         multiply_add<T>(out[2 * n], p, b[0], b[1]);
         multiply_add<T>(out[2 * n + 1], p, b[2], b[3]);
       }
+    }
+  }
+
+  // The same rows in 8 bits, with the head as a block of kDim columns.
+  __device__ void finish(const QuantisedBlocks& context, int first_row, int rows, int head, int heads, int lane) {
+    const HeadBlocks<kDim> blocks([&](int n, int i) { return out[n][i]; }, sum);
+    blocks.store_maxima(context, first_row, rows, head, heads, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (lane / 4 + 8 * half >= rows) continue;
+      int8_t* const to = context.data + (size_t(first_row + lane / 4 + 8 * half) * heads + head) * kDim + lane % 4 * 4;
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) *reinterpret_cast<uint32_t*>(to + 16 * i) = blocks.bytes[half][i];
     }
   }
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include "attention/attention.h"
 #include "gemm/linear.h"
 
 namespace nb = nanobind;
@@ -57,9 +58,17 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
            })
       .def_ro("parts", &Int8FeedForward::parts);
   bench
-      .def("quantise_inner",
-           [](Bench& bench, Address x, int rows, int columns, Address data, Address scales) {
-             bench.check(quantise_inner_rows(DType::kFloat16, at(x), rows, columns,
+      .def("attention_in_blocks",
+           [](Bench& bench, Address qkv, int rows, Address tiles, int tile_count, Address shorts, int short_count,
+              int heads, Address context, Address maxima, Address relative, int reach) {
+             const AttentionWork work{at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count};
+             bench.check(attention_in_blocks(at(qkv), rows, {work}, heads, {at<float>(relative), reach},
+                                             {at<int8_t>(context), at(maxima)}, *bench.maps(DType::kFloat16),
+                                             bench.stream()));
+           })
+      .def("quantise_blocks",
+           [](Bench& bench, Address x, int rows, int columns, int block, Address data, Address scales) {
+             bench.check(quantise_block_rows(DType::kFloat16, at(x), rows, columns, block,
                                              {at<int8_t>(data), at<float>(scales)}, bench.stream()));
            })
       .def(
@@ -76,7 +85,7 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
             first.scales = at<float>(in[1]), second.scales = at<float>(out[1]);
             first.epsilon = second.epsilon = epsilon;
             first.quantised = second.quantised = {at<int8_t>(data), at<float>(row_scales)};
-            second.inner_rows = true;
+            second.block = kInnerBlock;
             std::unique_ptr<Linear> one, other;
             bench.check(made->provider->prepare(first, bench.stream(), one));
             bench.check(made->provider->prepare(second, bench.stream(), other));
@@ -98,21 +107,21 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
           "int8_product",
           [](Bench& bench, Address weight, Address scales, Address bias, int out, int in, int activation, Address gamma,
              Address beta, bool of_residual, float epsilon, Address data, Address row_scales,
-             const std::string& provider, const std::string& library, bool inner_rows) {
+             const std::string& provider, const std::string& library, int block) {
             auto made = std::make_unique<Int8Product>();
             made->provider = open_provider(bench, provider, library);
             LinearWeights of{at(weight), at<float>(bias), out, in, Activation(activation)};
             (of_residual ? of.residual_norm : of.input_norm) = {at<float>(gamma), at<float>(beta)};
             of.epsilon = epsilon;
             of.scales = at<float>(scales);
-            of.inner_rows = inner_rows;
+            of.block = block;
             of.quantised = {at<int8_t>(data), at<float>(row_scales)};
             bench.check(made->provider->prepare(of, bench.stream(), made->linear));
             bench.synchronize();
             return made;
           },
           "weight"_a, "scales"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a, "beta"_a, "of_residual"_a,
-          "epsilon"_a, "data"_a, "row_scales"_a, "provider"_a = "hopper", "library"_a = "", "inner_rows"_a = false,
+          "epsilon"_a, "data"_a, "row_scales"_a, "provider"_a = "hopper", "library"_a = "", "block"_a = 0,
           "The Norm (gamma, beta) is of the residual or of x. data, row_scales: where x is quantised to, for rows in "
           "whole groups of 32.");
 }

@@ -48,8 +48,8 @@ struct LinearWeights {
   // quantised on the way, after their LayerNorm, into `quantised`; without x, what is there is multiplied. With an
   // activation y is a quarter of it (elementwise/activation_pair.cuh). Only where the provider has_int8.
   const float* scales = nullptr;  // [out]
-  // x are a feed-forward part's inner activations, and W is rotated and rounded for their blocks (norm/blocks.cuh).
-  bool inner_rows = false;
+  // Not 0: x is rounded in blocks of so many columns, and W is rotated for these (norm/quantise.h).
+  int block = 0;
   // Memory that products one after another share: the most rows, in whole groups of 32, and the widest `in`.
   QuantisedRows quantised = {};
 };
@@ -87,6 +87,8 @@ class Linear {
   // in models whose norms come before (pre-norm), where gamma_in_rows is never set, because the rows are the residual.
   virtual Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
                      const Stream& stream) = 0;
+  // Whether x may come in blocks (Rows::maxima), where there are so many rows.
+  virtual bool takes_blocks(int /* rows */) const { return false; }
 };
 
 // The feed-forward part of a layer: y = out(activation(in(x))), with x as the residual.

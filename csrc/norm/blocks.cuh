@@ -1,5 +1,6 @@
-// Rows of inner activations in 8 bits, a block of 128 columns at a time: what the feed-forward part's first product
-// leaves and its second one reads (EPILOGUES.md). engine/quantization/blocks.py has it in numpy, to the bit.
+// Rows in 8 bits, a block of columns at a time: inner activations by 128, which the feed-forward part's first product
+// leaves, and attention's context by heads of 64. The product after them turns a block's integers into those of
+// the row's one scale (EPILOGUES.md). engine/quantization/blocks.py has it in numpy, to the bit.
 //
 // A warp has 16 rows of a block as accumulators of m16n8: with g = lane / 4 and t = lane % 4, y[0][j] are columns
 // 8j + 2t and the next of row g, and y[1][j] of row g + 8.
@@ -11,18 +12,16 @@
 
 namespace embert {
 
-constexpr int kBlockColumns = 128;  // that have a scale together, in each row
-constexpr int kBlockRotated = 16;   // that are rotated together: every eighth
-
-// Multiplies the 16 columns of a block that are the same modulo 8 by the Sylvester-Hadamard matrix of order 16: a lane
-// has them all. Each sum is rounded to FP16.
-__device__ __forceinline__ void rotate_block(uint32_t (&y)[2][16]) {
+// Multiplies the columns of a block that are the same modulo 8 by a Sylvester-Hadamard matrix, of order 16 where a
+// block has 128: a lane has them all. Each sum is rounded to FP16.
+template <int kTiles>
+__device__ __forceinline__ void rotate_block(uint32_t (&y)[2][kTiles]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
-    for (int stride = 1; stride < 16; stride *= 2) {
+    for (int stride = 1; stride < kTiles; stride *= 2) {
 #pragma unroll
-      for (int j = 0; j < 16; ++j) {
+      for (int j = 0; j < kTiles; ++j) {
         if ((j & stride) != 0) continue;
         const __half2 a = as_half2(y[r][j]), b = as_half2(y[r][j + stride]);
         y[r][j] = as_bits(__hadd2_rn(a, b)), y[r][j + stride] = as_bits(__hsub2_rn(a, b));
@@ -35,13 +34,14 @@ __device__ __forceinline__ void rotate_block(uint32_t (&y)[2][16]) {
 constexpr uint32_t kLeastMaximum = 0x18001800;  // 2⁻⁹, twice
 
 // The largest magnitudes of rows g and g + 8 in the block; NaN where one of them is. The row's four lanes get it.
-__device__ __forceinline__ uint32_t block_maxima(const uint32_t (&y)[2][16]) {
+template <int kTiles>
+__device__ __forceinline__ uint32_t block_maxima(const uint32_t (&y)[2][kTiles]) {
   __half2 most[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     most[r] = __habs2(as_half2(y[r][0]));
 #pragma unroll
-    for (int j = 1; j < 16; ++j) most[r] = __hmax2_nan(most[r], __habs2(as_half2(y[r][j])));
+    for (int j = 1; j < kTiles; ++j) most[r] = __hmax2_nan(most[r], __habs2(as_half2(y[r][j])));
   }
   __half2 both = __hmax2_nan(__lows2half2(most[0], most[1]), __highs2half2(most[0], most[1]));
   both = __hmax2_nan(both, as_half2(__shfl_xor_sync(~0u, as_bits(both), 1)));
@@ -59,13 +59,15 @@ __device__ __forceinline__ __half2 block_inverse(__half most) {
 
 // 128 + rint(y · 127 / most), half to even, of 16 columns each: adding 1 152 to a half rounds it to an integer and
 // leaves that in the lowest bits. A lane's four bytes of 16 columns are those of columns 2t, 2t + 1, 2t + 8 and 2t + 9.
-__device__ __forceinline__ void round_block(const uint32_t (&y)[2][16], uint32_t maxima, uint32_t (&bytes)[2][8]) {
+template <int kTiles>
+__device__ __forceinline__ void round_block(const uint32_t (&y)[2][kTiles], uint32_t maxima,
+                                            uint32_t (&bytes)[2][kTiles / 2]) {
   const __half2 most = as_half2(maxima), rounds = as_half2(0x64806480);
   const __half2 by[2] = {block_inverse(__low2half(most)), block_inverse(__high2half(most))};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
-    for (int j = 0; j < 16; j += 2) {
+    for (int j = 0; j < kTiles; j += 2) {
       bytes[r][j / 2] = __byte_perm(as_bits(__hfma2(as_half2(y[r][j]), by[r], rounds)),
                                     as_bits(__hfma2(as_half2(y[r][j + 1]), by[r], rounds)), 0x6420);
     }
@@ -78,6 +80,7 @@ __device__ __forceinline__ void round_block(const uint32_t (&y)[2][16], uint32_t
 struct BlockFactor {
   __half2 factor, offset;
 
+  BlockFactor() = default;
   __device__ __forceinline__ BlockFactor(float maximum, float inverse) {
     const float f = rintf(maximum * inverse);
     factor = __float2half2_rn(f * (1.0f / 128)), offset = __float2half2_rn(fmaf(f, -9.0f, 1536.0f));
@@ -89,9 +92,13 @@ struct BlockFactor {
   }
 };
 
-// A row's scale from its largest maximum. That rows are a quarter of the activations takes the rotation's √16 back.
+// A row's scale from its largest maximum. The rotation's root is taken back; of inner activations it is 4, which makes
+// up for the quarter that rows have of them.
+template <int kBlock>
 __device__ __forceinline__ float row_scale_of(float maximum) {
-  return __fmul_rn(maximum, 1.0f / 127.0f);
+  static_assert(kBlock == 128 || kBlock == 64);
+  constexpr float kRoot = kBlock == 128 ? 1.0f : 2.82842712474619f;
+  return __fmul_rn(maximum, 1.0f / (127.0f * kRoot));
 }
 __device__ __forceinline__ float row_inverse_of(float maximum) {
   return __fdiv_rn(128.0f, maximum);

@@ -21,6 +21,8 @@ struct Rows {
   const void* data = nullptr;
   const float2* sums = nullptr;
   int parts = 1;
+  // Not null: `data` are integers of 8 bits in blocks, and these are the blocks' maxima (norm/quantise.h).
+  const void* maxima = nullptr;
 };
 
 constexpr int kSumColumns = 128;      // of a group

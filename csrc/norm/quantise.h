@@ -24,6 +24,22 @@ struct QuantisedRows {
   float* scales = nullptr;  // [rows]
 };
 
+// Memory for rows whose blocks of columns are rounded by their own maxima (blocks.cuh).
+struct QuantisedBlocks {
+  int8_t* data = nullptr;  // [rows, columns]
+  void* maxima = nullptr;  // FP16 [rows, columns / block]
+
+  // In the memory that has such rows in FP16 otherwise.
+  static QuantisedBlocks in(void* memory, int rows, int columns) {
+    auto* const data = static_cast<int8_t*>(memory);
+    return {data, data + size_t(rows) * columns};
+  }
+};
+
+// Columns of a block: of inner activations, and of attention's context where a head has so many. A rotation inside a
+// smaller head is too short: with heads of 32 all-MiniLM-L6-v2 keeps fewer neighbours, and is no faster.
+constexpr int kInnerBlock = 128, kHeadBlock = 64;
+
 // Whether rows of so many columns can be quantised, with or without a LayerNorm before.
 constexpr bool quantise_takes(int columns, bool normed) {
   return columns > 0 && columns % kQuantisedStep == 0 && columns <= (normed ? kMaxSumColumns : kMostQuantised);
@@ -36,9 +52,10 @@ constexpr bool quantise_takes(int columns, bool normed) {
 Status quantise_rows(DType dtype, const Rows& x, const Norm& norm, int rows, int columns, float epsilon,
                      const QuantisedRows& to, const Stream& stream);
 
-// The same for a quarter of inner activations, in FP16 (elementwise/activation_pair.cuh): 16 neighbouring columns are
-// rotated together and each block of 128 is rounded by itself first, as products of many rows leave them (blocks.cuh).
-Status quantise_inner_rows(DType dtype, const void* x, int rows, int columns, const QuantisedRows& to,
+// The same for rows in blocks of 128 or 64 columns: each block is rotated and rounded by itself first, as the kernels
+// that leave rows in blocks do it. x, in FP16, is a quarter of inner activations (elementwise/activation_pair.cuh), or
+// attention's context.
+Status quantise_block_rows(DType dtype, const void* x, int rows, int columns, int block, const QuantisedRows& to,
                            const Stream& stream);
 
 }  // namespace embert

@@ -133,8 +133,20 @@ Status Encoder::attend(const Step& step, Replay& replay) {
   const int longest = model_.angle_tables().empty() ? 0 : replay.plan.longest;
   WindowedWork work(replay.work, model_.attention_of(step.layer).window, longest);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
-  EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.heads, model_.head_size(), weights_.relative(),
-                       context, maps_.get(), replay.along.turned()));
+  const int head_size = model_.head_size();
+  // The steps are in order: the product of the context is the next one.
+  const Step& out = *(&step + 1);
+  const Linear* const product = products_[out.product].alone.get();
+  if (!gathers && product->takes_blocks(replay.count) &&
+      attention_leaves_blocks(model_.dtype, work, head_size, maps_.get())) {
+    const QuantisedBlocks blocks = QuantisedBlocks::in(context, replay.count, model_.hidden);
+    EMBERT_TRY(attention_in_blocks(qkv, replay.count, work, model_.heads, weights_.relative(), blocks, *maps_,
+                                   replay.along.turned()));
+    replay.rows[int(step.y)] = {context, nullptr, 1, blocks.maxima};
+    return {};
+  }
+  EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.heads, head_size, weights_.relative(), context,
+                       maps_.get(), replay.along.turned()));
   replay.rows[int(step.y)] = {context};
   if (!gathers) return {};
   // The rows that heads read are copied to QKV's memory, and only they go on. They have been read when the inner

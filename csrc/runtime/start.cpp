@@ -76,7 +76,8 @@ Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
   if (of.scales != nullptr) {
     weights.scales = of.scales;
     weights.quantised = at_.quantised;
-    weights.inner_rows = plan.matrix == Matrix::kOut;
+    if (plan.matrix == Matrix::kOut) weights.block = kInnerBlock;
+    if (plan.matrix == Matrix::kAttentionOut && model_.head_size() == kHeadBlock) weights.block = kHeadBlock;
   }
   RotaryColumns rotary;
   if (plan.turns) {

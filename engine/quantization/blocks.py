@@ -1,8 +1,9 @@
-"""Inner activations of the feed-forward part in eight bits as the CUDA encoder has them: in blocks of 128 columns.
+"""Rows in eight bits as the CUDA encoder has them between two kernels: in blocks of columns.
 
-The feed-forward part's first product leaves its rows in eight bits, a block of 128 columns at a time, because a row's
-largest magnitude is known only when all of its columns are. Its second product turns a block's integers into those of
-the row's scale. Integers agree with the kernels' to the bit: csrc/norm/blocks.cuh.
+A row's largest magnitude is known only when all of its columns are. So the kernel that makes some of them rounds a
+block by the block's own: the feed-forward part's first product 128 inner activations, attention a head of 64. The
+product after it turns a block's integers into those of the row's scale. Integers agree with the kernels' to the
+bit: csrc/norm/blocks.cuh.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from embert.engine.quantization.rotation import check_width, hadamard
 from embert.engine.quantization.rows import LEVELS, QuantisedRows
 from embert.engine.quantization.weights import QuantisedWeight, quantised
 
-__all__ = ["Blocks", "aligned_rows", "block_rows", "block_weight", "rounded_blocks", "stored_order"]
+__all__ = ["HEAD", "Blocks", "aligned_rows", "block_rows", "block_weight", "rounded_blocks", "stored_order"]
 
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
 
-BLOCK = 128  # columns that have a scale together
-ROTATED = 16  # of them that are rotated together: every eighth
+INNER = 128  # columns of a block of inner activations
+HEAD = 64  # columns of a head that is a block
 LEAST = np.float16(2.0**-9)  # a block's maximum is at least this
+SPACING = 8  # columns of a block that are the same modulo this are rotated together
 
 
 def stored_order(columns: int) -> npt.NDArray[np.int64]:
@@ -37,11 +39,12 @@ def stored_order(columns: int) -> npt.NDArray[np.int64]:
     return place // 16 * 16 + 2 * lane + byte % 2 + byte // 2 * 8
 
 
-def block_weight(weight: Floats, name: str) -> QuantisedWeight:
+def block_weight(weight: Floats, name: str, block: int = INNER) -> QuantisedWeight:
     """A stored weight [out, in] for such rows: rotated, with a scale a channel, its columns in the order of theirs."""
     check_width(weight.shape[1], name)
-    sets = weight.astype(np.float64).reshape(len(weight), -1, ROTATED, BLOCK // ROTATED)
-    turned = np.einsum("obic,ij->objc", sets, hadamard(ROTATED) / math.sqrt(ROTATED)).reshape(weight.shape)
+    rotated = block // SPACING
+    sets = weight.astype(np.float64).reshape(len(weight), -1, rotated, SPACING)
+    turned = np.einsum("obic,ij->objc", sets, hadamard(rotated) / math.sqrt(rotated)).reshape(weight.shape)
     return quantised(turned[:, stored_order(weight.shape[1])])
 
 
@@ -49,23 +52,26 @@ class Blocks(NamedTuple):
     """Rows of which each block has a scale of its own: what the first product leaves."""
 
     integers: npt.NDArray[np.int8]  # [n, columns], in the stored order
-    maxima: Halves  # [n, columns / 128]: of rotated magnitudes
+    maxima: Halves  # [n, columns / block]: of rotated magnitudes
 
 
-def rounded_blocks(x: Halves) -> Blocks:
-    """Rows x [n, columns], a quarter of the activations, in eight bits.
+def rounded_blocks(x: Halves, block: int = INNER) -> Blocks:
+    """Rows x [n, columns] in eight bits: attention's context, or a quarter of inner activations.
 
-    Of each block, the 16 columns that are the same modulo 8 are multiplied by the Hadamard matrix, strides 1, 2, 4 and
-    8, each sum rounded to float16. With m the largest magnitude of a block's elements y, at least 2⁻⁹, and
-    t = float16(127 / m), its integers are rint(y · t), halves to the even one.
+    The columns of a block that are the same modulo 8 are multiplied by the Hadamard matrix, strides 1, 2, 4 …, each sum
+    rounded to float16. With m the largest magnitude of a block's elements y, at least 2⁻⁹, and t = float16(127 / m),
+    its integers are rint(y · t), halves to the even one.
     """
     rows, columns = x.shape
-    y = x.reshape(rows, -1, ROTATED, BLOCK // ROTATED)
-    for stride in (1, 2, 4, 8):
-        pairs = y.reshape(rows, -1, ROTATED // (2 * stride), 2, stride, BLOCK // ROTATED)
+    rotated = block // SPACING
+    y = x.reshape(rows, -1, rotated, SPACING)
+    stride = 1
+    while stride < rotated:
+        pairs = y.reshape(rows, -1, rotated // (2 * stride), 2, stride, SPACING)
         first, second = pairs[:, :, :, 0], pairs[:, :, :, 1]
         y = np.stack([first + second, first - second], 3).reshape(y.shape)
-    blocks = y.reshape(rows, -1, BLOCK)
+        stride *= 2
+    blocks = y.reshape(rows, -1, block)
     maxima = np.maximum(np.abs(blocks).max(-1), LEAST)
     inverse = (np.float32(LEVELS) / maxima.astype(np.float32)).astype(np.float16)
     integers = np.rint(blocks.astype(np.float32) * inverse[:, :, None].astype(np.float32)).astype(np.int8)
@@ -76,15 +82,18 @@ def aligned_rows(blocks: Blocks) -> QuantisedRows:
     """The same with a scale a row.
 
     With m a block's maximum, M the row's and f = rint(128 · m / M), a block's integers q become rint(q · f / 128),
-    halves to the even one. The scale is M / 127.
+    halves to the even one. The scale is M / 127 over the root of how many columns are rotated together; of inner
+    activations that root is 4, and takes back the quarter.
     """
+    block = blocks.integers.shape[1] // blocks.maxima.shape[1]
     maxima = blocks.maxima.astype(np.float32)
     largest = maxima.max(1, keepdims=True)
     factors = np.rint(maxima * (np.float32(128) / largest))
-    integers = np.rint(blocks.integers * np.repeat(factors, BLOCK, 1) / 128).astype(np.int8)
-    return QuantisedRows(integers, largest * np.float32(1 / LEVELS))
+    integers = np.rint(blocks.integers * np.repeat(factors, block, 1) / 128).astype(np.int8)
+    root = np.float32(1 if block == INNER else math.sqrt(block // SPACING))
+    return QuantisedRows(integers, largest * (np.float32(1) / (np.float32(LEVELS) * root)))
 
 
-def block_rows(x: Halves) -> QuantisedRows:
-    """Rows x [n, columns], a quarter of the activations, in eight bits with a scale a row: [n, 1]."""
-    return aligned_rows(rounded_blocks(x))
+def block_rows(x: Halves, block: int = INNER) -> QuantisedRows:
+    """Rows x [n, columns] in eight bits with a scale a row: [n, 1]."""
+    return aligned_rows(rounded_blocks(x, block))

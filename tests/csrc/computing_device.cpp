@@ -121,12 +121,12 @@ double quantise(Row& row) {
   return largest / 127 / std::sqrt(double(kRotated));
 }
 
-// A quarter of inner activations in 8 bits, as norm/blocks.cuh has it, in the order of the weights' columns.
-double quantise_inner(Row& row) {
+// Rows in blocks of 8 bits, as norm/blocks.cuh has them, in the order of the weights' columns.
+double quantise_blocks(Row& row, int block) {
   std::vector<double> maxima;
-  for (size_t first = 0; first < row.size(); first += 128) {
-    for (int stride = 8; stride < 128; stride *= 2) {
-      for (int i = 0; i < 128; ++i) {
+  for (size_t first = 0; first < row.size(); first += block) {
+    for (int stride = 8; stride < block; stride *= 2) {
+      for (int i = 0; i < block; ++i) {
         if ((i & stride) != 0) continue;
         double &a = row[first + i], &b = row[first + i + stride];
         const double sum = a + b, difference = a - b;
@@ -134,17 +134,17 @@ double quantise_inner(Row& row) {
       }
     }
     double most = 1.0 / 512;
-    for (int i = 0; i < 128; ++i) most = std::max(most, std::abs(row[first + i]));
-    for (int i = 0; i < 128; ++i) row[first + i] = std::nearbyint(row[first + i] * (127 / most));
+    for (int i = 0; i < block; ++i) most = std::max(most, std::abs(row[first + i]));
+    for (int i = 0; i < block; ++i) row[first + i] = std::nearbyint(row[first + i] * (127 / most));
     maxima.push_back(most);
   }
   const double largest = *std::max_element(maxima.begin(), maxima.end());
   const Row before = row;
   for (size_t i = 0; i < row.size(); ++i) {
     const size_t lane = i % 16 / 4, byte = i % 4, column = i / 16 * 16 + 2 * lane + byte % 2 + byte / 2 * 8;
-    row[i] = std::nearbyint(before[column] * std::nearbyint(128 * maxima[i / 128] / largest) / 128);
+    row[i] = std::nearbyint(before[column] * std::nearbyint(128 * maxima[column / block] / largest) / 128);
   }
-  return largest / 127;
+  return largest / 127 / (block == kInnerBlock ? 1.0 : std::sqrt(block / 8.0));
 }
 
 class ComputingLinear final : public Linear {
@@ -167,7 +167,7 @@ class ComputingLinear final : public Linear {
     for (int row = 0; row < rows; ++row) {
       Row in = row_of(dtype_, x.data, row, w.in);
       normalise(in, w.input_norm, w.epsilon, norms_x ? x.sums + size_t(row) * sums : nullptr, w.gamma_in_rows);
-      if (w.scales != nullptr) scale_ = w.inner_rows ? quantise_inner(in) : quantise(in);
+      if (w.scales != nullptr) scale_ = w.block > 0 ? quantise_blocks(in, w.block) : quantise(in);
       Row out(w.out);
       for (int n = 0; n < w.out; ++n)
         out[n] = w.gated ? activated(w.activation, product(in, 2 * n)) * product(in, 2 * n + 1)
@@ -278,6 +278,13 @@ Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hid
     put_row(dtype, y, row, values);
   }
   return {};
+}
+bool attention_leaves_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
+  return false;
+}
+Status attention_in_blocks(const void*, int, const WindowedWork&, int, const RelativeScores&, const QuantisedBlocks&,
+                           TensorMaps&, const Stream&) {
+  return Status::refused("attention: no blocks");
 }
 Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, int heads, int dim,
                  const RelativeScores& relative, void* context, TensorMaps*, const Stream&) {

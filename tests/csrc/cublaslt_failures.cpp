@@ -34,7 +34,7 @@ namespace embert {
 Status quantise_rows(DType, const Rows&, const Norm&, int, int, float, const QuantisedRows&, const Stream&) {
   return {};
 }
-Status quantise_inner_rows(DType, const void*, int, int, const QuantisedRows&, const Stream&) {
+Status quantise_block_rows(DType, const void*, int, int, int, const QuantisedRows&, const Stream&) {
   return {};
 }
 Status rescale_rows(const IntegerSums&, Activation, void*, const Stream&) {

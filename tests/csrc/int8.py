@@ -11,7 +11,7 @@ from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda.balanced import column_factors
 from embert.engine.encoders.reference import _Reference
-from embert.engine.quantization.blocks import block_rows, block_weight
+from embert.engine.quantization.blocks import HEAD, block_rows, block_weight
 from embert.engine.quantization.products import product
 from embert.engine.quantization.quarters import quarter_rows, quarter_weight
 
@@ -48,14 +48,21 @@ class _Int8Reference(_Reference):
         at = f"encoder.layer.{layer}."
         context = _stored(self._attention(x, layer, bias))
         x = self._norm(
-            _stored(x + self._linear(context, f"{at}attention.output.dense")), f"{at}attention.output.LayerNorm"
+            _stored(x + self._attended(context, f"{at}attention.output.dense")), f"{at}attention.output.LayerNorm"
         )
         inner = self._activated(_stored(self._linear(x, f"{at}intermediate.dense")))
         return self._norm(_stored(x + self._out(inner, f"{at}output.dense")), f"{at}output.LayerNorm")
 
+    def _attended(self, context: Floats, name: str) -> Floats:
+        blocks = self._is.head_size == HEAD
+        return self._of_blocks(context, name, HEAD) if blocks else self._linear(context, name)
+
     def _out(self, inner: Floats, name: str) -> Floats:
+        return self._of_blocks(inner / 4, name, 128)
+
+    def _of_blocks(self, x: npt.NDArray[np.floating], name: str, block: int) -> Floats:
         weight, bias = (self._checkpoint.float32(f"{name}.{each}") for each in ("weight", "bias"))
-        return product(block_rows((inner / 4).astype(np.float16)), block_weight(weight, name), bias)
+        return product(block_rows(x.astype(np.float16), block), block_weight(weight, name, block), bias)
 
     @functools.cached_property
     def _factors(self) -> dict[str, Floats]:

@@ -33,8 +33,8 @@ Status quantise_rows(DType, const Rows& x, const Norm& norm, int rows, int colum
                norm.gamma != nullptr, epsilon);
   return {};
 }
-Status quantise_inner_rows(DType, const void*, int rows, int columns, const QuantisedRows&, const Stream&) {
-  std::fprintf(stderr, "quantise inner rows=%d columns=%d\n", rows, columns);
+Status quantise_block_rows(DType, const void*, int rows, int columns, int block, const QuantisedRows&, const Stream&) {
+  std::fprintf(stderr, "quantise blocks rows=%d columns=%d block=%d\n", rows, columns, block);
   return {};
 }
 

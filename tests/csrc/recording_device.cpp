@@ -66,6 +66,13 @@ bool layernorm_takes(DType, int) {
 bool attention_takes(DType, int) {
   return true;
 }
+bool attention_leaves_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
+  return false;
+}
+Status attention_in_blocks(const void*, int, const WindowedWork&, int, const RelativeScores&, const QuantisedBlocks&,
+                           TensorMaps&, const Stream&) {
+  return Status::refused("attention: no blocks");
+}
 Status attention(DType, const void* qkv, int rows, const WindowedWork& work, int, int, const RelativeScores& relative,
                  void* context, TensorMaps*, const Stream& stream) {
   if (fails(faults.attentions)) return faults.attention;

@@ -23,6 +23,7 @@ from tests.csrc import int8
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
 from tests.csrc.encoder.random_models import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
+from tests.csrc.test_attention import drawn_relative, run_attention
 from tests.engine import families
 
 pytestmark = pytest.mark.gpu
@@ -94,14 +95,17 @@ def inner_rows(random: np.random.Generator, rows: int, columns: int) -> npt.NDAr
     return np.where(x > 0, x * random.random((rows, columns)) ** 4, -0.05 * np.abs(x)).astype(np.float16)
 
 
+@pytest.mark.parametrize("block", [128, 64])
 @pytest.mark.parametrize("columns", [128, 256, 384, 1536, 2048, 2176, 3072, 4096, 8192])
-def test_inner_rows_are_those_of_numpy_to_the_bit(device: Device, random: np.random.Generator, columns: int) -> None:
+def test_rows_in_blocks_are_those_of_numpy_to_the_bit(
+    device: Device, random: np.random.Generator, columns: int, block: int
+) -> None:
     for rows in (1, 3, 15, 16, 17, 33, 64, 1001):
         x = inner_rows(random, rows, columns)
         x[rows // 2] = 0
         data, scales = device.new(x.size), device.new(rows * 4)
-        device.launch.quantise_inner(device.put(x), rows, columns, data, scales)
-        wanted = block_rows(x)
+        device.launch.quantise_blocks(device.put(x), rows, columns, block, data, scales)
+        wanted = block_rows(x, block)
         assert (device.get(data, x.shape, np.int8) == wanted.integers).all(), rows
         assert (device.get(scales, (rows,), np.float32) == wanted.scales[:, 0]).all(), rows
 
@@ -113,7 +117,7 @@ def test_every_maximum_has_its_inverse(device: Device) -> None:
     x[:, 0] = values  # its 16 rotated elements are all this large
     x[:, 1:8] = values[:, None] * np.linspace(0.1, 0.9, 7).astype(np.float16)
     data, scales = device.new(x.size), device.new(len(x) * 4)
-    device.launch.quantise_inner(device.put(x), *x.shape, data, scales)
+    device.launch.quantise_blocks(device.put(x), *x.shape, 128, data, scales)
     assert (device.get(data, x.shape, np.int8) == block_rows(x).integers).all()
 
 
@@ -121,7 +125,7 @@ def test_an_inner_row_that_is_not_finite_has_no_finite_scale(device: Device, ran
     x = inner_rows(random, 3, 4096)
     x[0, 77], x[2, 4000] = np.nan, np.inf
     data, scales = device.new(x.size), device.new(12)
-    device.launch.quantise_inner(device.put(x), *x.shape, data, scales)
+    device.launch.quantise_blocks(device.put(x), *x.shape, 128, data, scales)
     assert (np.isfinite(device.get(scales, (3,), np.float32)) == [False, True, False]).all()
 
 
@@ -150,7 +154,7 @@ class Product:
         try:
             return self.device.launch.int8_product(
                 weight, scales, bias, *self.weight.shape, self.kind, gamma, beta, self.of_residual, EPSILON, self.data,
-                self.row_scales, provider, _cublaslt_library(), self.inner,
+                self.row_scales, provider, _cublaslt_library(), 128 if self.inner else 0,
             )  # fmt: skip
         except RuntimeError as error:
             pytest.skip(str(error))
@@ -389,6 +393,30 @@ def test_a_feed_forward_part_is_the_exact_one_but_for_8_bits(device: Device, ran
     inner = block_rows((ref.activation(first, ref.GELU) / 4).astype(np.float16))
     wanted = inner.integers.astype(np.float64) @ of.out.integers.T * inner.scales * of.out.scales + of.biases[1]
     assert ref.error(found, wanted + normed) <= 4e-3  # integers that differ by one, as FP16 rounds
+
+
+LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 383, 512]
+
+
+@pytest.mark.parametrize("with_scores", [False, True])
+@pytest.mark.parametrize("heads", [16, 2])
+def test_attention_leaves_the_blocks_of_its_context(
+    device: Device, random: np.random.Generator, heads: int, with_scores: bool
+) -> None:
+    hidden, total = heads * 64, sum(LENGTHS)
+    qkv = (4 * random.standard_normal((total, 3 * hidden))).astype(np.float16)
+    scores = drawn_relative(random, heads, 512) if with_scores else None
+    context = run_attention(device, ref.FLOAT16, qkv, LENGTHS, heads, True, relative=scores)
+    table, reach = (None, 0) if scores is None else ref.relative_table(scores, 64)
+    long, short = ref.tiles(LENGTHS)
+    data, maxima = device.new(total * hidden), device.new(total * heads * 2)
+    device.launch.attention_in_blocks(
+        device.put(qkv), total, device.put(long), len(long), device.put(short), len(short), heads, data, maxima,
+         0 if table is None else device.put(table), reach,
+    )  # fmt: skip
+    wanted = rounded_blocks(context.astype(np.float16), 64)
+    assert (device.get(data, context.shape, np.uint8).astype(int) - 128 == wanted.integers).all()
+    assert (device.get(maxima, wanted.maxima.shape, np.float16) == wanted.maxima).all()
 
 
 def encoder_of(folder: Path, dtype: str, **options: Any) -> CudaEncoder:

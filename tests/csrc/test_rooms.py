@@ -17,7 +17,7 @@ ROOMS: dict[str, set[str]] = {
     "norm": {"device", "ptx"},
     "elementwise": {"device", "ptx"},
     "gemm": {"device", "ptx", "norm", "elementwise"},
-    "attention": {"device", "ptx"},
+    "attention": {"device", "ptx", "norm"},
     "embedding": {"device", "ptx", "norm", "attention"},
     "heads": {"device", "ptx", "norm", "elementwise", "gemm"},
     "model": {"device", "norm", "elementwise", "attention", "embedding", "heads"},

@@ -27,6 +27,7 @@ HOPPERS_OWN = {
     "feed_forward_kernel": "gemm/hopper/hopper_feed_forward.cu",
     "maxima_kernel": "gemm/hopper/hopper_maxima.cu",
     "attention_hopper_kernel": "attention/sm90.cu",
+    "attention_hopper_blocks_kernel": "attention/sm90.cu",
     "attention_hopper_window_kernel": "attention/sm90.cu",
     "attention_hopper_long_kernel": "attention/hopper/long_texts.cu",
     "few_rows_scaled_kernel": "gemm/hopper/hopper_int8.cu",

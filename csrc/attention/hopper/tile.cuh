@@ -45,9 +45,8 @@ __device__ __forceinline__ uint32_t place_of(int row, int chunk) {
 
 // A lane's part of a wgmma result, as tiles of 8 columns.
 template <int kElements>
-__device__ __forceinline__ float (&tiles(float (&elements)[kElements]))[kElements / 4][4] {
-  return reinterpret_cast<float(&)[kElements / 4][4]>(elements);
-}
+__device__ __forceinline__ float (&tiles(float (&elements)[kElements]))
+    [kElements / 4][4] { return reinterpret_cast<float (&)[kElements / 4][4]>(elements); }
 
 // Which keys a tile's queries see, and in which steps of 64. `mask` takes the keys of a step that a row does not see
 // out of its scores.
@@ -121,8 +120,8 @@ __device__ __forceinline__ void weigh(float (&s)[kElements], uint32_t (&p)[kElem
 // no other warp uses, so that lanes store 16 bytes of a row.
 template <typename T, int kDim>
 __device__ __forceinline__ void store_context(uint8_t* rows_of_warp, const float (&out)[kDim / 2],
-                                              const float (&sum)[2], int rows, T* context, int first_row,
-                                              int head, int heads, int lane) {
+                                              const float (&sum)[2], int rows, T* context, int first_row, int head,
+                                              int heads, int lane) {
   using At = Layout<kDim>;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -150,10 +149,37 @@ __device__ __forceinline__ void store_context(uint8_t* rows_of_warp, const float
   }
 }
 
-// A block's work: a tile, or two short texts. Keys: AllKeys or NearKeys.
-template <typename T, int kDim, bool kRelative, typename Keys>
+// The same in 8 bits, with the head as a block; sums are divided by here, too.
+template <int kDim>
+__device__ __forceinline__ void store_blocks(uint8_t* rows_of_warp, const float (&out)[kDim / 2], const float (&sum)[2],
+                                             int rows, const QuantisedBlocks& context, int first_row, int head,
+                                             int heads, int lane) {
+  constexpr int kChunks = kDim / 16;  // of 16 bytes in a row
+  static_assert(kChunks == 4, "how chunks are mixed");
+  const HeadBlocks<kDim> blocks([&](int n, int i) { return out[4 * n + i]; }, sum);
+  blocks.store_maxima(context, first_row, rows, head, heads, lane);
+  // Chunks are mixed so that eight rows' words lie in different banks.
+  const auto place = [&](int row, int chunk) { return rows_of_warp + row * kDim + (chunk ^ (row >> 1 & 3)) * 16; };
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i)
+      *reinterpret_cast<uint32_t*>(place(lane / 4 + 8 * half, i) + lane % 4 * 4) = blocks.bytes[half][i];
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = lane; i < 16 * kChunks; i += 32) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    if (row < rows)
+      *reinterpret_cast<uint4*>(context.data + (size_t(first_row + row) * heads + head) * kDim + chunk * 16) =
+          *reinterpret_cast<const uint4*>(place(row, chunk));
+  }
+}
+
+// A block's work: a tile, or two short texts. Keys: AllKeys or NearKeys; Context: T* or QuantisedBlocks.
+template <typename T, int kDim, bool kRelative, typename Keys, typename Context>
 __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T* qkv, const AttentionWork& work,
-                                            int heads, float scale_log2, T* context, bool backwards,
+                                            int heads, float scale_log2, const Context& context, bool backwards,
                                             const RelativeScores& relative, const Keys& keys) {
   using At = Layout<kDim>;
   extern __shared__ __align__(1024) uint8_t raw[];
@@ -258,8 +284,13 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
   __syncthreads();
   const int rows = min(16, tile.length - tile.query - warp * 16);
   if (rows <= 0) return;
-  store_context<T, kDim>(raw + At::kQ + warp * 16 * At::kRowBytes, out, sum, rows, context,
-                         tile.first_row + tile.query + warp * 16, head, heads, lane);
+  uint8_t* const rows_of_warp = raw + At::kQ + warp * 16 * At::kRowBytes;
+  const int first_row = tile.first_row + tile.query + warp * 16;
+  if constexpr (std::is_same_v<Context, QuantisedBlocks>) {
+    store_blocks<kDim>(rows_of_warp, out, sum, rows, context, first_row, head, heads, lane);
+  } else {
+    store_context<T, kDim>(rows_of_warp, out, sum, rows, context, first_row, head, heads, lane);
+  }
 }
 
 }  // namespace embert::hopper

@@ -16,15 +16,6 @@ using Tall128 = WideShape<128, 4, 3>;
 using FewMiddle = FewShape<64>;
 using FewNarrow = FewShape<32>;
 
-// Inner activations in 8 bits, in the memory that holds them in FP16 otherwise.
-struct InnerBlocks {
-  int8_t* data;  // [rows, columns]
-  void* maxima;  // FP16 [rows, columns / 128]
-
-  InnerBlocks(void* memory, int rows, int columns)
-      : data(static_cast<int8_t*>(memory)), maxima(data + size_t(rows) * columns) {}
-};
-
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
 // The constants of a product without a residual: {scale, factor·bias} of each column.
@@ -61,28 +52,31 @@ class Int8Linear final : public Linear {
     EMBERT_TRY(check_places(x, residual, y, y_sums));
     const bool adds = residual.data != nullptr;
     EMBERT_TRY(check_residual_int8(weights_, residual, y_sums));
+    y_parts = 1;
+    if (x.maxima != nullptr) {
+      if (!takes_blocks(rows)) return Status::refused("hopper int8: x comes in blocks, which are not for this product");
+      return run_blocks({residual, rows, y, y_sums, stream, static_cast<const int8_t*>(x.data), x.maxima});
+    }
     EMBERT_TRY(quantise(x, rows, stream));
     const Call call{residual, rows, y, y_sums, stream, weights_.quantised.data};
     const TileChoice tile = tile_of(rows);
-    y_parts = 1;
     if (tile.kernel == TileKernel::kFewRows) return run_few(call, tile, y_parts);
-    if (!adds)
-      return with_activation(weights_.activation, [&](auto activation) {
-        constexpr Activation kActivation = decltype(activation)::value;
-        return tile.kernel == TileKernel::kShared ? run_plain(call, scaled_kernel<kActivation, false>)
-                                                  : run_plain(call, scaled_kernel<kActivation, true>);
-      });
-    return run_any_wide<false>(call, tile.kernel);
+    if (adds) return run_any_wide<0>(call, tile.kernel);
+    return with_activation(weights_.activation, [&](auto activation) {
+      constexpr Activation kActivation = decltype(activation)::value;
+      return tile.kernel == TileKernel::kShared ? run_plain(call, scaled_kernel<kActivation, false>)
+                                                : run_plain(call, scaled_kernel<kActivation, true>);
+    });
   }
 
+  bool takes_blocks(int rows) const override {
+    return rows > 0 && weights_.block > 0 && tile_of(rows).kernel != TileKernel::kFewRows;
+  }
   int columns() const { return weights_.out; }
 
-  // Whether these two products of a feed-forward part leave and take x in blocks (norm/blocks.cuh).
-  static bool pass_blocks(const Int8Linear& in, const Int8Linear& out, int rows) {
-    return rows > 0 && out.weights_.inner_rows && in.tile_of(rows).kernel != TileKernel::kFewRows &&
-           out.tile_of(rows).kernel != TileKernel::kFewRows;
-  }
-  Status leave_blocks(const Rows& x, int rows, const InnerBlocks& to, const Stream& stream) {
+  // y in blocks of 128 columns, where leaves_blocks.
+  bool leaves_blocks(int rows) const { return rows > 0 && tile_of(rows).kernel != TileKernel::kFewRows; }
+  Status leave_blocks(const Rows& x, int rows, const QuantisedBlocks& to, const Stream& stream) {
     EMBERT_TRY(quantise(x, rows, stream));
     const Call call{{}, rows, to.data, nullptr, stream, weights_.quantised.data, to.maxima};
     return with_activation(weights_.activation, [&](auto activation) {
@@ -90,13 +84,6 @@ class Int8Linear final : public Linear {
       return tile_of(rows).kernel == TileKernel::kShared ? run_plain(call, block_kernel<kActivation, false>)
                                                          : run_plain(call, block_kernel<kActivation, true>);
     });
-  }
-  Status take_blocks(const InnerBlocks& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
-                     const Stream& stream) {
-    EMBERT_TRY(check_places({x.data}, residual, y, y_sums));
-    EMBERT_TRY(check_residual_int8(weights_, residual, y_sums));
-    y_parts = 1;
-    return run_any_wide<true>({residual, rows, y, y_sums, stream, x.data, x.maxima}, tile_of(rows).kernel);
   }
 
  private:
@@ -107,14 +94,14 @@ class Int8Linear final : public Linear {
     float2* y_sums;
     const Stream& stream;
     const int8_t* x;
-    void* maxima = nullptr;  // of blocks: y's, or x's where there is a residual
+    const void* maxima = nullptr;  // of blocks: y's, or x's where there is a residual
   };
 
   Status quantise(const Rows& x, int rows, const Stream& stream) const {
     if (x.data == nullptr) return {};
     EMBERT_TRY(check_input_int8(weights_, x));
-    if (weights_.inner_rows)
-      return quantise_inner_rows(owner_.dtype(), x.data, rows, weights_.in, weights_.quantised, stream);
+    if (weights_.block > 0)
+      return quantise_block_rows(owner_.dtype(), x.data, rows, weights_.in, weights_.block, weights_.quantised, stream);
     return quantise_rows(owner_.dtype(), weights_.input_norm.gamma == nullptr ? Rows{x.data} : x, weights_.input_norm,
                          rows, weights_.in, weights_.epsilon, weights_.quantised, stream);
   }
@@ -122,15 +109,20 @@ class Int8Linear final : public Linear {
     return choose_int8_tile({rows, weights_.out, weights_.in, weights_.residual_norm.gamma != nullptr},
                             owner_.processors());
   }
-  template <bool kBlocks>
+  template <int kBlock>
   Status run_any_wide(const Call& call, TileKernel kernel) {
-    if (kernel == TileKernel::kWide256) return run_wide<Wide256, kBlocks>(call);
-    return kernel == TileKernel::kWide128 ? run_wide<Wide128, kBlocks>(call) : run_wide<Tall128, kBlocks>(call);
+    if (kernel == TileKernel::kWide256) return run_wide<Wide256, kBlock>(call);
+    return kernel == TileKernel::kWide128 ? run_wide<Wide128, kBlock>(call) : run_wide<Tall128, kBlock>(call);
+  }
+  Status run_blocks(const Call& call) {
+    const TileKernel kernel = tile_of(call.rows).kernel;
+    return weights_.block == kInnerBlock ? run_any_wide<kInnerBlock>(call, kernel)
+                                         : run_any_wide<kHeadBlock>(call, kernel);
   }
 
   float* scales() const { return reinterpret_cast<float*>(columns_.as<float2>() + padded_); }
   ProductScales product_scales(const Call& call) const {
-    return {weights_.quantised.scales, reinterpret_cast<const float2*>(scales()), call.maxima};
+    return {weights_.quantised.scales, reinterpret_cast<const float2*>(scales()), const_cast<void*>(call.maxima)};
   }
 
   GemmArguments arguments_of(const Call& call, int tile_columns) const {
@@ -200,9 +192,9 @@ class Int8Linear final : public Linear {
                            arguments_of(call, Shape::kColumns), product_scales(call));
   }
 
-  template <typename Shape, bool kBlocks>
+  template <typename Shape, int kBlock>
   Status run_wide(const Call& call) {
-    const auto kernel = wide_scaled_kernel<Shape, kBlocks>;
+    const auto kernel = wide_scaled_kernel<Shape, kBlock>;
     EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
     EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
@@ -234,19 +226,21 @@ class Int8Linear final : public Linear {
 // to be quantised.
 class Int8FeedForward final : public FeedForward {
  public:
-  Int8FeedForward(std::unique_ptr<Int8Linear> in, std::unique_ptr<Int8Linear> out, int columns)
-      : in_(*in), out_(*out), columns_(columns), apart_(std::move(in), std::move(out)) {}
+  Int8FeedForward(std::unique_ptr<Int8Linear> in, std::unique_ptr<Int8Linear> out)
+      : in_(*in), out_(*out), apart_(std::move(in), std::move(out)) {}
 
   Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
-    if (!Int8Linear::pass_blocks(in_, out_, rows)) return apart_.run(x, rows, inner, y, y_sums, y_parts, along);
-    const InnerBlocks blocks(inner, rows, columns_);
+    if (!in_.leaves_blocks(rows) || !out_.takes_blocks(rows))
+      return apart_.run(x, rows, inner, y, y_sums, y_parts, along);
+    const QuantisedBlocks blocks = QuantisedBlocks::in(inner, rows, in_.columns());
     EMBERT_TRY(in_.leave_blocks(x, rows, blocks, along.turned()));
-    return out_.take_blocks(blocks, x, rows, y, y_sums, y_parts, along.turned());
+    Rows between{blocks.data};
+    between.maxima = blocks.maxima;
+    return out_.run(between, x, rows, y, y_sums, y_parts, along.turned());
   }
 
  private:
   Int8Linear &in_, &out_;  // which apart_ owns
-  int columns_;
   TwoProducts apart_;
 };
 
@@ -259,8 +253,7 @@ bool Hopper::join_int8(std::unique_ptr<Linear>& in, std::unique_ptr<Linear>& out
     return std::unique_ptr<Int8Linear>(static_cast<Int8Linear*>(linear.release()));
   };
   std::unique_ptr<Int8Linear> first = own(in), second = own(out);
-  const int columns = first->columns();
-  joined = std::make_unique<Int8FeedForward>(std::move(first), std::move(second), columns);
+  joined = std::make_unique<Int8FeedForward>(std::move(first), std::move(second));
   return true;
 }
 

@@ -29,8 +29,9 @@ class BlockMaxima {
   __device__ __forceinline__ BlockFactor factor(__half2 maxima, int row) const {
     return row == 0 ? BlockFactor(__low2float(maxima), inverse_.x) : BlockFactor(__high2float(maxima), inverse_.y);
   }
+  template <int kBlock>
   __device__ __forceinline__ float2 row_scales() const {
-    return {row_scale_of(__low2float(largest_)), row_scale_of(__high2float(largest_))};
+    return {row_scale_of<kBlock>(__low2float(largest_)), row_scale_of<kBlock>(__high2float(largest_))};
   }
 
  private:
@@ -42,16 +43,22 @@ class BlockMaxima {
 
 // multiply_tile (ring.cuh) for 64 rows of such an x. Half a step is multiplied while the next half is turned: 16
 // registers hold both.
-template <typename Shape, int kElements, typename Committed>
+template <int kBlock, typename Shape, int kElements, typename Committed>
 __device__ __forceinline__ uint32_t multiply_aligned(const Ring& ring, RingPlace<Shape::kStages>& at, int steps,
                                                      int own_row, int warp, int lane, const BlockMaxima& maxima,
                                                      int (&c)[kElements], const Committed& committed) {
-  static_assert(kDepthOf<int8_t> == kBlockColumns, "a step is a block");
+  constexpr int kBlocks = kDepthOf<int8_t> / kBlock;  // of a step
   uint32_t last_stage = at.stage;
-  __half2 next = maxima.load(0);
+  __half2 next[kBlocks];
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) next[i] = maxima.load(i);
   for (int step = 0; step < steps; ++step) {
-    const BlockFactor factors[2] = {maxima.factor(next, 0), maxima.factor(next, 1)};
-    next = maxima.load(min(step + 1, steps - 1));
+    BlockFactor factors[kBlocks][2];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      factors[i][0] = maxima.factor(next[i], 0), factors[i][1] = maxima.factor(next[i], 1);
+      next[i] = maxima.load(min(step + 1, steps - 1) * kBlocks + i);
+    }
     wait_barrier(ring.full + 8 * at.stage, at.phase);
     const uint32_t x_from = ring.base + at.stage * Shape::kStageBytes + (own_row + warp * 16) * 128;
     const uint32_t w_from = ring.base + at.stage * Shape::kStageBytes + Shape::kXBytes;
@@ -61,7 +68,10 @@ __device__ __forceinline__ uint32_t multiply_aligned(const Ring& ring, RingPlace
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) a[part][i / 4][i % 4] = factors[i % 2].apply(asked[2 * part + i / 4][i % 4]);
+      for (int i = 0; i < 8; ++i) {
+        const int k = 2 * part + i / 4;  // 32 columns
+        a[part][i / 4][i % 4] = factors[k * 32 / kBlock][i % 2].apply(asked[k][i % 4]);
+      }
       fence_registers();
 #pragma unroll
       for (int k = 0; k < 2; ++k)

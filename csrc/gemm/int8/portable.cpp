@@ -20,9 +20,10 @@ class PortableInt8 final : public Linear {
     EMBERT_TRY(check_places(x, residual, y, y_sums));
     EMBERT_TRY(check_residual_int8(weights_, residual, y_sums));
     EMBERT_TRY(check_input_int8(weights_, x));
+    if (x.maxima != nullptr) return Status::refused("portable int8: x comes in blocks");
     const QuantisedRows& from = weights_.quantised;
-    if (x.data != nullptr && weights_.inner_rows)
-      EMBERT_TRY(quantise_inner_rows(DType::kFloat16, x.data, rows, weights_.in, from, stream));
+    if (x.data != nullptr && weights_.block > 0)
+      EMBERT_TRY(quantise_block_rows(DType::kFloat16, x.data, rows, weights_.in, weights_.block, from, stream));
     else if (x.data != nullptr)
       EMBERT_TRY(quantise_rows(DType::kFloat16, weights_.input_norm.gamma == nullptr ? Rows{x.data} : x,
                                weights_.input_norm, rows, weights_.in, weights_.epsilon, from, stream));

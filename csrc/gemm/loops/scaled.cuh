@@ -7,6 +7,7 @@
 #include "gemm/loops/few_rows.cuh"
 #include "gemm/loops/pingpong.cuh"
 #include "norm/blocks.cuh"
+#include "norm/quantise.h"
 
 namespace embert::hopper {
 
@@ -94,8 +95,8 @@ class BlockRows : public ScaledRows<kActivation, kTurns> {
   using Base = ScaledRows<kActivation, kTurns>;
   using Shape = PingPongShape;
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
-  static_assert(Shape::kColumns == kBlockColumns, "a tile has a block of its rows");
-  static_assert(kPairFactor * kPairFactor * kBlockRotated == 1, "row_scale_of has neither factor");
+  static_assert(Shape::kColumns == kInnerBlock, "a tile has a block of its rows");
+  static_assert(kPairFactor * 4 == 1, "row_scale_of takes back a rotation of 16 columns, whose root is 4");
 
  public:
   __device__ __forceinline__ BlockRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
@@ -131,9 +132,9 @@ class BlockRows : public ScaledRows<kActivation, kTurns> {
       const uint32_t maxima = block_maxima(y[half]);
       uint32_t bytes[2][8];
       round_block(y[half], maxima, bytes);
-      const int row = row_ + half * 64 + lane_ / 4, blocks = this->of_.out / kBlockColumns;
+      const int row = row_ + half * 64 + lane_ / 4, blocks = this->of_.out / kInnerBlock;
       if (lane_ % 4 < 2 && row + lane_ % 4 * 8 < this->of_.rows) {
-        maxima_[size_t(row + lane_ % 4 * 8) * blocks + column_ / kBlockColumns] =
+        maxima_[size_t(row + lane_ % 4 * 8) * blocks + column_ / kInnerBlock] =
             lane_ % 4 == 0 ? __low2half(as_half2(maxima)) : __high2half(as_half2(maxima));
       }
 #pragma unroll

@@ -95,7 +95,7 @@ struct NarrowingTiles : Tiles<Shape> {
 
 // A block's work. With operands of 8 bits, sums are turned into floats, 128 columns at a time, before the epilogue of
 // 16 bits: the columns' scales pass through the memory that the constants take after them.
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows, bool kBlocks = false>
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows, int kBlock = 0>
 __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                            const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
                                            const CUtensorMap& y_map, const GemmArguments& of, int whole_rows,
@@ -167,7 +167,7 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
       float2 column_scales = {}, x_scales = {};
       if constexpr (kScaled) {
         if (thread < tile_columns / 2) column_scales = __ldg(scales.columns + column / 2 + thread);
-        if constexpr (!kBlocks)
+        if constexpr (kBlock == 0)
           x_scales = {scales.rows[min(first_row, rows - 1)], scales.rows[min(first_row + 8, rows - 1)]};
       }
 
@@ -179,10 +179,11 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
         const auto committed = [&](int step) {
           if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
         };
-        if constexpr (kBlocks) {
-          const BlockMaxima maxima(scales.maxima, first_row, rows, steps, lane);
-          last_stage = multiply_aligned<Shape>(ring, at, steps, own_row, warp, lane, maxima, part[0], committed);
-          x_scales = maxima.row_scales();
+        if constexpr (kBlock > 0) {
+          const BlockMaxima maxima(scales.maxima, first_row, rows, of.in / kBlock, lane);
+          last_stage =
+              multiply_aligned<kBlock, Shape>(ring, at, steps, own_row, warp, lane, maxima, part[0], committed);
+          x_scales = maxima.template row_scales<kBlock>();
         } else {
           last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, part, committed);
         }
@@ -297,16 +298,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-// With a residual, and x and W of 8 bits; kBlocks: x is in blocks (norm/blocks.cuh).
-template <typename Shape, bool kBlocks>
+// With a residual, and x and W of 8 bits. kBlock: columns of x's blocks (norm/blocks.cuh); 0: x has a scale a row.
+template <typename Shape, int kBlock>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wide_scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                        const __grid_constant__ CUtensorMap narrow_w_map,
                        const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
                        const GemmArguments of, int whole_rows, const ProductScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  wide_tiles<int8_t, Shape, Activation::kNone, true, false, kBlocks>(x_map, w_map, narrow_w_map, residual_map, y_map,
-                                                                     of, whole_rows, scales);
+  wide_tiles<int8_t, Shape, Activation::kNone, true, false, kBlock>(x_map, w_map, narrow_w_map, residual_map, y_map, of,
+                                                                    whole_rows, scales);
 #else
   EMBERT_TRAP("wide_scaled_kernel");
 #endif

@@ -23,8 +23,9 @@ from embert.engine.encoders.cuda.balanced import column_factors
 from embert.engine.encoders.cuda_shapes import rotary_tables
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.rotary import rotations
-from embert.engine.quantization.blocks import block_weight
+from embert.engine.quantization.blocks import HEAD, block_weight
 from embert.engine.quantization.quarters import quarter_weight
+from embert.engine.quantization.weights import QuantisedWeight
 
 __all__ = ["layer_tensors"]
 
@@ -51,6 +52,15 @@ EMBEDDING_WEIGHTS = {
     "last.beta": f"{FINAL_NORM}.bias",
 }
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def _rounded(matrix: str, weight: npt.NDArray[np.float32], name: str, head_size: int) -> QuantisedWeight:
+    """A layer's matrix in 8 bits, rotated as the rows are that it multiplies."""
+    if matrix == "out":
+        return block_weight(weight, name)
+    if matrix == "attention" and head_size == HEAD:
+        return block_weight(weight, name, HEAD)
+    return quarter_weight(weight, name)
 
 
 def layer_tensors(
@@ -80,8 +90,7 @@ def layer_tensors(
         matrix, _, kind = ours.partition(".")
         if int8 and matrix in LAYER_LINEAR and kind == "weight":
             by = factors.get(theirs.removesuffix(".weight"), np.float32(1))
-            rounded = block_weight if matrix == "out" else quarter_weight
-            values, scales = rounded(tensor.float32() * by, theirs)
+            values, scales = _rounded(matrix, tensor.float32() * by, theirs, architecture.head_size)
             yield ours, layer, values, "int8"
             yield f"{matrix}.scale", layer, scales, "float32"
         elif tensor.dtype in STORED_DTYPES:

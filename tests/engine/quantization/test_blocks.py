@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.blocks import (
-    BLOCK,
+    INNER,
     LEAST,
-    ROTATED,
+    SPACING,
     aligned_rows,
     block_rows,
     block_weight,
@@ -34,10 +34,11 @@ def drawn(seed: int, rows: int, columns: int) -> np.ndarray:
     return made
 
 
-def turned(x: np.ndarray) -> np.ndarray:
-    """The activations times the orthogonal matrix, in float64 and in the stored order."""
-    sets = 4 * x.astype(np.float64).reshape(len(x), -1, ROTATED, BLOCK // ROTATED)
-    y = np.einsum("rbic,ij->rbjc", sets, hadamard(ROTATED) / np.sqrt(ROTATED))
+def turned(x: np.ndarray, block: int) -> np.ndarray:
+    """Activations or context times the orthogonal matrix, in float64 and in the stored order."""
+    rotated = block // SPACING
+    sets = (4 if block == INNER else 1) * x.astype(np.float64).reshape(len(x), -1, rotated, SPACING)
+    y = np.einsum("rbic,ij->rbjc", sets, hadamard(rotated) / np.sqrt(rotated))
     found: np.ndarray = y.reshape(x.shape)[:, stored_order(x.shape[1])]
     return found
 
@@ -49,31 +50,38 @@ def test_each_column_is_stored_once_and_beside_the_15_around_it(columns: int) ->
     assert (order // 16 == np.arange(columns) // 16).all()
 
 
-@given(seeds)
-def test_integers_of_a_block_are_rounded_by_its_maximum(seed: int) -> None:
+blocks_of = st.sampled_from([128, 64])
+
+
+@given(seeds, blocks_of)
+def test_integers_of_a_block_are_rounded_by_its_maximum(seed: int, block: int) -> None:
     x = drawn(seed, 5, 384)
     x[1] = 0
-    blocks = rounded_blocks(x)
-    scales = np.repeat(blocks.maxima.astype(np.float64), BLOCK, 1) / LEVELS
-    assert (np.abs(blocks.integers * scales - turned(x)) <= 0.75 * scales).all()  # sums in float16 round, too
+    blocks = rounded_blocks(x, block)
+    root = 1 if block == INNER else np.sqrt(block / SPACING)
+    scales = np.repeat(blocks.maxima.astype(np.float64), block, 1) / LEVELS / root
+    error = np.abs(blocks.integers * scales - turned(x, block))
+    assert (error <= 0.75 * scales).all()  # sums in float16 round, too
     assert (blocks.maxima[1] == LEAST).all()
     assert not blocks.integers[1].any()
     assert np.abs(blocks.integers.astype(int)).max() <= LEVELS
 
 
-@given(seeds)
-def test_aligned_integers_are_those_of_the_rows_largest_maximum(seed: int) -> None:
+@given(seeds, blocks_of)
+def test_aligned_integers_are_those_of_the_rows_largest_maximum(seed: int, block: int) -> None:
     x = drawn(seed, 5, 512)
-    found = block_rows(x)
-    assert (found.scales[:, 0] == rounded_blocks(x).maxima.max(1).astype(np.float32) * np.float32(1 / 127)).all()
+    found = block_rows(x, block)
+    root = 1 if block == INNER else np.sqrt(block / SPACING)
+    largest = rounded_blocks(x, block).maxima.max(1).astype(np.float64)
+    np.testing.assert_allclose(found.scales[:, 0], largest / 127 / root, rtol=1e-6)
     # Half a step for each rounding, and half of a 128th of a block's integers for its factor.
-    assert (np.abs(found.integers * found.scales.astype(np.float64) - turned(x)) <= 1.8 * found.scales).all()
+    assert (np.abs(found.integers * found.scales.astype(np.float64) - turned(x, block)) <= 1.8 * found.scales).all()
 
 
 def test_a_block_at_the_rows_maximum_keeps_its_integers() -> None:
     x = drawn(3, 64, 512)
     blocks = rounded_blocks(x)
-    largest = np.repeat(blocks.maxima == blocks.maxima.max(1, keepdims=True), BLOCK, 1)
+    largest = np.repeat(blocks.maxima == blocks.maxima.max(1, keepdims=True), INNER, 1)
     assert (aligned_rows(blocks).integers == blocks.integers)[largest].all()
 
 
