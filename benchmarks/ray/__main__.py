@@ -1,10 +1,11 @@
 """Does Ray Data on one machine embed as fast as `embert embed`?
 
-    python -m benchmarks.ray [--texts 40000] [--lengths query] [--turns 5] [--device cpu] [--actors 1]
+    python -m benchmarks.ray [--texts 40000] [--lengths query] [--turns 5] [--device cpu] [--actors 1] [--cores 1]
 
 Both embed the same texts in turns, each from files to files, with all cores or the GPU. Each runs one text too: what it
 takes less is that of the other texts, and the start is reported apart. Ray has a cluster of this machine alone, which
-is up and has run a pipeline before the clock starts.
+is up and has run a pipeline before the clock starts. With `--cores` what embeds, on either side, has so many cores, and
+the others are Ray's: so it is on a machine with many cores, where Ray's own processes take a small part of them.
 
 Rates are by wall clock. CPU seconds are of all processes, Ray's own among them: where other work keeps the machine
 busy, rates favour the one that has more processes, and CPU seconds tell more. The last lines have medians of the turns.
@@ -30,6 +31,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.lib import record
 from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
+from benchmarks.ray.cores import embed_on
 from embert import load_model
 
 LENGTHS = {"query": QUERY_TOKENS, "passage": PASSAGE_TOKENS}
@@ -76,6 +78,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--actors", type=int, default=1, help="of Ray, which share the GPU")
+    parser.add_argument("--cores", type=int, default=0, help="of what embeds; 0: all")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="embert-ray-") as name:
         folder = Path(name)
@@ -111,6 +114,7 @@ def main() -> None:
     figures = {
         "lengths": arguments.lengths,
         "texts": arguments.texts,
+        "cores": arguments.cores,
         "mean_tokens": round(statistics.mean(each.tokens for each in made), 1),
         "ratio": ratio,
         "cpu_ratio": cpu_ratio,
@@ -118,6 +122,7 @@ def main() -> None:
         "turns": [{kind: asdict(run) for kind, run in turn.items()} for turn in turns],
     }
     suffix = "" if arguments.lengths == "query" else f"-{arguments.lengths}"
+    suffix += f"-of-{arguments.cores}-cores" if arguments.cores else ""
     print(record.write(f"ray{suffix}", figures))
 
 
@@ -139,7 +144,7 @@ def embert_embed(folder: Path, arguments: argparse.Namespace) -> Run:
         command = [sys.executable, "-P", "-m", "embert.server.commands.cli", "embed", "--quiet", "--device"]
         command += [arguments.device, "--file", str(folder / f"{name}.txt"), "--output", str(output)]
         began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, preexec_fn=lambda: embed_on(arguments.cores))
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return Used(time.perf_counter() - began, cpu_s, cpu_s)
@@ -150,7 +155,7 @@ def embert_embed(folder: Path, arguments: argparse.Namespace) -> Run:
 def ray_data(folder: Path, arguments: argparse.Namespace) -> Run:
     """A Ray Data pipeline, twice, in a process that starts its cluster."""
     command = [sys.executable, "-c", "from benchmarks.ray.pipeline import main; main()", str(folder)]
-    command += [arguments.device, str(arguments.actors)]
+    command += [arguments.device, str(arguments.actors), str(arguments.cores)]
     env = os.environ | NO_NEWS | {"PYTHONPATH": str(Path(__file__).parents[2])}  # where workers find benchmarks.ray
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
     one, every = json.loads(done.stdout.splitlines()[-1])

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 
+from benchmarks.ray.cores import embed_on
 from embert.ray import Embedder
 
 __all__ = ["main"]
@@ -29,7 +30,8 @@ BESIDE = 2  # CPUs of Ray's count for tasks that read and write, beside those of
 class Measured(Embedder):
     """Notes what its process has used: once the actor has ended, nobody can ask any more."""
 
-    def __init__(self, notes: str, **options: Any) -> None:
+    def __init__(self, notes: str, cores: int, **options: Any) -> None:
+        embed_on(cores)
         super().__init__(**options)
         self._note = Path(notes, f"{os.getpid()}.cpu")
 
@@ -57,8 +59,8 @@ def main() -> None:
 
     The cluster has run before.
     """
-    folder, device, actors = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    cores = len(os.sched_getaffinity(0))
+    folder, device, actors, given = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    cores = given or len(os.sched_getaffinity(0))
     gpu = device == "cuda"
     ray.init(
         num_cpus=cores + BESIDE,
@@ -74,7 +76,7 @@ def main() -> None:
         began, before = time.perf_counter(), cpu_s(folder)
         ray.data.read_parquet(str(folder / name)).map_batches(
             Measured,
-            fn_constructor_kwargs={"notes": str(folder), "device": device},
+            fn_constructor_kwargs={"notes": str(folder), "cores": given, "device": device},
             compute=ray.data.ActorPoolStrategy(size=actors),
             batch_format="pyarrow",
             batch_size=BATCH,
