@@ -44,7 +44,7 @@ def block_weight(weight: Floats, name: str, block: int = INNER) -> QuantisedWeig
     check_width(weight.shape[1], name)
     rotated = block // SPACING
     sets = weight.astype(np.float64).reshape(len(weight), -1, rotated, SPACING)
-    turned = np.einsum("obic,ij->objc", sets, hadamard(rotated) / math.sqrt(rotated)).reshape(weight.shape)
+    turned = (hadamard(rotated) / math.sqrt(rotated) @ sets).reshape(weight.shape)
     return quantised(turned[:, stored_order(weight.shape[1])])
 
 
