@@ -1,0 +1,87 @@
+"""Products in 8 bits on the device, and what they are given, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embert.engine.encoders.cuda import _cublaslt_library
+from embert.engine.quantization.blocks import block_weight
+from embert.engine.quantization.quarters import quarter_weight
+from tests.csrc import reference as ref
+from tests.csrc.device import Device
+
+__all__ = ["EPSILON", "PROVIDERS", "Floats", "Product", "sums_of"]
+
+EPSILON = 1e-12
+PROVIDERS = ("hopper", "cublaslt")
+Floats = npt.NDArray[Any]
+
+
+def sums_of(rows: Floats, parts: int = 1) -> Floats:
+    """What producers leave of rows [T, columns]: float32 [T, groups · parts, 2]."""
+    groups = rows.astype(np.float64).reshape(len(rows), -1, 128 // parts)
+    return np.stack([groups.sum(axis=2), np.square(groups).sum(axis=2)], axis=2).astype(np.float32)
+
+
+class Product:
+    """A product of 8 bits on the device; the memory for quantised rows can be read."""
+
+    def __init__(
+        self, device: Device, random: np.random.Generator, out: int, width: int, kind: int = ref.NONE,
+        norm: tuple[Floats, Floats] | None = None, of_residual: bool = False, most: int = 3001,
+        provider: str = "hopper",
+    ) -> None:  # fmt: skip
+        self.device, self.kind, self.of_residual = device, kind, of_residual
+        self.inner = width > out  # a feed-forward part's second product
+        weight = (random.standard_normal((out, width)) / np.sqrt(width)).astype(np.float32)
+        self.weight, self.scales = (block_weight if self.inner else quarter_weight)(weight, "weight")
+        self.bias = random.standard_normal(out).astype(np.float32)
+        self.norm = norm
+        self.data, self.row_scales = device.new(-(-most // 32) * 32 * width), device.new(most * 4)
+        self.vectors = [device.put(each) for each in (self.weight, self.scales, self.bias)]
+        self.vectors += [0, 0] if norm is None else [device.put(each.astype(np.float32)) for each in norm]
+        self.product: Any = self.made_by(provider)
+
+    def made_by(self, provider: str) -> Any:
+        """The same by either provider. Skips where the GPU or the build does not have it."""
+        weight, scales, bias, gamma, beta = self.vectors
+        try:
+            return self.device.launch.int8_product(
+                weight, scales, bias, *self.weight.shape, self.kind, gamma, beta, self.of_residual, EPSILON, self.data,
+                self.row_scales, provider, _cublaslt_library(), 128 if self.inner else 0,
+            )  # fmt: skip
+        except RuntimeError as error:
+            pytest.skip(str(error))
+
+    def run(self, x: npt.NDArray[np.float16], residual: npt.NDArray[np.float16] | None = None) -> Floats:
+        """y, and what it leaves in `self.y_sums`."""
+        rows, out, device = len(x), len(self.bias), self.device
+        y, y_sums = device.new(rows * out * 2), device.new(rows * out // 2)
+        normed = self.norm is not None and not self.of_residual
+        self.product.run(
+            device.launch, device.put(x), device.put(sums_of(x)) if normed else 0,
+            0 if residual is None else device.put(residual),
+            0 if residual is None else device.put(sums_of(residual)), 1, rows, y, 0 if residual is None else y_sums,
+        )  # fmt: skip
+        found = device.get(y, (rows, out), np.float16)
+        if residual is not None:
+            found_sums = device.get(y_sums, (rows, out // 128, self.product.parts, 2), np.float32)
+            while found_sums.shape[2] > 1:  # norm/row_sums.cuh
+                found_sums = found_sums[:, :, ::2] + found_sums[:, :, 1::2]
+            self.y_sums = found_sums[:, :, 0]
+        return found
+
+    def sums(self, rows: int) -> tuple[npt.NDArray[np.int64], Floats]:
+        """The exact sums of what the last run multiplied, and the scales of its rows."""
+        q = self.device.get(self.data, (rows, self.weight.shape[1]), np.int8)
+        sums = q.astype(np.float64) @ self.weight.astype(np.float64).T
+        return sums.astype(np.int64), self.device.get(self.row_scales, (rows,), np.float32)
+
+    def scaled(self, rows: int) -> tuple[Floats, Floats]:
+        """The product without its bias as FP32 has it, and the scales of columns."""
+        sums, scales = self.sums(rows)
+        return sums.astype(np.float32) * scales[:, None], self.scales

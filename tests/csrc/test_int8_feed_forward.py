@@ -1,0 +1,113 @@
+"""The feed-forward part in 8 bits, whose inner rows pass in blocks: csrc/EPILOGUES.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embert.engine.encoders.cuda import _cublaslt_library
+from embert.engine.quantization.blocks import aligned_rows, block_rows, block_weight, rounded_blocks
+from embert.engine.quantization.quarters import quarter_weight
+from tests.csrc import int8
+from tests.csrc import reference as ref
+from tests.csrc.device import Device
+from tests.csrc.int8_device import EPSILON, Floats, sums_of
+
+pytestmark = pytest.mark.gpu
+
+
+class FeedForward:
+    """Both products of a feed-forward part, whose inner rows can be read."""
+
+    def __init__(
+        self, device: Device, random: np.random.Generator, hidden: int, inner: int, kind: int, most: int
+    ) -> None:
+        self.device, self.hidden, self.inner, self.kind = device, hidden, inner, kind
+        first = (random.standard_normal((inner, hidden)) / np.sqrt(hidden)).astype(np.float32)
+        second = (random.standard_normal((hidden, inner)) / np.sqrt(inner)).astype(np.float32)
+        self.in_, self.out = quarter_weight(first, "in"), block_weight(second, "out")
+        self.biases = [random.standard_normal(n).astype(np.float32) / 4 for n in (inner, hidden)]
+        norms = [random.uniform(0.5, 1.5, hidden), random.standard_normal(hidden) / 4] * 2
+        self.norms = [device.put(each.astype(np.float32)) for each in norms]
+        most = -(-most // 32) * 32
+        self.data, self.row_scales = device.new(most * max(hidden, inner)), device.new(most * 4)
+        self.rows_between = device.new(most * inner * 2)
+        self.vectors = [
+            [device.put(each) for each in (*of, bias)]
+            for of, bias in zip((self.in_, self.out), self.biases, strict=True)
+        ]
+
+    def made_by(self, provider: str) -> Any:
+        try:
+            return self.device.launch.int8_feed_forward(
+                *self.vectors, self.hidden, self.inner, self.kind, self.norms, EPSILON, self.data, self.row_scales,
+                provider, _cublaslt_library(),
+            )  # fmt: skip
+        except RuntimeError as error:
+            pytest.skip(str(error))
+
+    def run(self, made: Any, x: npt.NDArray[np.float16]) -> Floats:
+        rows = len(x)
+        y, y_sums = self.device.new(x.size * 2), self.device.new(x.size // 2)
+        made.run(
+            self.device.launch, self.device.put(x), self.device.put(sums_of(x)), 1, rows, self.rows_between, y, y_sums
+        )
+        return self.device.get(y, x.shape, np.float16)
+
+
+WIDTHS = [(1024, 4096), (768, 3072), (384, 1536), (256, 640)]
+
+
+@pytest.mark.parametrize("kind", [ref.GELU, ref.GELU_TANH, ref.RELU])
+@pytest.mark.parametrize(("hidden", "inner"), WIDTHS)
+def test_inner_rows_pass_in_blocks_of_numpys_bits(
+    device: Device, random: np.random.Generator, hidden: int, inner: int, kind: int
+) -> None:
+    """Few rows pass in float16, which numpy turns into what many rows pass as."""
+    of = FeedForward(device, random, hidden, inner, kind, 8000)
+    made = of.made_by("hopper")
+    x = random.standard_normal((8000, hidden)).astype(np.float16)
+    of.run(made, x)
+    size = len(x) * inner
+    memory = device.get(of.rows_between, (size + size // 64,), np.uint8)
+    for first in (0, 4000, 7984):
+        of.run(made, x[first : first + 16])
+        wanted = rounded_blocks(device.get(of.rows_between, (16, inner), np.float16))
+        found = memory[first * inner : (first + 16) * inner].astype(int).reshape(16, inner) - 128
+        maxima = memory[size:].view(np.float16).reshape(len(x), -1)[first : first + 16]
+        assert (found == wanted.integers).all()
+        assert (maxima == wanted.maxima).all()
+        aligned = aligned_rows(wanted)
+        assert (device.get(of.data, (16, inner), np.int8) == aligned.integers).all()
+
+
+@pytest.mark.parametrize(("hidden", "inner"), WIDTHS)
+def test_a_feed_forward_row_has_the_same_bits_in_any_company_and_by_either_provider(
+    device: Device, random: np.random.Generator, hidden: int, inner: int
+) -> None:
+    of = FeedForward(device, random, hidden, inner, ref.GELU, 16_400)
+    ours, theirs = of.made_by("hopper"), of.made_by("cublaslt")
+    x = random.standard_normal((16_400, hidden)).astype(np.float16)
+    together = of.run(ours, x)
+    assert np.isfinite(together).all()
+    assert of.run(theirs, x).tobytes() == together.tobytes()
+    for rows in (1, 16, 17, 65, 129, 500, 1000, 1500, 2500, 6100, 10_000):
+        some = random.permutation(len(x))[:rows]
+        assert of.run(ours, x[some]).tobytes() == together[some].tobytes(), rows
+
+
+def test_a_feed_forward_part_is_the_exact_one_but_for_8_bits(device: Device, random: np.random.Generator) -> None:
+    of = FeedForward(device, random, 768, 3072, ref.GELU, 5000)
+    made = of.made_by("hopper")
+    x = random.standard_normal((5000, 768)).astype(np.float16)
+    found = of.run(made, x)
+    gamma, beta = (device.get(at, (768,), np.float32).astype(np.float64) for at in of.norms[:2])
+    normed = ref.layernorm(x.astype(np.float64), gamma, beta, EPSILON)
+    rows = int8.quantised_rows(normed.astype(np.float16))
+    first = rows[0].astype(np.float64) @ of.in_.integers.T * rows[1][:, None] * of.in_.scales + of.biases[0]
+    inner = block_rows((ref.activation(first, ref.GELU) / 4).astype(np.float16))
+    wanted = inner.integers.astype(np.float64) @ of.out.integers.T * inner.scales * of.out.scales + of.biases[1]
+    assert ref.error(found, wanted + normed) <= 4e-3  # integers that differ by one, as FP16 rounds

@@ -1,0 +1,148 @@
+"""Whole encoders in 8 bits, beside float16, numpy and themselves in other company."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.lib.texts import english
+from embert import engine
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.engine import Engine
+from embert.engine.errors import UnsupportedModel
+from embert.engine.quantization.agreement import agreement_of_rows
+from tests.csrc import int8
+from tests.csrc.encoder.random_models import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
+from tests.csrc.int8_device import PROVIDERS
+from tests.engine import families
+
+pytestmark = pytest.mark.gpu
+
+
+def encoder_of(folder: Path, dtype: str, **options: Any) -> CudaEncoder:
+    try:
+        return CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=16384, dtype=dtype, **options)
+    except UnsupportedModel as error:
+        if "compute capability 9.0" not in str(error) and "this build has no cuBLASLt" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+SIZES = {"narrow": NARROW, "base": BASE, "large": LARGE}
+
+
+@pytest.mark.parametrize("gemm", PROVIDERS)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_model_agrees_with_float16(tmp_path: Path, random: np.random.Generator, size: str, gemm: str) -> None:
+    folder = random_bert(tmp_path, **SIZES[size])
+    batch = packed(random, random.integers(1, 300, 80))
+    ours = encoder_of(folder, "int8", gemm=gemm)
+    assert (ours.dtype, ours.gemm) == ("int8", gemm)
+    found = ours.encode(batch)
+    ours.close()
+    exact = encoder_of(folder, "float16", gemm=gemm)
+    assert cosines(found, exact.encode(batch)).min() >= 0.999
+    exact.close()
+
+
+@pytest.mark.parametrize("gemm", PROVIDERS)
+@pytest.mark.parametrize("config", [NARROW | {"num_hidden_layers": 1}, BASE | {"num_hidden_layers": 1}])
+def test_a_model_agrees_with_numpys_in_8_bits(
+    tmp_path: Path, random: np.random.Generator, config: dict[str, Any], gemm: str
+) -> None:
+    folder = random_bert(tmp_path, **config)
+    model = engine.load_model(str(folder))
+    checkpoint = Checkpoint.open(model)
+    ours = encoder_of(folder, "int8", gemm=gemm)
+    lengths = np.array([1, 17, 130])
+    batch = packed(random, lengths, normalize=np.zeros(3, np.bool_))
+    found = ours.encode(batch)
+    ours.close()
+    unrounded = engine.load_encoder(model, device="cpu").encode(batch)
+    wanted = np.stack(
+        [
+            int8.hidden_state(batch.ids[begin:end], model.architecture, checkpoint).mean(axis=0)
+            for begin, end in itertools.pairwise(batch.cu_seqlens)
+        ]
+    )
+    # One step of 8 bits more or less moves what comes after it, so bits are not equal; it is much nearer all the same.
+    print(relative_error(found, wanted), relative_error(found, unrounded))
+    assert relative_error(found, wanted) <= 0.8 * relative_error(found, unrounded)
+
+
+@pytest.mark.parametrize("gemm", PROVIDERS)
+@pytest.mark.parametrize("size", ["narrow", "base"])
+def test_a_text_has_the_same_bits_in_any_company(
+    tmp_path: Path, random: np.random.Generator, size: str, gemm: str
+) -> None:
+    ours = encoder_of(random_bert(tmp_path, **SIZES[size]), "int8", gemm=gemm)
+    lengths = np.concatenate([[1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 200, 50)])
+    batch = packed(random, lengths)
+    everyone = np.arange(len(lengths))
+    together = ours.encode(part(batch, everyone))
+    for _ in range(20):
+        rows = random.permutation(everyone)[: int(random.integers(1, len(everyone) + 1))]
+        assert ours.encode(part(batch, rows)).tobytes() == together[rows].tobytes()
+    for row in everyone:
+        assert ours.encode(part(batch, everyone[row : row + 1])).tobytes() == together[[row]].tobytes()
+    ours.close()
+
+
+@pytest.mark.parametrize("gemm", PROVIDERS)
+@pytest.mark.parametrize("architecture", ["xlm-roberta", "roberta, padded with 5", "distilbert", "mpnet"])
+def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str, gemm: str) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
+    if architecture == "distilbert":
+        sizes = {"dim": 256, "n_heads": 8, "hidden_dim": 512}
+    folder = families.build(tmp_path, architecture, vocab_size=30522, **sizes)
+    (folder / "tokenizer.json").write_text("{}")
+    ours = encoder_of(folder, "int8", gemm=gemm)
+    batch = packed(random, np.array([1, 17, 64, 65, 128]))
+    wanted = engine.load_encoder(engine.load_model(str(folder)), device="cpu").encode(batch)
+    assert (
+        cosines(ours.encode(batch), wanted).min() >= 0.99
+    )  # weights as large as these make attention pick single tokens
+    ours.close()
+
+
+def test_what_it_refuses(tmp_path: Path) -> None:
+    for config, named in (
+        ({"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}, "hidden size 192"),
+        ({"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1000}, "intermediate size 1000"),
+    ):
+        folder = tmp_path / named.replace(" ", "-")
+        folder.mkdir()
+        model = engine.load_model(str(random_bert(folder, num_hidden_layers=1, **config)))
+        with pytest.raises(UnsupportedModel, match=named):
+            CudaEncoder(model, dtype="int8")
+
+
+def test_another_gpu_than_hopper_is_not_used_without_being_asked_for(tmp_path: Path) -> None:
+    model = engine.load_model(str(random_bert(tmp_path, **(BASE | {"num_hidden_layers": 1}))))
+    usual = CudaEncoder(model, dtype="float16", graphs=False)
+    usual.close()
+    if usual.compute_capability == 90:
+        pytest.skip("this one is Hopper")
+    with pytest.raises(UnsupportedModel, match="ask for them with --encoder cuda-portable"):
+        CudaEncoder(model, dtype="int8")
+
+
+def test_a_thousand_english_sentences_keep_their_neighbours() -> None:
+    """On real weights, beside the same model in float16."""
+    sentences = english(1000)
+    vectors = []
+    for dtype in ("int8", "float16"):
+        with Engine.load(engine.load_model(), device="cuda", dtype=dtype) as loaded:
+            vectors.append(loaded.embed(sentences))
+    ours, theirs = vectors
+    found = agreement_of_rows(ours, theirs, dtype="float16")
+    print(found)
+    assert found.worst >= 0.999
+    assert found.neighbours is not None
+    assert found.neighbours >= 0.98
