@@ -33,6 +33,12 @@ __device__ __forceinline__ void rotate_block(uint32_t (&y)[2][kTiles]) {
 // Smaller magnitudes are rounded as if the block had this one: 127 over it must be in FP16's range.
 constexpr uint32_t kLeastMaximum = 0x18001800;  // 2⁻⁹, twice
 
+// The larger ones of rows g and g + 8 among their four lanes; NaN where one of them is.
+__device__ __forceinline__ __half2 larger_of_row(__half2 most) {
+  most = __hmax2_nan(most, as_half2(__shfl_xor_sync(~0u, as_bits(most), 1)));
+  return __hmax2_nan(most, as_half2(__shfl_xor_sync(~0u, as_bits(most), 2)));
+}
+
 // The largest magnitudes of rows g and g + 8 in the block; NaN where one of them is. The row's four lanes get it.
 template <int kTiles>
 __device__ __forceinline__ uint32_t block_maxima(const uint32_t (&y)[2][kTiles]) {
@@ -44,9 +50,7 @@ __device__ __forceinline__ uint32_t block_maxima(const uint32_t (&y)[2][kTiles])
     for (int j = 1; j < kTiles; ++j) most[r] = __hmax2_nan(most[r], __habs2(as_half2(y[r][j])));
   }
   __half2 both = __hmax2_nan(__lows2half2(most[0], most[1]), __highs2half2(most[0], most[1]));
-  both = __hmax2_nan(both, as_half2(__shfl_xor_sync(~0u, as_bits(both), 1)));
-  both = __hmax2_nan(both, as_half2(__shfl_xor_sync(~0u, as_bits(both), 2)));
-  return as_bits(__hmax2_nan(both, as_half2(kLeastMaximum)));
+  return as_bits(__hmax2_nan(larger_of_row(both), as_half2(kLeastMaximum)));
 }
 
 // half(127 / most). The approximation leaves the quotient's rounding as it is: 127 over a number of FP16 is at least

@@ -47,9 +47,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   __syncthreads();
   __half2 most = as_half2(0);
   for (int i = lane % 4; i < blocks; i += 4) most = __hmax2_nan(most, maxima[i][lane / 4]);
-  most = __hmax2_nan(most, as_half2(__shfl_xor_sync(~0u, as_bits(most), 1)));
-  most = __hmax2_nan(most, as_half2(__shfl_xor_sync(~0u, as_bits(most), 2)));
-  const float2 largest = __half22float2(most);
+  const float2 largest = __half22float2(larger_of_row(most));
   const float2 inverse = {row_inverse_of(largest.x), row_inverse_of(largest.y)};
 #pragma unroll
   for (int i = 0; i < kOfWarp; ++i) {

@@ -19,8 +19,7 @@ class BlockMaxima {
         second_(min(row + 8, rows - 1) * blocks) {
     largest_ = as_half2(0);
     for (int i = lane % 4; i < blocks; i += 4) largest_ = __hmax2_nan(largest_, load(i));
-    largest_ = __hmax2_nan(largest_, as_half2(__shfl_xor_sync(~0u, as_bits(largest_), 1)));
-    largest_ = __hmax2_nan(largest_, as_half2(__shfl_xor_sync(~0u, as_bits(largest_), 2)));
+    largest_ = larger_of_row(largest_);
     inverse_ = {row_inverse_of(__low2float(largest_)), row_inverse_of(__high2float(largest_))};
   }
   __device__ __forceinline__ __half2 load(int block) const {

@@ -21,9 +21,9 @@ class ScaledRows : public TileRows<kTurns, true> {
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
 
  public:
-  __device__ __forceinline__ ScaledRows(uint8_t* raw, const GemmArguments& of, const float* row_scales,
+  __device__ __forceinline__ ScaledRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
                                         const Tiles<Shape>& tiles, const CUtensorMap& y_map, int consumer, int own_row)
-      : Base(raw, of, tiles, y_map, consumer, own_row), row_scales_(row_scales) {}
+      : Base(raw, of, tiles, y_map, consumer, own_row), row_scales_(scales.rows) {}
 
   __device__ __forceinline__ void first(int tile) {
     this->ask_columns(tile);
@@ -101,7 +101,7 @@ class BlockRows : public ScaledRows<kActivation, kTurns> {
  public:
   __device__ __forceinline__ BlockRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
                                        const Tiles<Shape>& tiles, const CUtensorMap& y_map, int consumer, int own_row)
-      : Base(raw, of, scales.rows, tiles, y_map, consumer, own_row), maxima_(static_cast<half_t*>(scales.maxima)) {}
+      : Base(raw, of, scales, tiles, y_map, consumer, own_row), maxima_(static_cast<half_t*>(scales.maxima)) {}
 
   __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
     float scale[kHalves][2];
@@ -209,19 +209,26 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 #endif
 }
 
-template <Activation kActivation, bool kTurns>
-__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
-    scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                  const __grid_constant__ CUtensorMap y_map, const GemmArguments of, const ProductScales scales) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = ScaledRows<kActivation, kTurns>;
+// A block's work. Epilogue: ScaledRows or BlockRows.
+template <typename Epilogue, bool kTurns>
+__device__ __forceinline__ void scaled_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                             const CUtensorMap& y_map, const GemmArguments& of,
+                                             const ProductScales& scales) {
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
   open_turns<kTurns>(shared_address(raw));
   const Tiles<PingPongShape> tiles(of);
   multiply_in_turns<int8_t, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, of, scales.rows, tiles, y_map, consumer, own_row);
+    return Epilogue(raw, of, scales, tiles, y_map, consumer, own_row);
   });
+}
+
+template <Activation kActivation, bool kTurns>
+__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
+    scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                  const __grid_constant__ CUtensorMap y_map, const GemmArguments of, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  scaled_tiles<ScaledRows<kActivation, kTurns>, kTurns>(x_map, w_map, y_map, of, scales);
 #else
   EMBERT_TRAP("scaled_kernel");
 #endif
@@ -232,14 +239,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     block_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                  const __grid_constant__ CUtensorMap y_map, const GemmArguments of, const ProductScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = BlockRows<kActivation, kTurns>;
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
-  open_turns<kTurns>(shared_address(raw));
-  const Tiles<PingPongShape> tiles(of);
-  multiply_in_turns<int8_t, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, of, scales, tiles, y_map, consumer, own_row);
-  });
+  scaled_tiles<BlockRows<kActivation, kTurns>, kTurns>(x_map, w_map, y_map, of, scales);
 #else
   EMBERT_TRAP("block_kernel");
 #endif
