@@ -60,6 +60,7 @@ class Compiler {
     if (of.turned > 0 && !able_.turns) made_.steps.push_back(step);
     step.action = Action::kAttend;
     step.y = Place::kContext;
+    step.product = int(made_.products.size());
     made_.steps.push_back(step);
 
     ProductPlan out{Matrix::kAttentionOut, i};

@@ -54,7 +54,7 @@ struct Step {
   Place x = Place::kNothing, y = Place::kNothing;
   Place residual = Place::kNothing;  // kProduct
   bool leaves_sums = false;          // y is not normalised
-  int product = 0;                   // kProduct; kFeedForward: the first of two
+  int product = 0;                   // kProduct; kAttend: of the context; kFeedForward: the first of two
   int layer = 0;                     // kTurn, kAttend
   NormName norm = {};                // kNormalise
 };

@@ -134,10 +134,7 @@ Status Encoder::attend(const Step& step, Replay& replay) {
   WindowedWork work(replay.work, model_.attention_of(step.layer).window, longest);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
   const int head_size = model_.head_size();
-  // The steps are in order: the product of the context is the next one.
-  const Step& out = *(&step + 1);
-  const Linear* const product = products_[out.product].alone.get();
-  if (!gathers && product->takes_blocks(replay.count) &&
+  if (!gathers && products_[step.product].alone->takes_blocks(replay.count) &&
       attention_leaves_blocks(model_.dtype, work, head_size, maps_.get())) {
     const QuantisedBlocks blocks = QuantisedBlocks::in(context, replay.count, model_.hidden);
     EMBERT_TRY(attention_in_blocks(qkv, replay.count, work, model_.heads, weights_.relative(), blocks, *maps_,
