@@ -20,6 +20,7 @@ enum class TileKernel : int {
   kWide256 = 3,   // wide.cuh, 128 × 256
   kWide128 = 4,   // wide.cuh, 128 × 128
   kTall128 = 5,   // wide.cuh, 192 × 128: what fits the multiprocessors in one round may not with the other two
+  kTurns256 = 6,  // residual_turns.cuh, 64 × 256, consumers in turn; 8 bits only
 };
 
 struct TileChoice {

@@ -167,7 +167,13 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     assert "maxima_kernel" in names["hopper_maxima"]
     for kernel in ("pingpong_gated_kernel", "few_rows_gated_kernel"):
         assert kernel in names["hopper_gated"]
-    for kernel in ("scaled_kernel", "block_kernel", "wide_scaled_kernel", "few_rows_scaled_kernel"):
+    for kernel in (
+        "scaled_kernel",
+        "block_kernel",
+        "wide_scaled_kernel",
+        "few_rows_scaled_kernel",
+        "residual_turns_kernel",
+    ):
         assert kernel in names["hopper_int8"]
     assert "quantise_kernel" in names["quantise"]
     assert "quantise_blocks_kernel" in names["quantise_blocks"]

@@ -11,7 +11,7 @@ from tests.csrc.host_program import CSRC, build
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
-KERNELS = {0: "few", 1: "ping-pong", 2: "shared", 3: "wide", 4: "wide", 5: "wide"}  # TileKernel
+KERNELS = {0: "few", 1: "ping-pong", 2: "shared", 3: "wide", 4: "wide", 5: "wide", 6: "turns"}  # TileKernel
 
 # By product: (rows of W, in, kind, multiprocessors), kind as in tile_choices.cpp, and from which number of rows on
 # which kernel and tile it gets.
@@ -71,6 +71,17 @@ CASES: dict[str, tuple[tuple[int, int, int, int], str]] = {
         "1: few 16x32, 33: few 32x32, 97: few 64x32, 129: few 64x64, 641: wide 128x128, 2049: wide 192x128, "
         "3073: wide 128x256, 8449: wide 192x128, 9217: wide 128x256, 12545: wide 192x128, 12673: wide 128x256",
     ),
+    "BERT-large O in 8 bits": (
+        (1024, 1024, 4, 132),
+        "1: few 16x32, 33: few 32x32, 97: few 64x32, 641: wide 128x128, 2049: wide 192x128, 3073: wide 128x128, "
+        "6145: turns 64x256, 8449: wide 192x128, 9217: turns 64x256, 12545: wide 192x128, 12673: turns 64x256",
+    ),
+    "BERT-large FFN out in 8 bits": (
+        (1024, 4096, 4, 132),
+        "1: few 16x32, 33: few 32x32, 97: few 64x32, 641: wide 128x128, 2049: wide 192x128, 3073: wide 128x256, "
+        "8449: wide 192x128, 9217: wide 128x256, 12545: wide 192x128, 12673: wide 128x256",
+    ),
+    "MiniLM O in 8 bits": ((384, 384, 4, 132), "1: few 16x32, 33: few 32x32, 97: few 64x32, 1665: wide 128x128"),
     "long K without a residual": (
         (6144, 2048, 0, 132),
         "1: few 16x64, 17: few 32x64, 33: few 64x32, 65: few 64x64, 129: shared 128x128, 257: wide 128x256",
@@ -138,7 +149,7 @@ def test_products_get_the_tiles_that_were_measured(program: Path) -> None:
 
 def test_the_kernel_fits_its_tile(program: Path) -> None:
     """Wide tiles are three kernels: the name of each is that of its tile."""
-    kernels = {3: (128, 256), 4: (128, 128), 5: (192, 128), 1: (128, 128), 2: (128, 128)}
+    kernels = {6: (64, 256), 3: (128, 256), 4: (128, 128), 5: (192, 128), 1: (128, 128), 2: (128, 128)}
     told = answered(program, *(number for case, _ in CASES.values() for number in case)).split()
     seen = set()
     for at in range(0, len(told), 4):

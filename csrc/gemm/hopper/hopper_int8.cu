@@ -4,6 +4,7 @@
 
 #include "gemm/epilogue/fold.cuh"
 #include "gemm/hopper/hopper.h"
+#include "gemm/loops/residual_turns.cuh"
 #include "gemm/loops/scaled.cuh"
 #include "gemm/loops/wide.cuh"
 
@@ -111,6 +112,7 @@ class Int8Linear final : public Linear {
   }
   template <int kBlock>
   Status run_any_wide(const Call& call, TileKernel kernel) {
+    if (kernel == TileKernel::kTurns256) return run_turns<kBlock>(call);
     if (kernel == TileKernel::kWide256) return run_wide<Wide256, kBlock>(call);
     return kernel == TileKernel::kWide128 ? run_wide<Wide128, kBlock>(call) : run_wide<Tall128, kBlock>(call);
   }
@@ -189,6 +191,21 @@ class Int8Linear final : public Linear {
     const int tiles = tiles_of(call.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
     return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
                            Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *y_map,
+                           arguments_of(call, Shape::kColumns), product_scales(call));
+  }
+
+  template <int kBlock>
+  Status run_turns(const Call& call) {
+    using Shape = ResidualTurns;
+    const auto kernel = residual_turns_kernel<kBlock>;
+    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
+    const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
+    EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
+    EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+    EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, 16, 64}, residual_map));
+    const int tiles = tiles_of(call.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
+    return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
+                           Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *residual_map, *y_map,
                            arguments_of(call, Shape::kColumns), product_scales(call));
   }
 
