@@ -52,7 +52,7 @@ def limit_kernel_caches(products: int) -> None:
     to 1.8 GB. With fewer entries than there are kernels, kernels would be made again and again (see `kernel_rows`).
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(cache, str(224 * products))
+        os.environ.setdefault(cache, str(248 * products))
 
 
 def kernel_rows(rows: int) -> int:
@@ -61,7 +61,7 @@ def kernel_rows(rows: int) -> int:
     oneDNN makes a kernel for each number of rows, and packed batches keep bringing new numbers. Without rounding, new
     kernels cost 5 % of the throughput of mixed work, and fragmented the heap: 300 MB were unusable after some minutes.
     """
-    step = 8 if rows <= 128 else 16 if rows <= 256 else 32 if rows <= 1024 else 128
+    step = 4 if rows <= 32 else 8 if rows <= 128 else 16 if rows <= 256 else 32 if rows <= 1024 else 128
     return -(-rows // step) * step
 
 
