@@ -90,7 +90,9 @@ def attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int, positions:
             mixed = _long(split, keys or length, positions.bias)
         else:
             every = split.view(3, n * heads, rows, size)
-            mixed = _short(every, torch.empty_like(every[0]), keys or length, positions, heads, apart=padded and not exact)
+            mixed = _short(
+                every, torch.empty_like(every[0]), keys or length, positions, heads, apart=padded and not exact
+            )
         mixed = mixed.view(n, heads, rows, size)
         result.copy_(mixed if rows == length else mixed[:, :, :length])
     if stop < tokens:
