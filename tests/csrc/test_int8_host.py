@@ -124,7 +124,7 @@ CASES = {
         "1: few 16x64, 17: few 32x64, 33: few 64x32, 65: few 64x64, 321: shared 128x128, 641: ping-pong 128x128",
     ),
 }
-KERNELS = {0: "few", 1: "ping-pong", 2: "shared", 3: "wide", 4: "wide", 5: "wide"}
+KERNELS = {0: "few", 1: "ping-pong", 2: "shared", 3: "wide", 4: "wide", 5: "wide", 6: "turns"}
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +152,7 @@ def test_tiles_with_a_residual_are_narrow_for_few_rows_and_wide_for_others(tiles
     assert found[0] == (1, "few 16x32")
     few = [tile for _, tile in found if tile.startswith("few")]
     assert {tile.rpartition("x")[2] for tile in few} == {"32"}
-    assert {tile.partition(" ")[0] for _, tile in found[len(few) :]} == {"wide"}
+    turns = {"turns"} if (out, width) == (1024, 1024) else set()  # with a short K
+    assert {tile.partition(" ")[0] for _, tile in found[len(few) :]} == {"wide"} | turns
     if out == 1024:
-        assert [tile for rows, tile in found if rows <= 16384][-1] == "wide 128x256"
+        assert [tile for rows, tile in found if rows <= 16384][-1] == ("turns 64x256" if turns else "wide 128x256")

@@ -34,6 +34,7 @@ HOPPERS_OWN = {
     "scaled_kernel": "gemm/hopper/hopper_int8.cu",
     "block_kernel": "gemm/hopper/hopper_int8.cu",
     "wide_scaled_kernel": "gemm/hopper/hopper_int8.cu",
+    "residual_turns_kernel": "gemm/hopper/hopper_int8.cu",
 }
 
 

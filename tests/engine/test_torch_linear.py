@@ -133,7 +133,7 @@ def test_numbers_of_rows() -> None:
     for rows in range(1, 2000):
         assert rows <= kernel_rows(rows) <= max(rows + 7, 1.13 * rows)
     assert list(row_counts(300)) == sorted({kernel_rows(rows) for rows in range(1, 301)})
-    assert list(row_counts(1)) == [4]
+    assert list(row_counts(1)) == [8]
 
 
 @pytest.mark.parametrize(

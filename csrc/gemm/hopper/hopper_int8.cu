@@ -4,7 +4,7 @@
 
 #include "gemm/epilogue/fold.cuh"
 #include "gemm/hopper/hopper.h"
-#include "gemm/loops/residual_turns.cuh"
+#include "gemm/int8/residual_turns.cuh"
 #include "gemm/loops/scaled.cuh"
 #include "gemm/loops/wide.cuh"
 

@@ -61,7 +61,7 @@ def kernel_rows(rows: int) -> int:
     oneDNN makes a kernel for each number of rows, and packed batches keep bringing new numbers. Without rounding, new
     kernels cost 5 % of the throughput of mixed work, and fragmented the heap: 300 MB were unusable after some minutes.
     """
-    step = 4 if rows <= 32 else 8 if rows <= 128 else 16 if rows <= 256 else 32 if rows <= 1024 else 128
+    step = 4 if 8 < rows <= 32 else 8 if rows <= 128 else 16 if rows <= 256 else 32 if rows <= 1024 else 128
     return -(-rows // step) * step
 
 
