@@ -45,9 +45,9 @@ MAX_SCORE_BYTES = 2 << 20
 IN_PLACE_LENGTH = 64
 
 # In bfloat16, sequences of more tokens than SHORT_LENGTH are padded to a multiple of LENGTH_STEP. In any type those of
-# fewer tokens than that are: torch's softmax takes 5 µs for 12 heads of 16 tokens, and 46 for 15. If the length is no
-# multiple of it, that softmax takes 1.2 to 1.7 times as long in place.
-SHORT_LENGTH, LENGTH_STEP = 64, 16
+# fewer tokens than LENGTH_STEP are, from PADDED_LENGTH on: torch's softmax takes 5 µs for 12 heads of 16 tokens, and 46
+# for 15. If the length is no multiple of it, that softmax takes 1.2 to 1.7 times as long in place.
+SHORT_LENGTH, LENGTH_STEP, PADDED_LENGTH = 64, 16, 8
 
 # Sequences of more tokens take torch's own attention, which never holds all scores of a head.
 LONG_LENGTH = 1024
@@ -81,7 +81,7 @@ def attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int, positions:
                 _short(given[:, number], result[number], keys or length, positions)
             continue
         exact = qkv.dtype == torch.float32 or length <= SHORT_LENGTH or banded
-        padded = length <= LONG_LENGTH if not exact else length < LENGTH_STEP and not banded
+        padded = length <= LONG_LENGTH if not exact else PADDED_LENGTH <= length < LENGTH_STEP and not banded
         split = _split(given, exact=exact, padded=padded, rotation=positions.rotation)
         rows = split.shape[3]
         if banded and positions.window is not None:
