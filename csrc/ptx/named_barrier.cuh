@@ -8,7 +8,7 @@ namespace embert {
 enum NamedBarrier : int {
   kBlockBarrier = 0,     // __syncthreads takes this one
   kScalesBarrier = 1,    // few_rows.cuh: the rows' scales are in shared memory
-  kConsumerBarrier = 1,  // + consumer; pingpong.cuh, wide.cuh, feed_forward.cuh: the four warps of a consumer
+  kConsumerBarrier = 1,  // + consumer; loops/, int8/residual_turns.cuh: the four warps of a consumer
   kPairBarrier = 1,      // + pair; attention/short.cuh: the two warps of a (sequence, head)
   kGroupBarrier = 1,     // + warpgroup; attention/hopper/long_texts.cu: its four warps
 };
