@@ -1,4 +1,4 @@
-"""Matrices in 8 bits on the host: what the device is asked, which tiles products get, what is refused."""
+"""Matrices in 8 bits on the host: what the device is asked, what is refused. test_tiles.py has its tiles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import CSRC, RECORDED, build
+from tests.csrc.host_program import RECORDED, build
 from tests.csrc.recorded import HIDDEN, LAYERS, LONG, Launch, names, only
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
@@ -107,52 +107,3 @@ def test_what_is_refused(program: Path, what: str, said: str) -> None:
 @pytest.mark.parametrize("what", ["kind 1", "portable on hopper"])
 def test_what_is_not_refused(program: Path, what: str) -> None:
     assert told(program, what)[-1] == "fine"
-
-
-# As in test_tiles.py: (out, in, with a residual), and from which number of rows on which kernel and tile it gets.
-CASES = {
-    "MiniLM QKV": (
-        (1152, 384, 0),
-        "1: few 16x32, 17: few 32x32, 33: few 64x32, 65: few 64x64, 833: shared 128x128, 1793: ping-pong 128x128",
-    ),
-    "BERT-base FFN in": (
-        (3072, 768, 0),
-        "1: few 16x32, 17: few 32x32, 33: few 64x32, 65: few 64x64, 321: shared 128x128, 641: ping-pong 128x128",
-    ),
-    "BERT-large QKV": (
-        (3072, 1024, 0),
-        "1: few 16x64, 17: few 32x64, 33: few 64x32, 65: few 64x64, 321: shared 128x128, 641: ping-pong 128x128",
-    ),
-}
-KERNELS = {0: "few", 1: "ping-pong", 2: "shared", 3: "wide", 4: "wide", 5: "wide", 6: "turns"}
-
-
-@pytest.fixture(scope="module")
-def tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = Path(__file__).with_name("tile_choices.cpp"), CSRC / "gemm" / "tile_choice.cpp"
-    return build(tmp_path_factory.mktemp("tiles"), *sources)
-
-
-def chosen(tiles: Path, out: int, width: int, residual: int) -> list[tuple[int, str]]:
-    arguments = map(str, (out, width, 3 + residual, 132))
-    lines = subprocess.run([tiles, *arguments], capture_output=True, text=True, check=True).stdout.split("\n")
-    found = [tuple(map(int, line.split())) for line in lines if line]
-    return [(rows, f"{KERNELS[kernel]} {high}x{wide}") for rows, kernel, high, wide in found]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_tiles_without_a_residual(tiles: Path, name: str) -> None:
-    product, expected = CASES[name]
-    assert ", ".join(f"{rows}: {tile}" for rows, tile in chosen(tiles, *product)) == expected
-
-
-@pytest.mark.parametrize(("out", "width"), [(1024, 1024), (1024, 4096), (768, 3072), (384, 1536)])
-def test_tiles_with_a_residual_are_narrow_for_few_rows_and_wide_for_others(tiles: Path, out: int, width: int) -> None:
-    found = chosen(tiles, out, width, 1)
-    assert found[0] == (1, "few 16x32")
-    few = [tile for _, tile in found if tile.startswith("few")]
-    assert {tile.rpartition("x")[2] for tile in few} == {"32"}
-    turns = {"turns"} if (out, width) == (1024, 1024) else set()  # with a short K
-    assert {tile.partition(" ")[0] for _, tile in found[len(few) :]} == {"wide"} | turns
-    if out == 1024:
-        assert [tile for rows, tile in found if rows <= 16384][-1] == ("turns 64x256" if turns else "wide 128x256")

@@ -81,7 +81,29 @@ CASES: dict[str, tuple[tuple[int, int, int, int], str]] = {
         "1: few 16x32, 33: few 32x32, 97: few 64x32, 641: wide 128x128, 2049: wide 192x128, 3073: wide 128x256, "
         "8449: wide 192x128, 9217: wide 128x256, 12545: wide 192x128, 12673: wide 128x256",
     ),
+    "BERT-base FFN out in 8 bits": (
+        (768, 3072, 4, 132),
+        "1: few 16x32, 17: few 32x32, 97: few 64x32, 833: wide 128x128, 2817: wide 192x128, 4225: wide 128x256, "
+        "11265: wide 192x128, 12673: wide 128x256",
+    ),
     "MiniLM O in 8 bits": ((384, 384, 4, 132), "1: few 16x32, 33: few 32x32, 97: few 64x32, 1665: wide 128x128"),
+    "MiniLM FFN out in 8 bits": (
+        (384, 1536, 4, 132),
+        "1: few 16x32, 33: few 32x32, 97: few 64x32, 1665: wide 128x128, 5633: wide 192x128, 8449: wide 128x128, "
+        "22529: wide 192x128, 25345: wide 128x128",
+    ),
+    "MiniLM QKV in 8 bits": (
+        (1152, 384, 3, 132),
+        "1: few 16x32, 17: few 32x32, 33: few 64x32, 65: few 64x64, 833: shared 128x128, 1793: ping-pong 128x128",
+    ),
+    "BERT-base FFN in in 8 bits": (
+        (3072, 768, 3, 132),
+        "1: few 16x32, 17: few 32x32, 33: few 64x32, 65: few 64x64, 321: shared 128x128, 641: ping-pong 128x128",
+    ),
+    "BERT-large QKV in 8 bits": (
+        (3072, 1024, 3, 132),
+        "1: few 16x64, 17: few 32x64, 33: few 64x32, 65: few 64x64, 321: shared 128x128, 641: ping-pong 128x128",
+    ),
     "long K without a residual": (
         (6144, 2048, 0, 132),
         "1: few 16x64, 17: few 32x64, 33: few 64x32, 65: few 64x64, 129: shared 128x128, 257: wide 128x256",

@@ -56,6 +56,21 @@ __device__ __forceinline__ float scaled_sum(int sum, float of_row, float of_colu
   return __fmul_rn(__fmul_rn(float(sum), of_row), of_column);
 }
 
+// A warp's sums of 16 rows, accumulators of m16n8, as floats: kElements / 2 columns. `of_rows`: the scales of rows
+// lane / 4 and lane / 4 + 8; `of_columns`: in shared memory, two neighbouring columns' each.
+template <int kElements>
+__device__ __forceinline__ void scale_sums(const int* sums, float2 of_rows, const float2* of_columns, int lane,
+                                           float (&scaled)[kElements]) {
+#pragma unroll
+  for (int i = 0; i < kElements; i += 4) {
+    const float2 by = of_columns[i + lane % 4];
+    scaled[i] = scaled_sum(sums[i], of_rows.x, by.x);
+    scaled[i + 1] = scaled_sum(sums[i + 1], of_rows.x, by.y);
+    scaled[i + 2] = scaled_sum(sums[i + 2], of_rows.y, by.x);
+    scaled[i + 3] = scaled_sum(sums[i + 3], of_rows.y, by.y);
+  }
+}
+
 // Two elements of y from such sums, without a residual; with an activation a quarter of it (activation_pair.cuh).
 // `k`: (scale, c, scale, c) of the columns; `by`: the row's scale; scales of rows and c are times pair_factor.
 template <Activation kActivation>

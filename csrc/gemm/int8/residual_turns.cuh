@@ -22,10 +22,11 @@
 namespace embert::hopper {
 
 struct ResidualTurns : StageShape<256, 1> {
-  static constexpr int kThreads = 384;                // a group that copies and two consumers
+  static constexpr int kThreads = 3 * 128;            // a group that copies and two consumers
   static constexpr int kStages = 4;                   // as many as fit
   static constexpr int kBoxes = kColumns / 64;        // of staging memory, a consumer
   static constexpr int kPairBytes = kSumColumns * 8;  // a consumer's constants of 128 columns
+  static constexpr int kWarpBoxBytes = 16 * 128;      // of a box of 64 rows, a warp
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + 2 * kPairBytes;
@@ -74,11 +75,11 @@ __device__ __forceinline__ void finish_in_turns(uint8_t* raw, const Ring& ring, 
       if (step > 0) return;
       if (lane == 0) {
         wait_stores_read<0>();
-        arrive_expecting(residual_there, Shape::kBoxes * 16 * 128);
+        arrive_expecting(residual_there, Shape::kBoxes * Shape::kWarpBoxBytes);
 #pragma unroll
         for (int box = 0; box < Shape::kBoxes; ++box)
-          load_box(&residual_map, own_staging + box * kBoxBytes + warp * 16 * 128, residual_there, column + box * 64,
-                   row);
+          load_box(&residual_map, own_staging + box * kBoxBytes + warp * Shape::kWarpBoxBytes, residual_there,
+                   column + box * 64, row);
       }
       __syncwarp();
     };
@@ -107,15 +108,7 @@ __device__ __forceinline__ void finish_in_turns(uint8_t* raw, const Ring& ring, 
       if (thread / 64 == part) of_part[thread % 64] = column_scales;
       named_barrier_sync(kConsumerBarrier + consumer, 128);
       float scaled[kSumColumns / 2];
-#pragma unroll
-      for (int i = 0; i < kSumColumns / 8; ++i) {
-        const float2 by = of_part[4 * i + lane % 4];
-        const int* const four = products + part * kSumColumns / 2 + 4 * i;
-        scaled[4 * i] = scaled_sum(four[0], x_scales.x, by.x);
-        scaled[4 * i + 1] = scaled_sum(four[1], x_scales.x, by.y);
-        scaled[4 * i + 2] = scaled_sum(four[2], x_scales.y, by.x);
-        scaled[4 * i + 3] = scaled_sum(four[3], x_scales.y, by.y);
-      }
+      scale_sums(products + part * kSumColumns / 2, x_scales, of_part, lane, scaled);
       named_barrier_sync(kConsumerBarrier + consumer, 128);
       if (thread / 64 == part) columns[thread % 64] = own_columns;
       named_barrier_sync(kConsumerBarrier + consumer, 128);
@@ -141,7 +134,7 @@ __device__ __forceinline__ void finish_in_turns(uint8_t* raw, const Ring& ring, 
       if (lane == 0) {
 #pragma unroll
         for (int box = 2 * part; box < 2 * part + 2; ++box)
-          store_box(&y_map, own_staging + box * kBoxBytes + warp * 16 * 128, column + box * 64, row);
+          store_box(&y_map, own_staging + box * kBoxBytes + warp * Shape::kWarpBoxBytes, column + box * 64, row);
         commit_stores();
       }
       leave_sums<kSumColumns>(of, sums, of.rows, first_row, column + part * kSumColumns, lane);

@@ -209,15 +209,7 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
           named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read the columns before
           if (thread / 64 == part) of_part[thread % 64] = column_scales;
           named_barrier_sync(kConsumerBarrier + consumer, 128);
-#pragma unroll
-          for (int i = 0; i < kSumColumns / 8; ++i) {
-            const float2 by = of_part[4 * i + lane % 4];
-            const int* const four = products + part * kSumColumns / 2 + 4 * i;
-            scaled[4 * i] = scaled_sum(four[0], x_scales.x, by.x);
-            scaled[4 * i + 1] = scaled_sum(four[1], x_scales.x, by.y);
-            scaled[4 * i + 2] = scaled_sum(four[2], x_scales.y, by.x);
-            scaled[4 * i + 3] = scaled_sum(four[3], x_scales.y, by.y);
-          }
+          scale_sums(products + part * kSumColumns / 2, x_scales, of_part, lane, scaled);
         }
         const auto& c = either<kScaled>(scaled, products);
         float2 sums[2][kChunks];

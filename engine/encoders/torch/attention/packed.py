@@ -81,7 +81,7 @@ def attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int, positions:
                 _short(given[:, number], result[number], keys or length, positions)
             continue
         exact = qkv.dtype == torch.float32 or length <= SHORT_LENGTH or banded
-        padded = length <= LONG_LENGTH if not exact else PADDED_LENGTH <= length < LENGTH_STEP and not banded
+        padded = (PADDED_LENGTH <= length < LENGTH_STEP and not banded) if exact else length <= LONG_LENGTH
         split = _split(given, exact=exact, padded=padded, rotation=positions.rotation)
         rows = split.shape[3]
         if banded and positions.window is not None:
