@@ -5,13 +5,14 @@ A model that breaks must not take the others along:
 * One that ends the process while it loads is left out. After the first such loss the process loads its models one by
   one, so that the next loss names the model.
 * One whose forwards end the process again and again is left out for a while, and then loaded by the running process.
+* Where the process ends while it loads one model and runs another, either may be at fault. It counts for both, and none
+  is left out for ever on such evidence.
 
 The only model of a process is never left out: there is nobody to protect from it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,11 +28,17 @@ LEFT_OUT_S, LEFT_OUT_MAX_S = 60.0, 3600.0  # the first time, and at most; it dou
 
 @dataclass(slots=True)
 class _Losses:
-    """Processes lost in forwards of a model."""
+    """Processes lost in forwards of a model, or while it was loaded."""
 
     count: int = 0
     last: float = float("-inf")
+    in_doubt: bool = False  # another model may be at fault
     out_s: float = LEFT_OUT_S  # for how long the model is left out the next time
+
+    def leave_out_s(self) -> float:
+        """For how long the model is left out now."""
+        out_s, self.out_s = self.out_s, min(2 * self.out_s, LEFT_OUT_MAX_S)
+        return out_s
 
 
 class EngineModels:
@@ -40,7 +47,7 @@ class EngineModels:
     def __init__(self, numbers: Iterable[int]) -> None:
         self.numbers = tuple(numbers)
         self.states: Mapping[int, ModelState] = {number: ModelState("loading") for number in self.numbers}
-        self._load_losses: Counter[int] = Counter()
+        self._load_losses = {number: _Losses() for number in self.numbers}
         self._losses = {number: _Losses() for number in self.numbers}
         self._left_out: dict[int, tuple[str, float]] = {}  # with the reason, and until when
         self._loading: set[int] = set()  # what this start has begun and not ended
@@ -53,7 +60,7 @@ class EngineModels:
         self.states = {number: ModelState("failed", why) for number, (why, _) in self._left_out.items()}
         self.states |= {number: ModelState("loading") for number in wanted}
         # What was never at fault comes first: it must not wait for what may end the process again.
-        return sorted(wanted, key=lambda number: self._load_losses[number]), self._one_by_one
+        return sorted(wanted, key=lambda number: self._load_losses[number].count), self._one_by_one
 
     def due(self, now: float) -> list[int]:
         """The models that have been left out for long enough: the running process is to load them."""
@@ -70,7 +77,7 @@ class EngineModels:
     def ready(self, number: int, info: ModelInfo) -> None:
         """A model works."""
         self._end(number, ModelState("ready", "", info))
-        self._load_losses.pop(number, None)
+        self._load_losses[number] = _Losses()
 
     def failed(self, number: int, message: str) -> None:
         """A model cannot be loaded."""
@@ -93,9 +100,14 @@ class EngineModels:
         self.states = {number: ModelState("loading", "starting again") for number in self.numbers}
         if len(self.numbers) == len(self._left_out) + 1:
             return None
+        left_out = None
         if len(blamed) == 1:
-            return self._lost_in_loading(blamed.pop(), how)
-        return None if running is None or blamed else self._lost_in_forward(running, how, now)
+            left_out = self._lost_in_loading(blamed.pop(), how, now, in_doubt=running is not None)
+        elif blamed:
+            return None
+        if left_out is None and running is not None:
+            left_out = self._lost_in_forward(running, how, now)
+        return left_out
 
     @property
     def settled(self) -> bool:
@@ -111,13 +123,18 @@ class EngineModels:
         self._loading.discard(number)
         self.states = {**self.states, number: state}
 
-    def _lost_in_loading(self, number: int, how: str) -> tuple[int, str] | None:
-        self._load_losses[number] += 1
-        if self._load_losses[number] < LOAD_LOSSES_MAX:
+    def _lost_in_loading(self, number: int, how: str, now: float, *, in_doubt: bool) -> tuple[int, str] | None:
+        losses = self._load_losses[number]
+        losses.count, losses.in_doubt = losses.count + 1, losses.in_doubt or in_doubt
+        if losses.count < LOAD_LOSSES_MAX:
             return None
-        why = f"the engine process {how} while it loaded this model, {LOAD_LOSSES_MAX} times"
-        self._left_out[number] = why, float("inf")
-        return number, why
+        why = f"the engine process {how} while it loaded this model, {losses.count} times"
+        out_s = float("inf")
+        if losses.in_doubt:
+            out_s = losses.leave_out_s()
+            why += f", once or more while it ran another one; it is left out for {out_s:.0f} s"
+            losses.in_doubt = False
+        return self._leave_out(number, why, now + out_s)
 
     def _lost_in_forward(self, number: int, how: str, now: float) -> tuple[int, str] | None:
         losses = self._losses[number]
@@ -126,8 +143,11 @@ class EngineModels:
         losses.count, losses.last = losses.count + 1, now
         if losses.count < FORWARD_LOSSES_MAX:
             return None
-        out_s, losses.out_s = losses.out_s, min(2 * losses.out_s, LEFT_OUT_MAX_S)
         losses.count -= 1  # one more loss after its return is enough
+        out_s = losses.leave_out_s()
         why = f"the engine process {how} in forwards of this model, again and again; it is left out for {out_s:.0f} s"
-        self._left_out[number] = why, now + out_s
+        return self._leave_out(number, why, now + out_s)
+
+    def _leave_out(self, number: int, why: str, until: float) -> tuple[int, str]:
+        self._left_out[number] = why, until
         return number, why

@@ -141,6 +141,57 @@ def test_the_last_model_that_works_stays_whatever_it_does() -> None:
     assert all(lose(models, 1, now) is None for now in range(50))
 
 
+def lose_in_doubt(models: EngineModels, running: int, loading: int, now: float) -> tuple[int, str] | None:
+    """A start of the process that ends while it runs one model and loads another one."""
+    models.begin()
+    models.loads(running)
+    models.ready(running, INFO)
+    models.loads(loading)
+    return models.lost(KILLED, now, running)
+
+
+def test_a_model_that_loads_while_another_one_ends_the_process_comes_back() -> None:
+    """The model at fault is left out in the end, and the innocent one is loaded again."""
+    models = EngineModels([0, 1, 2])
+    lost = [lose_in_doubt(models, 1, 0, float(now)) for now in range(LOAD_LOSSES_MAX)]
+    assert lost[:-1] == [None] * (LOAD_LOSSES_MAX - 1)
+    assert lost[-1] == (
+        0,
+        f"the engine process {KILLED} while it loaded this model, {LOAD_LOSSES_MAX} times, "
+        f"once or more while it ran another one; it is left out for 60 s",
+    )
+    now = float(LOAD_LOSSES_MAX)
+    while (left_out := lose_in_doubt(models, 1, 2, now)) is None:
+        now += 1
+        assert now < LOAD_LOSSES_MAX + FORWARD_LOSSES_MAX
+    assert left_out[0] == 1
+    assert models.begin()[0] == [2]
+    assert models.due(now + LEFT_OUT_S) == [0, 1]
+    models.loads(0)
+    models.ready(0, INFO)
+    assert models.states[0].state == "ready"
+
+
+def test_a_model_that_ends_the_process_while_another_one_is_busy_is_left_out_longer_and_longer() -> None:
+    """The busy one, which is innocent, is never left out for it."""
+    models, now, seen = EngineModels([0, 1, 2]), 0.0, []
+    for _ in range(LOAD_LOSSES_MAX - 1):
+        assert lose_in_doubt(models, 1, 0, now) is None
+    for _ in range(4):
+        left_out = lose_in_doubt(models, 1, 0, now)
+        assert left_out is not None
+        assert left_out[0] == 0
+        out_s = next(step for step in (60, 120, 240, 480, 960) if models.due(now + step) == [0])
+        seen.append(out_s)
+        now += out_s
+    assert seen == [60, 120, 240, 480]
+    models.loads(0)
+    left_out = models.lost(KILLED, now)
+    assert left_out is not None
+    assert "left out for" not in left_out[1]
+    assert models.due(float("1e9")) == []
+
+
 def test_what_loads_for_too_long_counts_as_failed_until_it_is_ready() -> None:
     models = EngineModels([0, 1])
     models.begin()
