@@ -14,7 +14,8 @@ from embert.engine.model import Model
 __all__ = ["load_encoder"]
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
-ENCODERS = ("auto", "torch", "cuda", "cuda-portable")
+ENCODERS = ("auto", "torch", "torch-portable", "cuda", "cuda-portable")
+ON_CPU = ("torch", "torch-portable")
 
 
 def load_encoder(
@@ -32,7 +33,8 @@ def load_encoder(
     `dtype` is "auto" (float16 on CUDA, float32 on a CPU), "float32", "float16", "bfloat16" or "int8".
     `max_batch_tokens` is the largest batch, in tokens, that the encoder takes; None is the encoder's own choice.
     `encoder` is "auto", "cuda", "cuda-portable" (CUDA without Hopper's own kernels, as other GPUs run it, for
-    comparison), "torch", or "package.module:factory", called as `load_encoder` is, without `encoder`.
+    comparison), "torch" (the CPU), "torch-portable" (the CPU without our own kernels, as those without AVX-512 run
+    it), or "package.module:factory", called as `load_encoder` is, without `encoder`.
     Without `prepared` kernels and graphs are made when they are first needed: for an encoder of a few batches.
 
     The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
@@ -46,8 +48,10 @@ def load_encoder(
     kind, choice = _choose(device, encoder)
     free = encoder == device == "auto"  # nobody asked for CUDA: a model that it cannot run goes to the CPU
     factory: Callable[..., Encoder]
-    if kind == "torch":
+    if kind in ON_CPU:
         factory = _torch_encoder(choice)
+        if kind == "torch-portable":
+            factory = functools.partial(factory, portable=True)
         device = "cpu"
     elif kind in ("cuda", "cuda-portable"):
         factory = importlib.import_module("embert.engine.encoders.cuda").CudaEncoder
@@ -56,7 +60,7 @@ def load_encoder(
         device = "cuda:0" if device in ("auto", "cuda") else device
     else:
         factory = _imported(kind)
-    if not prepared and kind == "torch":
+    if not prepared and kind in ON_CPU:
         factory = functools.partial(factory, prepared=False)
     elif not prepared and kind in ("cuda", "cuda-portable"):
         factory = functools.partial(factory, graphs=False)
@@ -82,10 +86,12 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
     on_cuda = device.partition(":")[0] == "cuda"
     if not on_cuda and device not in ("auto", "cpu"):
         raise UnsupportedModel(f"device {device!r} is not supported; supported: auto, cpu, cuda, cuda:N")
-    if encoder == "torch" or device == "cpu":
+    if encoder in ON_CPU or device == "cpu":
         if on_cuda or encoder in ("cuda", "cuda-portable"):
             raise UnsupportedModel(f"the {encoder} encoder does not run on device {device}")
-        return "torch", "the torch encoder was asked for" if encoder == "torch" else "the CPU was asked for"
+        if encoder in ON_CPU:
+            return encoder, f"the {encoder} encoder was asked for"
+        return "torch", "the CPU was asked for"
     reason = _cuda_unavailable()
     if reason is None and encoder == "cuda-portable":
         return encoder, "the portable CUDA kernels were asked for"

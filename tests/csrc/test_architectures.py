@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -74,14 +75,34 @@ def test_gpus_that_cannot(tmp_path: Path, tool: str, reason: str) -> None:
     [("exit 9", "there is no NVIDIA GPU here"), ("echo 7.5", "the GPU here has compute capability 7.5")],
 )
 def test_auto_asks_the_machine_before_any_compiler(tmp_path: Path, nvidia_smi: str, reason: str) -> None:
-    """From a clone, from an sdist, whoever builds: without a GPU to build for, pip compiles nothing."""
+    """From a clone, from an sdist, whoever builds: without a GPU to build for, pip compiles no CUDA."""
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
     tool.chmod(0o755)
     found = cmake("-S", ROOT, "-B", tmp_path / "build", path=tmp_path)
     assert found.returncode == 0, found.stderr
     assert f"embert: CPU encoder only ({reason}" in found.stdout
-    assert "compiler identification" not in found.stdout
+    assert "CUDA compiler" not in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["-DEMBERT_CPU=OFF"], 0, "embert: no CPU kernels of its own (EMBERT_CPU=OFF)"),
+        (["-DEMBERT_CPU=AUTO"], 0, "embert: no CPU kernels of its own (no working C++ compiler was found)"),
+        (["-DEMBERT_CPU=ON"], 1, "embert: EMBERT_CPU=ON, but no working C++ compiler was found"),
+        (["-DEMBERT_CPU=yes"], 1, "embert: EMBERT_CPU is 'yes'; it must be AUTO, ON or OFF"),
+    ],
+)
+def test_kernels_for_cpus_without_a_compiler(
+    tmp_path: Path, options: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("they are for x86-64")
+    monkeypatch.setenv("CXX", "/bin/false")
+    found = cmake("-S", ROOT, "-B", tmp_path, "-DEMBERT_CUDA=OFF", *options)
+    assert found.returncode == status, found.stderr
+    assert said in " ".join((found.stdout + found.stderr).split())
 
 
 def test_on_without_architectures_builds_them_all(tmp_path: Path) -> None:

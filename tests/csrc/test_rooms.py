@@ -12,6 +12,7 @@ from tests.csrc.host_program import CSRC
 MOST_FILES = 12
 # Each room, and the rooms that it may include. A room comes after all of these.
 ROOMS: dict[str, set[str]] = {
+    "cpu": set(),
     "device": set(),
     "ptx": {"device"},
     "norm": {"device", "ptx"},
@@ -22,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "heads": {"device", "ptx", "norm", "elementwise", "gemm"},
     "model": {"device", "norm", "elementwise", "attention", "embedding", "heads"},
     "runtime": {"device", "norm", "elementwise", "gemm", "attention", "embedding", "heads", "model"},
-    "bindings": {"device", "norm", "elementwise", "gemm", "attention", "embedding", "heads", "model", "runtime"},
+    "bindings": {"cpu", "device", "norm", "elementwise", "gemm", "attention", "embedding", "heads", "model", "runtime"},
 }
 
 

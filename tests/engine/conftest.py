@@ -22,6 +22,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from embert import engine
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.torch import encoder as torch_encoder
+from embert.engine.encoders.torch.avx512 import has_avx512
 from embert.engine.model import Model
 
 Ids = npt.NDArray[np.int32]
@@ -46,6 +47,23 @@ def _few_prepared_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_encoder, "MAX_PREPARED_ROWS", 64)
         yield
+
+
+def without_own_kernels(patch: pytest.MonkeyPatch) -> None:
+    """As on a CPU without AVX-512."""
+    patch.setattr("embert.engine.encoders.torch.avx512._cpu", None)
+
+
+@pytest.fixture(params=["AVX-512", "oneDNN", "plain"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kernels that multiply in CPU encoders which the test loads: each kind in turn."""
+    if request.param == "AVX-512" and not has_avx512():
+        pytest.skip("our own kernels were not built, or this CPU lacks AVX-512")
+    if request.param != "AVX-512":
+        without_own_kernels(monkeypatch)
+    if request.param == "plain":
+        monkeypatch.setattr("embert.engine.encoders.torch.products.choice.packed_works", lambda *_: False)
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -115,7 +115,8 @@ def test_an_old_gpu(model: Model, install: Install) -> None:
         with pytest.raises(UnsupportedModel, match=f"^device {asked} cannot be used: {sentence}$"):
             engine.load_encoder(model, device=asked)
     encoder = engine.load_encoder(model)
-    assert (encoder.device, encoder.choice) == ("cpu", f"no CUDA device: {sentence}")
+    assert encoder.device == "cpu"
+    assert encoder.choice.startswith(f"no CUDA device: {sentence}; ")
 
 
 def test_an_old_gpu_beside_a_new_one(model: Model, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.torch.attention.packed import Group, attention
+from embert.engine.encoders.torch.attention.packed import attention
+from embert.engine.encoders.torch.avx512 import has_avx512
+from embert.engine.encoders.torch.groups import Group
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
@@ -80,12 +82,8 @@ def test_a_text_does_not_depend_on_its_batch(float32_encoder: Encoder) -> None:
         pytest.param({"num_hidden_layers": 1, "vocab_size": 77}, id="one layer"),
     ],
 )
-@pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "plain"])
-def test_hidden_states_equal_hugging_face(
-    build_bert: BuildBert, config: dict[str, Any], packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not packed:
-        monkeypatch.setattr("embert.engine.encoders.torch.transformer.packed_works", lambda *_: False)
+@pytest.mark.usefixtures("products")
+def test_hidden_states_equal_hugging_face(build_bert: BuildBert, config: dict[str, Any]) -> None:
     folder = build_bert(**config)
     model = engine.load_model(str(folder))
     reference = HuggingFace(folder)
@@ -112,12 +110,8 @@ def test_the_longest_sequences(build_bert: BuildBert) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "last-token"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "plain"])
-def test_the_last_layer_on_pooled_rows_only(
-    build_bert: BuildBert, pooling: str, dtype: str, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not packed:
-        monkeypatch.setattr("embert.engine.encoders.torch.transformer.packed_works", lambda *_: False)
+@pytest.mark.usefixtures("products")
+def test_the_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str, dtype: str) -> None:
     model = engine.load_model(str(build_bert()), pooling=pooling)
     encoder = engine.load_encoder(model, device="cpu", dtype=dtype)
     for lengths in (LENGTHS * 4, [1], [128], [3, 3]):
@@ -308,7 +302,8 @@ def test_what_an_encoder_says_of_itself(float32_encoder: Encoder, bfloat16_encod
     assert (float32_encoder.name, float32_encoder.device, float32_encoder.dtype) == ("torch", "cpu", "float32")
     assert bfloat16_encoder.dtype == "bfloat16"
     assert float32_encoder.device_name
-    assert float32_encoder.choice == "the CPU was asked for"
+    kernels = "AVX-512 kernels" if has_avx512() else "oneDNN's kernels"
+    assert float32_encoder.choice == f"the CPU was asked for; {kernels}"
 
 
 def test_close(default_model: Model) -> None:

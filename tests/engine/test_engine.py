@@ -173,9 +173,13 @@ def test_heads_of_zero_rows_and_all_defaults(default_model: Model) -> None:
 def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.engine.encoders.load._cuda_unavailable", lambda: "built without CUDA")
     chosen = engine.load_encoder(default_model)
-    assert (chosen.name, chosen.choice) == ("torch", "no CUDA device: built without CUDA")
+    assert chosen.name == "torch"
+    assert chosen.choice.startswith("no CUDA device: built without CUDA; ")
     assert chosen.max_batch_tokens == 2048
-    assert engine.load_encoder(default_model, encoder="torch").choice == "the torch encoder was asked for"
+    assert engine.load_encoder(default_model, encoder="torch").choice.startswith("the torch encoder was asked for; ")
+    portable = engine.load_encoder(default_model, encoder="torch-portable")
+    assert portable.choice.startswith("the torch-portable encoder was asked for; ")
+    assert "AVX-512" not in portable.choice
     own: Any = engine.load_encoder(default_model, encoder=STAND_IN, device="tpu", dtype="bfloat16")
     assert own.asked == ("tpu", "bfloat16")
     assert own.choice == f"the encoder {STAND_IN} was asked for"
@@ -192,7 +196,7 @@ def test_a_cuda_device_is_preferred(default_model: Model, monkeypatch: pytest.Mo
     assert (chosen.asked, chosen.choice) == (("cuda:1", "auto"), "a CUDA device was found")
     assert engine.load_encoder(default_model, device="cpu").name == "torch"
     stand_in.unavailable_reason = lambda: "no driver"  # type: ignore[attr-defined]
-    assert engine.load_encoder(default_model).choice == "no CUDA device: no driver"
+    assert engine.load_encoder(default_model).choice.startswith("no CUDA device: no driver; ")
 
 
 def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +225,7 @@ def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monke
         ({"encoder": "cuda-portable"}, "device cuda cannot be used: built without CUDA"),
         ({"encoder": "cuda-portable", "device": "cpu"}, "the cuda-portable encoder does not run on device cpu"),
         ({"encoder": "torch", "device": "cuda"}, "the torch encoder does not run on device cuda"),
+        ({"encoder": "torch-portable", "device": "cuda"}, "the torch-portable encoder does not run on device cuda"),
         ({"device": "tpu"}, "device 'tpu' is not supported; supported: auto, cpu, cuda, cuda:N"),
         ({"dtype": "int4"}, "dtype 'int4' is not supported; supported: auto, float32, float16, bfloat16, int8"),
         (
@@ -231,7 +236,8 @@ def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monke
         ({"max_batch_tokens": 0}, "max_batch_tokens must be at least 1, found 0"),
         (
             {"encoder": "onnx"},
-            "encoder 'onnx' is not supported; supported: auto, torch, cuda, cuda-portable, or package.module:factory",
+            "encoder 'onnx' is not supported; supported: auto, torch, torch-portable, cuda, "
+            "cuda-portable, or package.module:factory",
         ),
         ({"encoder": "no.such:thing"}, "the encoder no.such:thing cannot be imported: No module named 'no'"),
     ],
@@ -290,7 +296,7 @@ def test_a_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
     monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda", stand_in)
     encoder = engine.load_encoder(default_model)
     assert encoder.name == "torch"
-    assert encoder.choice == "the GPU is not used: head size 24 is not supported on CUDA"
+    assert encoder.choice.startswith("the GPU is not used: head size 24 is not supported on CUDA; ")
     encoder.close()
     with pytest.raises(UnsupportedModel, match="head size 24"):
         engine.load_encoder(default_model, device="cuda")

@@ -1,4 +1,4 @@
-"""The CPU encoder makes few kernels, all at load, so its memory does not grow later."""
+"""The CPU encoder on torch's operators makes few kernels, all at load, so its memory does not grow later."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 from embert.engine import Model, pack
 from embert.engine.encoders.torch import threads
-from embert.engine.encoders.torch.adapters import AdaptedLinear
 from embert.engine.encoders.torch.encoder import TorchEncoder
-from embert.engine.encoders.torch.linear import kernel_rows, row_counts
+from embert.engine.encoders.torch.products.adapters import AdaptedLinear
+from embert.engine.encoders.torch.products.linear import kernel_rows, row_counts
 from tests.engine.onednn import check_no_kernel_is_made_after_loading
 
 ENCODE = """
@@ -24,7 +24,7 @@ import torch
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.torch import threads
-from embert.engine.encoders.torch.adapters import AdaptedLinear
+from embert.engine.encoders.torch.products.adapters import AdaptedLinear
 from embert.engine.encoders.torch.encoder import TorchEncoder
 dtype, pooling, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.sched_getaffinity = lambda pid: set(range(threads))
@@ -33,7 +33,7 @@ model = engine.load_model(pooling=pooling)
 architecture = dataclasses.replace(model.architecture, layers=2)  # all but the last are alike
 Checkpoint._check_surplus = lambda *_: None  # the file has all six
 model = dataclasses.replace(model, architecture=architecture, max_input_length=512)
-encoder = TorchEncoder(model, dtype=dtype)
+encoder = TorchEncoder(model, dtype=dtype, portable=True)
 print("loaded", flush=True)
 random = np.random.default_rng(0)
 for most in [1, 2, 5, 20, 200] * 12:
@@ -61,7 +61,7 @@ class Watched:
 
 def test_short_texts_have_two_threads(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
-    encoder = TorchEncoder(default_model)
+    encoder = TorchEncoder(default_model, portable=True)
     watched = Watched(encoder._transformer)
     monkeypatch.setattr(encoder, "_transformer", watched)
     monkeypatch.setattr(encoder, "_threads", 3)
@@ -116,7 +116,7 @@ def test_a_short_text_has_two_threads_in_its_products_only(
     monkeypatch.setattr(torch, "layer_norm", norm)
     monkeypatch.setattr(AdaptedLinear, "__call__", multiply)
     before = torch.get_num_threads()
-    encoder = TorchEncoder(default_model, prepared=False)
+    encoder = TorchEncoder(default_model, prepared=False, portable=True)
     monkeypatch.setattr(encoder, "_threads", 2)
     try:
         encoder.encode(pack([np.full(16, 2000, np.int32)]))

@@ -18,13 +18,14 @@ import torch
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
 from embert.engine.encoders.padding_positions import padding_positions
-from embert.engine.encoders.torch.attention.packed import Group
+from embert.engine.encoders.torch.avx512 import has_vnni
+from embert.engine.encoders.torch.groups import Group
 from embert.engine.encoders.torch.heads import Hidden, kernels_of, load_heads
 from embert.engine.encoders.torch.host import cpu_name, keep_freed_memory
-from embert.engine.encoders.torch.int8 import check_exact
 from embert.engine.encoders.torch.layer import products_of
-from embert.engine.encoders.torch.linear import kernel_rows, limit_kernel_caches, row_counts
 from embert.engine.encoders.torch.pooling import ONE_ROW, pooled_rows
+from embert.engine.encoders.torch.products.int8 import check_exact
+from embert.engine.encoders.torch.products.linear import kernel_rows, limit_kernel_caches, row_counts
 from embert.engine.encoders.torch.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Run, cut_into_runs
 from embert.engine.encoders.torch.threads import allow_threads
 from embert.engine.encoders.torch.transformer import Transformer
@@ -41,6 +42,13 @@ __all__ = ["TorchEncoder"]
 
 # Of what lies between products. Those of int8 take float32 and give float32.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+
+# What multiplies, for the start-up log.
+PRODUCTS = {
+    "avx512": "AVX-512 kernels",
+    "packed": "oneDNN's kernels",
+    "plain": "torch's operators",
+}
 
 # On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text runs alone.
 MAX_BATCH_TOKENS = 2048
@@ -97,8 +105,9 @@ class TorchEncoder(Encoder):
         dtype: str = "auto",
         max_batch_tokens: int | None = None,
         prepared: bool = True,
+        portable: bool = False,
     ) -> None:
-        """Read the model's weights, and make all kernels unless not `prepared`.
+        """Read the model's weights, and make all kernels unless not `prepared`. With `portable` torch's alone are used.
 
         Raises UnsupportedModel for another device or dtype, and for int8 where it does not fit, BrokenModel.
         """
@@ -110,7 +119,7 @@ class TorchEncoder(Encoder):
                 f"dtype {dtype} is not supported on a CPU, which has no fast {dtype} products; "
                 f"supported: {', '.join(DTYPES)}"
             )
-        if self.dtype == "int8":
+        if self.dtype == "int8" and (portable or not has_vnni()):
             check_exact()
         self.device_name = cpu_name()
         self.width = model.width
@@ -134,11 +143,13 @@ class TorchEncoder(Encoder):
         checkpoint = Checkpoint.open(model)
         with torch.inference_mode():
             self._transformer = Transformer(
-                model.architecture, checkpoint, DTYPES[self.dtype], int8=self.dtype == "int8"
+                model.architecture, checkpoint, DTYPES[self.dtype], int8=self.dtype == "int8", portable=portable
             )
-            self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], packed=self._transformer.packed)
+            self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], products=self._transformer.products)
         self._embedding = EmbeddingHead(model.folder, model.dense)
-        if self._transformer.packed and prepared:
+        self._loops = 1 if self._transformer.products == "avx512" else None
+        self.choice = PRODUCTS[self._transformer.products]
+        if self._transformer.products == "packed" and prepared:
             self._prepare(model.max_input_length)
 
     @property
@@ -240,7 +251,7 @@ class TorchEncoder(Encoder):
     def _forward(self, ticket: _Ticket) -> dict[Task, Rows]:
         runs = list(cut_into_runs(ticket.lengths, ticket.attended, self._threads))
         if len(runs) <= 1:
-            allow_threads(self._threads_for(len(ticket.ids)))
+            allow_threads(self._threads_for(len(ticket.ids)), self._loops)
             parts = [self._run(ticket, run) for run in runs]
         else:
             # Each run has its own thread, so torch must not add more.

@@ -15,10 +15,11 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import WORD_EMBEDDINGS
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.torch.attention.packed import Group
+from embert.engine.encoders.torch.groups import Group
 from embert.engine.encoders.torch.layer import as_torch
-from embert.engine.encoders.torch.linear import Activation, Linear, kernel_rows, make_linear
 from embert.engine.encoders.torch.pooling import pooled
+from embert.engine.encoders.torch.products.choice import Products, make_linear
+from embert.engine.encoders.torch.products.linear import Activation, Linear, kernel_rows
 from embert.engine.heads import description
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
@@ -75,20 +76,20 @@ class Head(Protocol):
         ...
 
 
-def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, packed: bool) -> dict[Task, Head]:
+def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products) -> dict[Task, Head]:
     """A head for each of the model's tasks. Raises BrokenModel."""
     heads: dict[Task, Head] = {}
     if model.embeds:
         heads |= {Task.EMBED: Pooled(model.pooling), Task.TOKENS: LastHidden()}
     classifier, sparse, multi_vector = model.heads.classifier, model.heads.sparse, model.heads.multi_vector
     if classifier is not None:
-        heads[Task.CLASSIFY] = Logits(classifier, checkpoint)
+        heads[Task.CLASSIFY] = Logits(classifier, checkpoint, products)
     if isinstance(sparse, description.Splade):
-        heads[Task.SPARSE] = Splade(sparse, model.architecture, checkpoint, dtype, packed=packed)
+        heads[Task.SPARSE] = Splade(sparse, model.architecture, checkpoint, dtype, products=products)
     elif sparse is not None:
         heads[Task.SPARSE] = TokenWeights(sparse, checkpoint)
     if multi_vector is not None:
-        heads[Task.MULTI] = MultiVectors(multi_vector, checkpoint, dtype, packed=packed)
+        heads[Task.MULTI] = MultiVectors(multi_vector, checkpoint, dtype, products=products)
     return heads
 
 
@@ -115,8 +116,10 @@ class Pooled:
 class Logits:
     """CLASSIFY: linear layers on one row of a sequence, in float32."""
 
-    def __init__(self, head: description.Classifier, checkpoint: Checkpoint) -> None:
-        self._layers = [_Layer(layer, checkpoint, torch.float32, packed=False) for layer in head.layers]
+    def __init__(self, head: description.Classifier, checkpoint: Checkpoint, products: Products) -> None:
+        # Its few rows need no kernels of oneDNN's own.
+        products = "plain" if products == "packed" else products
+        self._layers = [_Layer(layer, checkpoint, torch.float32, products=products) for layer in head.layers]
         self._pooling = head.pooling
 
     def __call__(self, hidden: Hidden) -> Rows:
@@ -145,9 +148,9 @@ class MultiVectors:
     """MULTI: linear layers on every token, then length 1."""
 
     def __init__(
-        self, head: description.MultiVector, checkpoint: Checkpoint, dtype: torch.dtype, *, packed: bool
+        self, head: description.MultiVector, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
     ) -> None:
-        self._layers = [_Layer(layer, checkpoint, dtype, packed=packed) for layer in head.layers]
+        self._layers = [_Layer(layer, checkpoint, dtype, products=products) for layer in head.layers]
 
     def __call__(self, hidden: Hidden) -> Rows:
         """[T, columns]."""
@@ -195,10 +198,10 @@ class Splade:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         *,
-        packed: bool,
+        products: Products,
     ) -> None:
         vocabulary = architecture.vocab_size
-        self._transform = _Layer(head.transform, checkpoint, dtype, packed=packed)
+        self._transform = _Layer(head.transform, checkpoint, dtype, products=products)
         self._norm, self._twice = _Norm(head.norm, head.transform.outputs, checkpoint), head.twice
         stored = checkpoint.of_head(head.decoder, (vocabulary, head.transform.outputs)) if head.decoder else None
         weight = as_torch(checkpoint.stored(WORD_EMBEDDINGS) if stored is None else stored)
@@ -211,7 +214,7 @@ class Splade:
             rows, constants = weight[part].to(dtype), bias[part].to(dtype)
             if spare:
                 rows, constants = F.pad(rows, (0, 0, 0, spare)), F.pad(constants, (0, spare), value=-1.0)
-            self._columns.append(make_linear(rows, constants, packed=packed))
+            self._columns.append(make_linear(rows, constants, products=products))
 
     def __call__(self, hidden: Hidden) -> Rows:
         """Pairs of token ids and weights."""
@@ -240,19 +243,23 @@ class Splade:
 class _Layer:
     """norm(activation(x · weightᵀ + bias)) on any number of rows, in the layers' dtype."""
 
-    def __init__(self, layer: description.Layer, checkpoint: Checkpoint, dtype: torch.dtype, *, packed: bool) -> None:
+    def __init__(
+        self, layer: description.Layer, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
+    ) -> None:
         stored, stored_bias = checkpoint.layer(layer)
         bias = torch.zeros(layer.outputs) if stored_bias is None else as_torch(stored_bias)
         fused = FUSED.get(layer.activation, "none")
-        self._linear = make_linear(as_torch(stored).to(dtype), bias.to(dtype), cast("Activation", fused), packed=packed)
+        self._linear = make_linear(
+            as_torch(stored).to(dtype), bias.to(dtype), cast("Activation", fused), products=products
+        )
         self._after = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}.get(layer.activation)
-        self._packed, self._inputs, self._dtype = packed, layer.inputs, dtype
+        self._rounds, self._inputs, self._dtype = products == "packed", layer.inputs, dtype
         self._norm = None if layer.norm is None else _Norm(layer.norm, layer.outputs, checkpoint, layer.file)
 
     def __call__(self, x: torch.Tensor, *, keep_spare: bool = False) -> torch.Tensor:
         """[T, in] → [T, out]; with `keep_spare` a few rows more, as many as kernels are made for."""
         tokens = len(x)
-        if self._packed and (spare := kernel_rows(tokens) - tokens):
+        if self._rounds and (spare := kernel_rows(tokens) - tokens):
             x = F.pad(x, (0, 0, 0, spare))
         y = self._linear(x)
         y = y if self._after is None else self._after(y)

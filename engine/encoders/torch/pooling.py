@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from embert.engine.encoders.torch.attention.packed import Group
+from embert.engine.encoders.torch.groups import Group
 
 __all__ = ["ONE_ROW", "pooled", "pooled_rows"]
 

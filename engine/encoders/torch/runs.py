@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.torch.attention.packed import Group
+from embert.engine.encoders.torch.groups import Group
 
 __all__ = ["MAX_RUN_TOKENS", "MIN_RUN_TOKENS", "Run", "cut_into_runs"]
 

@@ -26,12 +26,15 @@ from embert.engine.architecture.tensor_names import (
 )
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
-from embert.engine.encoders.torch.adapters import Additions, chosen_adapters
 from embert.engine.encoders.torch.attention.distance_bias import DistanceBias
-from embert.engine.encoders.torch.attention.packed import LENGTH_STEP, SHORT_LENGTH, Group, Positions, attention
+from embert.engine.encoders.torch.attention.packed import LENGTH_STEP, SHORT_LENGTH, attention
+from embert.engine.encoders.torch.attention.positions import Positions
 from embert.engine.encoders.torch.attention.rotation import Rotation
+from embert.engine.encoders.torch.groups import Group
 from embert.engine.encoders.torch.layer import Layer, Norm, stored
-from embert.engine.encoders.torch.linear import Activation, Linear, kernel_rows, make_linear, packed_works
+from embert.engine.encoders.torch.products.adapters import Additions, chosen_adapters
+from embert.engine.encoders.torch.products.choice import Products, choose_products, make_linear
+from embert.engine.encoders.torch.products.linear import Activation, Linear, kernel_rows
 from embert.engine.encoders.torch.threads import all_threads, threads_for_elements
 
 __all__ = ["Transformer"]
@@ -41,21 +44,30 @@ class Transformer:
     """The embeddings and layers of one model, in one dtype. With `int8` layers multiply in eight bits."""
 
     def __init__(
-        self, architecture: Architecture, checkpoint: Checkpoint, dtype: torch.dtype, *, int8: bool = False
+        self,
+        architecture: Architecture,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        *,
+        int8: bool = False,
+        portable: bool = False,
     ) -> None:
         self._architecture = architecture
         self._dtype = dtype
         weight = stored(checkpoint, "encoder.layer.0.intermediate.dense.weight").to(dtype)
         bias = stored(checkpoint, "encoder.layer.0.intermediate.dense.bias").to(dtype)
-        self.packed = packed_works(weight, bias, cast("Activation", architecture.activation))
-        self._embeddings = _Embeddings(architecture, checkpoint, dtype, packed=self.packed)
+        activation = cast("Activation", architecture.activation)
+        self.products = choose_products(weight, bias, activation, portable=portable)
+        self._rounds = self.products == "packed"  # rows are rounded up to numbers that kernels are made for
+        self._embeddings = _Embeddings(architecture, checkpoint, dtype, products=self.products)
         self._positions = _positions_of_layers(architecture, checkpoint, dtype)
         numbers = [architecture.stored_layer(layer) for layer in range(architecture.layers)]
         distinct = {
-            n: Layer(architecture, checkpoint, n, dtype, packed=self.packed, int8=int8) for n in dict.fromkeys(numbers)
+            n: Layer(architecture, checkpoint, n, dtype, products=self.products, int8=int8)
+            for n in dict.fromkeys(numbers)
         }
         self._layers = [distinct[n] for n in numbers]
-        self._final_norm = Norm(architecture, checkpoint, FINAL_NORM) if architecture.pre_norm else None
+        self._final_norm = Norm(architecture, checkpoint, FINAL_NORM, self.products) if architecture.pre_norm else None
 
     def __call__(
         self,
@@ -73,7 +85,7 @@ class Transformer:
         """
         tokens = len(ids)
         chosen = None if adapters is None else chosen_adapters(adapters, self._architecture)
-        if self.packed and (spare := kernel_rows(tokens) - tokens):
+        if self._rounds and (spare := kernel_rows(tokens) - tokens):
             ids, positions = F.pad(ids, (0, spare)), F.pad(positions, (0, spare))
             token_types = None if token_types is None else F.pad(token_types, (0, spare))
             chosen = None if chosen is None else F.pad(chosen, (0, 0, 0, spare))
@@ -82,7 +94,7 @@ class Transformer:
         for layer, known in first:
             x = layer(x, groups, known, chosen)
         wanted = tokens if rows is None else len(rows)
-        if rows is not None and self.packed:
+        if rows is not None and self._rounds:
             rows = F.pad(rows, (0, kernel_rows(wanted) - wanted))
         x = last[0](x, groups, last[1], chosen, rows)[:wanted]
         x = x if self._final_norm is None else self._final_norm(x)
@@ -111,7 +123,9 @@ class Transformer:
 class _Embeddings:
     """The rows of the tables, their sum's norm, and the projection where there is one."""
 
-    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, dtype: torch.dtype, *, packed: bool) -> None:
+    def __init__(
+        self, architecture: Architecture, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
+    ) -> None:
         self._dtype = dtype
         self._words = stored(checkpoint, WORD_EMBEDDINGS)
         self._types = stored(checkpoint, TOKEN_TYPE_EMBEDDINGS).float()
@@ -125,13 +139,13 @@ class _Embeddings:
             if architecture.padding_id is not None:  # the row after those of sequences
                 positions = torch.cat([positions, stored(checkpoint, PADDING_POSITION).float()])
             self._positions = positions + self._types[0]
-        self._norm = Norm(architecture, checkpoint, "embeddings.LayerNorm")
+        self._norm = Norm(architecture, checkpoint, "embeddings.LayerNorm", products)
         self._projection: Linear | None = None
         if architecture.embedding_size is not None:
             weight, bias = (
                 stored(checkpoint, f"{EMBEDDING_PROJECTION}.{each}").to(dtype) for each in ("weight", "bias")
             )
-            self._projection = make_linear(weight, bias, packed=packed)
+            self._projection = make_linear(weight, bias, products=products)
 
     def __call__(
         self,

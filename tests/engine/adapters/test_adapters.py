@@ -33,12 +33,8 @@ def named(number: int) -> str | None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("packed", [True, False])
-def test_sequences_of_different_adapters_in_one_batch(
-    tmp_path: Path, form: str, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not packed:
-        monkeypatch.setattr("embert.engine.encoders.torch.transformer.packed_works", lambda *_: False)
+@pytest.mark.usefixtures("products")
+def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, form: str) -> None:
     jina = FORMS[form](tmp_path)
     model = engine.load_model(str(tmp_path))
     adapters = model.architecture.adapters

@@ -79,10 +79,8 @@ def same(rows: Rows, number: int, task: Task, ids: Ids, oracle: Oracle) -> None:
     np.testing.assert_allclose(one.values, expected.reshape(one.values.shape), atol=2e-4)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "plain"])
-def test_all_outputs_of_one_forward(folder: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not packed:
-        monkeypatch.setattr("embert.engine.encoders.torch.transformer.packed_works", lambda *_: False)
+@pytest.mark.usefixtures("products")
+def test_all_outputs_of_one_forward(folder: Path) -> None:
     model = engine.load_model(str(folder))
     assert model.tasks == ALL
     assert isinstance(model.heads.sparse, TokenWeights)

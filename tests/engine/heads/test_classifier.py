@@ -41,12 +41,10 @@ def test_logits_equal_hugging_face(tmp_path: Path, family: str) -> None:
         np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "plain"])
+@pytest.mark.usefixtures("products")
 def test_a_hundred_texts_in_the_order_of_hugging_face(
-    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    if not packed:
-        monkeypatch.setattr("embert.engine.encoders.torch.transformer.packed_works", lambda *_: False)
     folder = build_classifier(tmp_path, labels=1)
     lengths = [10 + i % 40 for i in range(300)]
     sequences, types = random_sequences(lengths, 90), random_sequences(lengths, 2, seed=1)

@@ -20,7 +20,7 @@ from embert.engine.encoders.torch.encoder import TorchEncoder
 os.sched_getaffinity = lambda pid: set(range(2))
 torch.set_num_threads(2)
 model = engine.load_model(sys.argv[1], pooling=sys.argv[2] or None)
-encoder = TorchEncoder(model)
+encoder = TorchEncoder(model, portable=True)
 print("loaded", flush=True)
 random = np.random.default_rng(0)
 tasks = [task for task in (1, 2, 8, 16, 24, 25) if task & model.tasks == task]

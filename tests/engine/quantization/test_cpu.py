@@ -16,8 +16,8 @@ from embert import engine
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.load import load_encoder
 from embert.engine.encoders.reference import hidden_state
-from embert.engine.encoders.torch import int8
-from embert.engine.encoders.torch.attention.packed import Group
+from embert.engine.encoders.torch.groups import Group
+from embert.engine.encoders.torch.products import int8
 from embert.engine.encoders.torch.transformer import Transformer
 from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
@@ -29,7 +29,15 @@ from embert.engine.quantization.rows import quantised_rows
 from embert.engine.quantization.weights import quantised_weight
 from embert.engine.tasks import Task
 from embert.engine.tokenization.tokenizer import Tokenizer
-from tests.engine.conftest import BuildBert, Floats, Ids, random_sequences, small_tokenizer, unit
+from tests.engine.conftest import (
+    BuildBert,
+    Floats,
+    Ids,
+    random_sequences,
+    small_tokenizer,
+    unit,
+    without_own_kernels,
+)
 from tests.engine.families import build
 from tests.engine.quantization.test_definition import drawn
 from tests.engine.quantization.vnni import needs_exact_sums
@@ -37,9 +45,9 @@ from tests.engine.quantization.vnni import needs_exact_sums
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 
 
-@pytest.fixture(scope="module")
-def in_int8(default_model: Model) -> Engine:
-    return Engine.load(default_model, device="cpu", dtype="int8", max_batch_tokens=4096)
+@pytest.fixture(scope="module", params=["torch", "torch-portable"])
+def in_int8(default_model: Model, request: pytest.FixtureRequest) -> Engine:
+    return Engine.load(default_model, device="cpu", dtype="int8", max_batch_tokens=4096, encoder=request.param)
 
 
 @pytest.mark.parametrize("columns", [128, 384, 1536])
@@ -85,14 +93,15 @@ def test_a_linear_layer_is_the_definitions_product() -> None:
 
 
 @needs_exact_sums
-def test_a_layer_is_the_numpy_models(default_model: Model) -> None:
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_layer_is_the_numpy_models(default_model: Model, portable: bool) -> None:
     """One layer: further ones round what differs in the last bit of float32 to other integers, in numpy as well."""
     model = dataclasses.replace(default_model, architecture=dataclasses.replace(default_model.architecture, layers=1))
     encoded = Tokenizer(model).encode(english(12), truncate=True)
     sequences = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
     # The other layers' tensors are left over for one that reads them.
     checkpoint = Checkpoint.open(default_model)
-    layer = Transformer(model.architecture, checkpoint, torch.float32, int8=True)
+    layer = Transformer(model.architecture, checkpoint, torch.float32, int8=True, portable=portable)
     apart, cost = [], []
     for ids in sequences:
         with torch.inference_mode():
@@ -114,16 +123,17 @@ def test_an_encoder_agrees_with_the_numpy_model(default_model: Model, in_int8: E
 
 
 @needs_exact_sums
+@pytest.mark.parametrize("encoder", ["torch", "torch-portable"])
 @pytest.mark.parametrize("family", ["nomic_bert", "gte", "modernbert", "mpnet", "albert"])
-def test_other_families(family: str, tmp_path: Path) -> None:
+def test_other_families(family: str, encoder: str, tmp_path: Path) -> None:
     folder = build(tmp_path / "model", family, **WIDE)
     small_tokenizer(64).save(str(folder / "tokenizer.json"))
     model = load_model(str(folder))
     # Without the padding token, whose position is not the next one.
     sequences = [np.maximum(ids, 4) for ids in random_sequences([3, 17, 60, 17], 64)]
-    encoder = load_encoder(model, device="cpu", dtype="int8")
-    found = tokens_of(encoder, sequences)
-    encoder.close()
+    loaded = load_encoder(model, device="cpu", dtype="int8", encoder=encoder)
+    found = tokens_of(loaded, sequences)
+    loaded.close()
     is_the_numpy_models(found, sequences, model)
 
 
@@ -146,12 +156,14 @@ def test_a_width_that_does_not_fit_is_refused_by_name(build_bert: BuildBert) -> 
 
 
 def test_sums_that_saturate_are_refused(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_own_kernels(monkeypatch)
     monkeypatch.setattr(int8, "exact_sums", lambda *_: torch.full((2, 16), 2.0**15))
     with pytest.raises(UnsupportedModel, match=r"int8 is not supported on this CPU, which adds .* it lacks VNNI"):
         Engine.load(default_model, device="cpu", dtype="int8")
 
 
 def test_a_torch_without_the_operator_is_refused(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_own_kernels(monkeypatch)
     library = torch.library.Library("embert_tests", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("absent(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]  # without a kernel
     monkeypatch.setattr(int8, "exact_sums", lambda *_: torch.ops.embert_tests.absent(torch.zeros(1)))

@@ -16,9 +16,9 @@ class DistanceBias:
 
     def __init__(self, by_distance: npt.NDArray[np.float32], dtype: torch.dtype) -> None:
         """`by_distance` is [heads, 2 · longest - 1], as relative_positions.py of two folders above makes it."""
-        self._by_distance = torch.from_numpy(by_distance)
-        self._longest = (by_distance.shape[1] + 1) // 2
-        length = min(self._longest, MATRIX_LENGTH)
+        self.by_distance = torch.from_numpy(by_distance).contiguous()
+        self.longest = (by_distance.shape[1] + 1) // 2
+        length = min(self.longest, MATRIX_LENGTH)
         bias = self.rows(slice(0, length), length, torch.float32)
         self._bias = {torch.float32: bias, dtype: bias.to(dtype)}
         self._square = length
@@ -33,4 +33,4 @@ class DistanceBias:
         """[heads, queries, length]."""
         keys = torch.arange(length)
         distances = keys - keys[queries, None]
-        return self._by_distance[:, distances + (self._longest - 1)].to(dtype)
+        return self.by_distance[:, distances + (self.longest - 1)].to(dtype)

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.encoders.torch import avx512
 from embert.engine.encoders.torch.attention.distance_bias import DistanceBias
+from embert.engine.encoders.torch.attention.positions import PLAIN, Positions
 from embert.engine.encoders.torch.attention.rotation import Rotation, rotate
 from embert.engine.encoders.torch.attention.window import is_banded, outside, windowed
+from embert.engine.encoders.torch.groups import Group
 from embert.engine.encoders.torch.threads import threads_for_elements
 
-__all__ = ["LENGTH_STEP", "LONG_LENGTH", "PLAIN", "SHORT_LENGTH", "Group", "Positions", "attention"]
+__all__ = ["LENGTH_STEP", "LONG_LENGTH", "SHORT_LENGTH", "attention"]
 
-
-class Group(NamedTuple):
-    """Neighbours among sequences, which are of equal length."""
-
-    start: int  # the first token
-    sequences: int
-    length: int  # tokens of each
-    keys: int = 0  # its first tokens are attended to, so many of them; 0: all
-
-
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """How layers know positions, and how far they see."""
-
-    rotation: Rotation | None = None
-    bias: DistanceBias | None = None
-    window: int | None = None  # as Attention.window
-
-
-PLAIN = Positions()
 
 # Attention scores held at once. More are computed in turn, so that they stay in the cores' own caches.
 MAX_SCORE_BYTES = 2 << 20
@@ -54,8 +35,17 @@ LONG_LENGTH = 1024
 BIASED_ROWS = 256  # queries whose biases are held at once there
 
 
-def attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int, positions: Positions = PLAIN) -> torch.Tensor:
+def attention(
+    qkv: torch.Tensor,
+    groups: Sequence[Group],
+    heads: int,
+    positions: Positions = PLAIN,
+    *,
+    own_kernels: bool = False,
+) -> torch.Tensor:
     """[T, 3 · hidden] → [T, hidden]. Queries are scaled already. Rows after the last group become 0.
+
+    With `own_kernels`, which take float32 and heads that avx512.can_attend, the rest of this file is not used.
 
     Batched products and a softmax: at BERT's lengths torch's scaled_dot_product_attention takes up to 2.5 times as long
     on a CPU (float32; equal at 512 tokens a sequence).
@@ -69,8 +59,12 @@ def attention(qkv: torch.Tensor, groups: Sequence[Group], heads: int, positions:
     threads_for_elements(heads * sum(n * length**2 for _, n, length, _ in groups))
     context = qkv.new_empty(tokens, hidden)
     stop = 0
-    for start, n, length, keys in groups:
+    for group in groups:
+        start, n, length, keys = group
         stop = start + n * length
+        if own_kernels:
+            avx512.attend(qkv, group, heads, positions, context)
+            continue
         whole = stop - start == tokens
         given = (qkv if whole else qkv[start:stop]).view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4)
         result = (context if whole else context[start:stop]).view(n, length, heads, size).transpose(1, 2)

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from embert.engine.adapters import LowRank
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.torch.linear import Activation, Linear, activated
+from embert.engine.encoders.torch.products.linear import Activation, Linear, activated
 
 __all__ = ["AdaptedLinear", "Additions", "chosen_adapters"]
 

@@ -25,8 +25,6 @@ __all__ = [
     "activated",
     "kernel_rows",
     "limit_kernel_caches",
-    "make_linear",
-    "packed_works",
     "row_counts",
 ]
 
@@ -139,28 +137,3 @@ def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     if activation == "silu":
         return F.silu(y, inplace=True)
     return y.relu_() if activation == "relu" else y
-
-
-def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none", *, packed: bool
-) -> PackedLinear | PlainLinear:
-    """`weight` is [out, in] and `bias` [out], both in the dtype to compute in."""
-    return PackedLinear(weight, bias, activation) if packed else PlainLinear(weight, bias, activation)
-
-
-def packed_works(weight: torch.Tensor, bias: torch.Tensor, activation: Activation) -> bool:
-    """Whether oneDNN's operators run these weights here and agree with torch's own."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    x = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
-    other = torch.linspace(-1, 1, 3 * weight.shape[0]).reshape(3, -1).to(weight.dtype)
-    tolerance = 1e-4 if weight.dtype == torch.float32 else 0.05
-    try:
-        packed = PackedLinear(weight, bias, activation)
-        plain = PlainLinear(weight, bias, activation)
-        return all(
-            torch.allclose(packed(x, *more).float(), plain(x, *more).float(), rtol=tolerance, atol=tolerance)
-            for more in ((), (other,), (None, other))
-        )
-    except (AttributeError, RuntimeError):  # no such operator in this torch; it does not run here
-        return False

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from embert.engine.encoders.torch.linear import Activation, activated
+from embert.engine.encoders.torch.products.linear import Activation, activated
 from embert.engine.encoders.torch.threads import threads_for_elements, threads_for_products
 from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.rotation import BLOCK, hadamard

@@ -1,0 +1,124 @@
+// embert.engine._cpu: kernels for the CPU encoder. Addresses of float32 rows in and out; the GIL is released.
+//
+// Compiled for any x86-64, like cpu/team.cpp: only what the other files of cpu/ hold needs AVX-512, and Python asks
+// `has_avx512` before it calls them.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/attention.h"
+#include "cpu/norm.h"
+#include "cpu/products/int8_linear.h"
+#include "cpu/products/linear.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace embert::cpu {
+namespace {
+
+template <typename T, int kDimensions>
+using Array = nb::ndarray<const T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+bool has_vnni() {
+  return has_avx512() && __builtin_cpu_supports("avx512vnni");
+}
+
+Activation activation_of(const std::string& name) {
+  const char* const names[] = {"none", "gelu", "gelu_tanh", "relu", "silu"};  // Activation's order
+  const auto* const found = std::find(std::begin(names), std::end(names), name);
+  if (found == std::end(names)) throw nb::value_error(("no activation is called " + name).c_str());
+  return static_cast<Activation>(found - names);
+}
+
+template <typename T>
+T* at(std::uintptr_t address) {
+  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): Python hands addresses over
+}
+
+// Checked once, when a layer is made; the calls hand addresses over.
+void check_widths(std::size_t out, std::size_t bias, std::size_t scales) {
+  if (bias != out || scales != out) throw nb::value_error("weight, scales and bias differ in their rows");
+}
+
+template <typename LinearLayer>
+void apply(const LinearLayer& layer, std::uintptr_t x, int rows, std::uintptr_t y, Activation activation,
+           std::uintptr_t residual, std::uintptr_t gate, int threads) {
+  const Following following{activation, at<const float>(residual), at<const float>(gate)};
+  layer(at<const float>(x), rows, following, at<float>(y), threads);
+}
+
+}  // namespace
+}  // namespace embert::cpu
+
+NB_MODULE(_cpu, module) {
+  using namespace embert::cpu;
+  module.doc() = "Kernels of the CPU encoder for AVX-512.";
+  module.def("has_avx512", &has_avx512);
+  module.def("has_vnni", &has_vnni);
+
+  nb::enum_<Activation>(module, "Activation")
+      .value("NONE", Activation::kNone)
+      .value("GELU", Activation::kGelu)
+      .value("GELU_TANH", Activation::kGeluTanh)
+      .value("RELU", Activation::kRelu)
+      .value("SILU", Activation::kSilu);
+  module.def("activation", &activation_of, "name"_a);
+
+  nb::class_<Linear>(module, "Linear")
+      .def(
+          "__init__",
+          [](Linear* self, const Array<float, 2>& weight, const Array<float, 1>& bias) {
+            check_widths(weight.shape(0), bias.shape(0), bias.shape(0));
+            new (self) Linear(weight.data(), bias.data(), int(weight.shape(0)), int(weight.shape(1)));
+          },
+          "weight"_a.noconvert(), "bias"_a.noconvert())
+      .def("__call__", &apply<Linear>, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
+           nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<Int8Linear>(module, "Int8Linear")
+      .def(
+          "__init__",
+          [](Int8Linear* self, const Array<std::int8_t, 2>& weight, const Array<float, 1>& scales,
+             const Array<float, 1>& bias) {
+            check_widths(weight.shape(0), bias.shape(0), scales.shape(0));
+            new (self)
+                Int8Linear(weight.data(), scales.data(), bias.data(), int(weight.shape(0)), int(weight.shape(1)));
+          },
+          "weight"_a.noconvert(), "scales"_a.noconvert(), "bias"_a.noconvert())
+      .def("__call__", &apply<Int8Linear>, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
+           nb::call_guard<nb::gil_scoped_release>());
+
+  module.def(
+      "normalise",
+      [](std::uintptr_t x, int rows, int columns, std::uintptr_t gamma, std::uintptr_t beta, float epsilon,
+         std::uintptr_t y, int threads) {
+        normalise(at<const float>(x), rows, columns, at<const float>(gamma), at<const float>(beta), epsilon,
+                  at<float>(y), threads);
+      },
+      "x"_a, "rows"_a, "columns"_a, "gamma"_a, "beta"_a, "epsilon"_a, "y"_a, "threads"_a,
+      nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "attend",
+      [](std::uintptr_t qkv, int start, int sequences, int length, int keys, int heads, int size,
+         std::uintptr_t context, std::uintptr_t cosines, std::uintptr_t sines, int turned, std::uintptr_t bias,
+         int longest, int window, int threads) {
+        const Positions positions{
+            at<const float>(cosines), at<const float>(sines), turned, at<const float>(bias), longest, window};
+        attend(at<const float>(qkv), {start, sequences, length, keys}, positions, heads, size, at<float>(context),
+               threads);
+      },
+      "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "cosines"_a, "sines"_a,
+      "turned"_a, "bias"_a, "longest"_a, "window"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
+}

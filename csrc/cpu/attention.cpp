@@ -1,0 +1,208 @@
+#include "cpu/attention.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/registers/floats.h"
+#include "cpu/registers/tile.h"
+#include "cpu/team.h"
+
+namespace embert::cpu {
+namespace {
+
+// Queries of a head that one task takes. A task copies the head's keys and values, which takes a 95th of the products
+// with so many queries.
+constexpr int kQueries = 96;
+// Values of more keys are copied too: where they lie, they are kilobytes apart.
+constexpr int kFewKeys = 64;
+
+// Room that a thread keeps between calls.
+float* room(std::size_t floats) {
+  thread_local std::vector<float> kept;
+  if (kept.size() < floats) kept.resize(floats);
+  return kept.data();
+}
+
+int rounded_up(int count) {
+  return (count + kLanes - 1) / kLanes * kLanes;
+}
+
+// Rows of one head, `stride` apart.
+struct Rows {
+  const float* first;
+  std::ptrdiff_t stride;
+
+  const float* operator()(int row) const { return first + row * stride; }
+};
+
+// A row [size] of queries or keys, turned by its position: in `to`, or where it lies if nothing is turned.
+const float* turned(const float* row, int position, const Positions& positions, int size, float* to) {
+  if (!positions.cosines) return row;
+  const int half = positions.turned;
+  const float* const cosines = positions.cosines + std::ptrdiff_t(position) * half;
+  const float* const sines = positions.sines + std::ptrdiff_t(position) * half;
+  for (int i = 0; i < half; ++i) {
+    const float low = row[i], high = row[i + half];
+    to[i] = low * cosines[i] - high * sines[i];
+    to[i + half] = high * cosines[i] + low * sines[i];
+  }
+  std::copy(row + 2 * half, row + size, to + 2 * half);
+  return to;
+}
+
+// Turned keys first … first + count - 1 → panels [size, 64] side by side, the last one as wide as whole registers need,
+// with zeros after the last key. `row` [size] is room.
+void transpose(const Rows& keys, int first, int count, const Positions& positions, int size, float* row, float* to) {
+  for (; count > 0; first += kTileColumns, count -= kTileColumns) {
+    const int some = std::min(kTileColumns, count), wide = rounded_up(some);
+    for (int key = 0; key < some; ++key) {
+      const float* const from = turned(keys(first + key), first + key, positions, size, row);
+      for (int k = 0; k < size; ++k) to[k * wide + key] = from[k];
+    }
+    for (int key = some; key < wide; ++key) {
+      for (int k = 0; k < size; ++k) to[k * wide + key] = 0.0f;
+    }
+    to += size * wide;
+  }
+}
+
+// scores [count] of keys from `first` on, for one query → exp(score - the largest one); returns one over their sum.
+float exponentials(float* scores, int first, int count, const float* bias, int query, int window) {
+  if (window >= 0 && (query + window < first || query - window >= first + count)) {  // it sees no key
+    std::fill(scores, scores + count, 0.0f);
+    return 0.0f;
+  }
+  const auto scored = [&](int at, __mmask16 mask) {
+    Floats score = _mm512_maskz_loadu_ps(mask, scores + at);
+    if (bias) score = _mm512_add_ps(score, _mm512_maskz_loadu_ps(mask, bias + first + at));
+    if (window >= 0) {
+      const int from = query - window - first - at, to = query + window + 1 - first - at;
+      const __mmask16 seen = first_lanes(to) & static_cast<__mmask16>(~first_lanes(from));
+      score = _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), seen, score);
+    }
+    return score;
+  };
+  Floats most = _mm512_set1_ps(-__builtin_inff());
+  for (int at = 0; at < count; at += kLanes) {
+    const __mmask16 mask = first_lanes(count - at);
+    most = _mm512_mask_max_ps(most, mask, most, scored(at, mask));
+  }
+  const Floats largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+  Floats sums = _mm512_setzero_ps();
+  for (int at = 0; at < count; at += kLanes) {
+    const __mmask16 mask = first_lanes(count - at);
+    const Floats value = exp(_mm512_sub_ps(scored(at, mask), largest));
+    _mm512_mask_storeu_ps(scores + at, mask, value);
+    sums = _mm512_mask_add_ps(sums, mask, sums, value);
+  }
+  return 1.0f / _mm512_reduce_add_ps(sums);
+}
+
+// What the queries of a task share: one head of one sequence.
+struct Head {
+  const Positions& positions;
+  const float* bias;  // of this head and query 0: of key j at j
+  int size;
+  const float* keys;  // transposed
+  Rows values;
+  int first, count;  // the keys
+};
+
+// Of up to 6 queries, the first of which is number `query`: turned q [kRows, size] against the keys, and their shares
+// of the values. `scores` [kRows, count rounded up] is room.
+template <int kRows>
+void attend_rows(const Head& head, const Rows& q, int query, float* scores, float* context, std::ptrdiff_t stride) {
+  const int padded = rounded_up(head.count);
+  for (int at = 0; at < padded; at += kTileColumns) {
+    with_constant<kTileLanes>(std::min(kTileColumns, padded - at) / kLanes, [&](auto lanes) {
+      constexpr int kWide = lanes;
+      Floats sums[kRows][kWide];
+      const float* const keys = head.keys + std::ptrdiff_t(at) * head.size;
+      set_zero(sums);  // a head has few columns: one run
+      add_products<kRows, kWide>(q.first, q.stride, keys, kWide * kLanes, head.size, sums);
+      for (int row = 0; row < kRows; ++row) {
+        for (int lane = 0; lane < kWide; ++lane) {
+          _mm512_storeu_ps(scores + row * padded + at + lane * kLanes, sums[row][lane]);
+        }
+      }
+    });
+  }
+  Floats shares[kRows];
+  for (int row = 0; row < kRows; ++row) {
+    const float* const bias = head.bias ? head.bias - query - row : nullptr;
+    const float share =
+        exponentials(scores + row * padded, head.first, head.count, bias, query + row, head.positions.window);
+    shares[row] = _mm512_set1_ps(share);
+  }
+  for (int at = 0; at < head.size; at += kTileColumns) {
+    with_constant<kTileLanes>(std::min(kTileColumns, head.size - at) / kLanes, [&](auto lanes) {
+      constexpr int kWide = lanes;
+      Floats sums[kRows][kWide];
+      multiply<kRows, kWide>(scores, padded, head.values.first + at, head.values.stride, head.count, sums);
+      for (int row = 0; row < kRows; ++row) {
+        for (int lane = 0; lane < kWide; ++lane) {
+          float* const to = context + row * stride + at + lane * kLanes;
+          _mm512_storeu_ps(to, _mm512_mul_ps(sums[row][lane], shares[row]));
+        }
+      }
+    });
+  }
+}
+
+// Queries first … first + count - 1 of a head. A window's keys begin at a whole register, so that each key is in the
+// same lane whatever the queries are: a query has the same bits in any company.
+void attend_block(const Rows& q, const Rows& k, const Rows& v, const Group& group, const Positions& positions,
+                  const float* bias, int size, int first, int count, float* context, std::ptrdiff_t stride) {
+  int from = 0, to = group.keys;
+  if (positions.window >= 0) {
+    from = std::min(to, std::max(0, first - positions.window) / kLanes * kLanes);
+    to = std::max(from, std::min(to, first + count + positions.window));
+  }
+  const std::size_t keys = to - from, padded = rounded_up(to - from), wide = size;
+  float* const transposed = room((2 * wide + kTileRows) * padded + (1 + kTileRows) * wide);
+  float* const scores = transposed + wide * padded;
+  float* const row = scores + kTileRows * padded;
+  float* const queries = row + wide;
+  float* const copied = queries + kTileRows * wide;
+  transpose(k, from, int(keys), positions, size, row, transposed);
+  Rows values{v(from), v.stride};
+  if (keys > kFewKeys) {
+    for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * wide);
+    values = {copied, size};
+  }
+  const Head head{positions, bias, size, transposed, values, from, int(keys)};
+  const int tiles = (count + kTileRows - 1) / kTileRows;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const TileRows rows = tile_rows(count, tiles, tile);
+    const int query = first + rows.first;
+    Rows own{q(query), q.stride};
+    if (positions.cosines) {
+      for (int i = 0; i < rows.count; ++i) turned(q(query + i), query + i, positions, size, queries + i * size);
+      own = {queries, size};
+    }
+    with_constant<kTileRows>(
+        rows.count, [&](auto some) { attend_rows<some>(head, own, query, scores, context + query * stride, stride); });
+  }
+}
+
+}  // namespace
+
+void attend(const float* qkv, const Group& group, const Positions& positions, int heads, int size, float* context,
+            int threads) {
+  const std::ptrdiff_t hidden = std::ptrdiff_t(heads) * size, stride = 3 * hidden;
+  const int blocks = (group.length + kQueries - 1) / kQueries;
+  Team::shared().run(threads, group.sequences * heads * blocks, [&](int task) {
+    const int block = task % blocks, head = task / blocks % heads, sequence = task / blocks / heads;
+    const std::ptrdiff_t first = group.start + std::ptrdiff_t(sequence) * group.length, column = head * size;
+    const float* const q = qkv + first * stride + column;
+    const float* bias = nullptr;
+    if (positions.bias) {
+      bias = positions.bias + std::ptrdiff_t(head) * (2 * positions.longest - 1) + positions.longest - 1;
+    }
+    const TileRows queries = tile_rows(group.length, blocks, block);
+    attend_block({q, stride}, {q + hidden, stride}, {q + 2 * hidden, stride}, group, positions, bias, size,
+                 queries.first, queries.count, context + first * hidden + column, hidden);
+  });
+}
+
+}  // namespace embert::cpu

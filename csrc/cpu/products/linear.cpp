@@ -1,0 +1,68 @@
+#include "cpu/products/linear.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "cpu/registers/finish.h"
+#include "cpu/registers/tile.h"
+#include "cpu/team.h"
+
+namespace embert::cpu {
+namespace {
+
+int panels_of(int columns) {
+  return (columns + kTileColumns - 1) / kTileColumns;
+}
+
+}  // namespace
+
+void Linear::Free::operator()(float* memory) const {
+  std::free(memory);
+}
+
+Linear::Linear(const float* weight, const float* bias, int out, int in) : out_(out), in_(in) {
+  const std::size_t columns = std::size_t(panels_of(out)) * kTileColumns;
+  const std::size_t bytes = columns * (std::size_t(in) + 1) * sizeof(float);
+  auto* const memory = static_cast<float*>(std::aligned_alloc(64, bytes));
+  if (!memory) throw std::bad_alloc();
+  panels_.reset(memory);
+  std::memset(memory, 0, bytes);
+  for (int column = 0; column < out; ++column) {
+    float* const to = memory + std::size_t(column / kTileColumns) * in * kTileColumns + column % kTileColumns;
+    for (int k = 0; k < in; ++k) to[std::size_t(k) * kTileColumns] = weight[std::size_t(column) * in + k];
+  }
+  float* const to = memory + columns * in;
+  std::copy(bias, bias + out, to);
+  bias_ = to;
+}
+
+void Linear::operator()(const float* x, int rows, const Following& following, float* y, int threads) const {
+  const int panels = panels_of(out_), blocks = (rows + kBlockRows - 1) / kBlockRows;
+  Team::shared().run(threads, panels * blocks, [&](int task) {
+    const int panel = task % panels;
+    const TileRows block = tile_rows(rows, blocks, task / panels);
+    const float* const weight = panels_.get() + std::size_t(panel) * in_ * kTileColumns;
+    const float* const bias = bias_ + panel * kTileColumns;
+    const int columns = std::min(kTileColumns, out_ - panel * kTileColumns);
+    const int tiles = (block.count + kTileRows - 1) / kTileRows;
+    for (int tile = 0; tile < tiles; ++tile) {
+      const TileRows some = tile_rows(block.count, tiles, tile);
+      const int first = block.first + some.first;
+      with_constant<kTileRows>(some.count, [&](auto count) {
+        constexpr int kRows = count;
+        Floats sums[kRows][kTileLanes];
+        multiply<kRows, kTileLanes>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums);
+        for (int row = 0; row < kRows; ++row) {
+          for (int lane = 0; lane < kTileLanes; ++lane) {
+            sums[row][lane] = _mm512_add_ps(sums[row][lane], _mm512_loadu_ps(bias + lane * kLanes));
+          }
+          finish(sums[row], following, y, std::ptrdiff_t(first + row) * out_ + panel * kTileColumns, columns);
+        }
+      });
+    }
+  });
+}
+
+}  // namespace embert::cpu

@@ -1,0 +1,44 @@
+// Linear layers on a CPU with AVX-512.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace embert::cpu {
+
+enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu };
+
+// What follows a product, element by element. `residual` and `gate` are [rows, out]; at most one is given, and then
+// there is no activation.
+struct Following {
+  Activation activation = Activation::kNone;
+  const float* residual = nullptr;
+  const float* gate = nullptr;
+};
+
+// Rows that one thread takes through a panel of the weight: what they hold of x stays in its L2 cache beside the panel.
+constexpr int kBlockRows = 96;
+
+// x · weightᵀ + bias in float32.
+class Linear {
+ public:
+  // `weight` is [out, in] and `bias` [out]; both are copied.
+  Linear(const float* weight, const float* bias, int out, int in);
+
+  // x [rows, in] → y [rows, out]. Each sum is in the order of the columns: same row, same bits.
+  void operator()(const float* x, int rows, const Following& following, float* y, int threads) const;
+
+  int out() const { return out_; }
+  int in() const { return in_; }
+
+ private:
+  struct Free {
+    void operator()(float* memory) const;
+  };
+
+  int out_, in_;
+  std::unique_ptr<float[], Free> panels_;  // [⌈out / 64⌉, in, 64], then the bias [⌈out / 64⌉ · 64]
+  const float* bias_;
+};
+
+}  // namespace embert::cpu

@@ -1,0 +1,16 @@
+// Rows in eight bits: engine/quantization/rows.py defines them, and integers are the same to the bit.
+#pragma once
+
+#include <cstdint>
+
+namespace embert::cpu {
+
+constexpr int kRotated = 128;  // columns that are rotated together
+constexpr int kZero = 128;     // what stands for 0 in unsigned integers
+
+// A row x [columns], a multiple of 128, → q + 128, and the row's scale: x · H / √128 is about q · scale.
+//
+// `rotated` [columns] is room for the rotated row.
+void quantise(const float* x, int columns, float* rotated, std::uint8_t* integers, float* scale);
+
+}  // namespace embert::cpu

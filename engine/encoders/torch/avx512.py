@@ -1,0 +1,139 @@
+"""Our own kernels for CPUs with AVX-512 (csrc/cpu/), on torch's tensors: linear layers, norms and attention in float32.
+
+A row has the same bits beside any other rows: each of its sums is in an order that its own columns, or its own
+sequence, decide. torch's operators, which other CPUs use, choose another order for other numbers of rows.
+
+One short text takes half the time of torch's operators, most of which were calls and kernels made for many rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from embert.engine.encoders.torch.attention.positions import Positions
+from embert.engine.encoders.torch.groups import Group
+from embert.engine.encoders.torch.products.linear import Activation
+from embert.engine.encoders.torch.threads import allowed_threads
+from embert.engine.quantization.weights import QuantisedWeight
+
+__all__ = ["Avx512Int8Linear", "Avx512Linear", "attend", "can_attend", "has_avx512", "has_vnni", "normalised"]
+
+LANES = 16  # floats in a register
+FEW_PRODUCTS = 1 << 19
+
+
+def _installed() -> ModuleType | None:
+    """The kernels; None where embert was installed without a C++ compiler, or for another processor."""
+    try:
+        return importlib.import_module("embert.engine._cpu")
+    except ModuleNotFoundError:
+        return None
+
+
+_cpu = _installed()
+
+
+def has_avx512() -> bool:
+    """Whether the kernels are installed and this CPU runs those of float32."""
+    return _cpu is not None and bool(_cpu.has_avx512())
+
+
+def has_vnni() -> bool:
+    """Whether this CPU runs those of int8 too."""
+    return _cpu is not None and bool(_cpu.has_vnni())
+
+
+class _Layer:
+    """A layer of `_cpu`, called with tensors: see linear.Linear."""
+
+    def __init__(self, layer: Callable[..., None], outputs: int, activation: Activation) -> None:
+        self._layer, self._outputs, self._activation = layer, outputs, _kernels().activation(activation)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See Linear."""
+        x = x.contiguous()
+        rows = x.shape[0]
+        y = x.new_empty(rows, self._outputs)
+        # Names keep the memory of what is copied here until the kernel has read it.
+        residual = None if residual is None else residual.contiguous()
+        gate = None if gate is None else gate.contiguous()
+        addresses = (0 if each is None else each.data_ptr() for each in (residual, gate))
+        self._layer(x.data_ptr(), rows, y.data_ptr(), self._activation, *addresses, allowed_threads())
+        return y
+
+
+class Avx512Linear(_Layer):
+    """A linear layer in float32."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> None:
+        """`weight` is float32 [out, in] and `bias` float32 [out]."""
+        layer = _kernels().Linear(weight.contiguous().numpy(), bias.contiguous().numpy())
+        super().__init__(layer, len(bias), activation)
+
+
+class Avx512Int8Linear(_Layer):
+    """A linear layer in eight bits; integers are those that quantization/ defines, to the bit."""
+
+    def __init__(self, weights: Sequence[QuantisedWeight], bias: torch.Tensor, activation: Activation = "none") -> None:
+        """`weights` lie one below the other; `bias` is float32 [out] of all."""
+        integers = np.concatenate([weight.integers for weight in weights])
+        scales = np.concatenate([weight.scales for weight in weights])
+        layer = _kernels().Int8Linear(integers, scales, bias.contiguous().numpy())
+        super().__init__(layer, len(bias), activation)
+
+
+def normalised(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """LayerNorm, or without `beta` RMSNorm, of float32 [T, columns]."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    _kernels().normalise(
+        x.data_ptr(),
+        *x.shape,
+        gamma.data_ptr(),
+        0 if beta is None else beta.data_ptr(),
+        epsilon,
+        y.data_ptr(),
+        allowed_threads(),
+    )
+    return y
+
+
+def can_attend(size: int) -> bool:
+    """Whether `attend` computes heads of so many columns: whole registers."""
+    return size % LANES == 0
+
+
+def attend(qkv: torch.Tensor, group: Group, heads: int, positions: Positions, context: torch.Tensor) -> None:
+    """Attention of one group of sequences: float32 [T, 3 · hidden] → its rows of `context` [T, hidden], both whole."""
+    start, sequences, length, keys = group
+    size = context.shape[1] // heads
+    # Threads cost more than they gain below some ten microseconds.
+    threads = allowed_threads() if sequences * length * length * heads * size > FEW_PRODUCTS else 1
+    rotation = None if positions.rotation is None else positions.rotation(length)  # keeps the tables until the end
+    bias = positions.bias
+    _kernels().attend(
+        qkv.data_ptr(),
+        start,
+        sequences,
+        length,
+        keys or length,
+        heads,
+        size,
+        context.data_ptr(),
+        *((0, 0, 0) if rotation is None else (rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].shape[1])),
+        *((0, 0) if bias is None else (bias.by_distance.data_ptr(), bias.longest)),
+        -1 if positions.window is None else positions.window,
+        threads,
+    )
+
+
+def _kernels() -> ModuleType:
+    assert _cpu is not None  # noqa: S101 - callers have asked has_avx512
+    return _cpu
