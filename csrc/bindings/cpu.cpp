@@ -6,13 +6,18 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "cpu/attention.h"
+#include "cpu/layer.h"
 #include "cpu/norm.h"
 #include "cpu/products/int8_linear.h"
 #include "cpu/products/linear.h"
@@ -25,6 +30,19 @@ namespace {
 
 template <typename T, int kDimensions>
 using Array = nb::ndarray<const T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
+
+// A group's start, sequences, length and keys, of which 0 are all.
+using GroupOf = std::tuple<int, int, int, int>;
+// Gamma, beta and epsilon.
+using NormOf = std::tuple<Array<float, 1>, Array<float, 1>, float>;
+
+Norm norm_of(const NormOf& norm, int hidden) {
+  const auto& [gamma, beta, epsilon] = norm;
+  if (gamma.shape(0) != std::size_t(hidden) || beta.shape(0) != std::size_t(hidden)) {
+    throw nb::value_error("a norm does not fit the layer");
+  }
+  return {{gamma.data(), gamma.data() + hidden}, {beta.data(), beta.data() + hidden}, epsilon};
+}
 
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -52,7 +70,6 @@ void check_widths(std::size_t out, std::size_t bias, std::size_t scales) {
   if (bias != out || scales != out) throw nb::value_error("weight, scales and bias differ in their rows");
 }
 
-template <typename LinearLayer>
 void apply(const LinearLayer& layer, std::uintptr_t x, int rows, std::uintptr_t y, Activation activation,
            std::uintptr_t residual, std::uintptr_t gate, int threads) {
   const Following following{activation, at<const float>(residual), at<const float>(gate)};
@@ -76,7 +93,8 @@ NB_MODULE(_cpu, module) {
       .value("SILU", Activation::kSilu);
   module.def("activation", &activation_of, "name"_a);
 
-  nb::class_<Linear>(module, "Linear")
+  nb::class_<LinearLayer>(module, "LinearLayer");
+  nb::class_<Linear, LinearLayer>(module, "Linear")
       .def(
           "__init__",
           [](Linear* self, const Array<float, 2>& weight, const Array<float, 1>& bias) {
@@ -84,10 +102,10 @@ NB_MODULE(_cpu, module) {
             new (self) Linear(weight.data(), bias.data(), int(weight.shape(0)), int(weight.shape(1)));
           },
           "weight"_a.noconvert(), "bias"_a.noconvert())
-      .def("__call__", &apply<Linear>, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
+      .def("__call__", &apply, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
            nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<Int8Linear>(module, "Int8Linear")
+  nb::class_<Int8Linear, LinearLayer>(module, "Int8Linear")
       .def(
           "__init__",
           [](Int8Linear* self, const Array<std::int8_t, 2>& weight, const Array<float, 1>& scales,
@@ -97,8 +115,43 @@ NB_MODULE(_cpu, module) {
                 Int8Linear(weight.data(), scales.data(), bias.data(), int(weight.shape(0)), int(weight.shape(1)));
           },
           "weight"_a.noconvert(), "scales"_a.noconvert(), "bias"_a.noconvert())
-      .def("__call__", &apply<Int8Linear>, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
+      .def("__call__", &apply, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
            nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<Layer>(module, "Layer")
+      .def(
+          "__init__",
+          [](Layer* self, const LinearLayer& qkv, const LinearLayer& projection, const LinearLayer& inner,
+             const LinearLayer& outer, Activation activation, const NormOf& attention_norm, const NormOf& norm,
+             int heads) {
+            const int hidden = outer.out();
+            if (heads < 1 || hidden % heads != 0 || qkv.in() != hidden || qkv.out() != 3 * hidden ||
+                projection.in() != hidden || projection.out() != hidden || inner.in() != hidden ||
+                inner.out() != outer.in()) {
+              throw nb::value_error("the linear layers do not fit each other");
+            }
+            new (self) Layer(qkv, projection, inner, outer, activation, norm_of(attention_norm, hidden),
+                             norm_of(norm, hidden), heads);
+          },
+          "qkv"_a, "projection"_a, "inner"_a, "outer"_a, "activation"_a, "attention_norm"_a, "norm"_a, "heads"_a,
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+      .def(
+          "__call__",
+          [](const Layer& layer, std::uintptr_t x, int rows, const std::vector<GroupOf>& groups, std::uintptr_t bias,
+             int longest, int window, std::uintptr_t y, int threads) {
+            std::vector<Group> made;
+            made.reserve(groups.size());
+            for (const auto& [start, sequences, length, keys] : groups) {
+              made.push_back({start, sequences, length, keys ? keys : length});
+            }
+            Positions positions;
+            positions.bias = at<const float>(bias);
+            positions.longest = longest;
+            positions.window = window;
+            const nb::gil_scoped_release released;
+            layer(at<const float>(x), rows, made, positions, at<float>(y), threads);
+          },
+          "x"_a, "rows"_a, "groups"_a, "bias"_a, "longest"_a, "window"_a, "y"_a, "threads"_a);
 
   module.def(
       "normalise",

@@ -1,6 +1,7 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "cpu/registers/floats.h"
@@ -13,6 +14,8 @@ namespace {
 // Queries of a head that one task takes. A task copies the head's keys and values, which takes a 95th of the products
 // with so many queries.
 constexpr int kQueries = 96;
+// Products that one thread takes in some 20 µs: another one would gain nothing.
+constexpr std::int64_t kAlone = 1 << 19;
 // Values of more keys are copied too: where they lie, they are kilobytes apart.
 constexpr int kFewKeys = 64;
 
@@ -191,6 +194,7 @@ void attend(const float* qkv, const Group& group, const Positions& positions, in
             int threads) {
   const std::ptrdiff_t hidden = std::ptrdiff_t(heads) * size, stride = 3 * hidden;
   const int blocks = (group.length + kQueries - 1) / kQueries;
+  if (std::int64_t{group.sequences} * group.length * group.length * hidden <= kAlone) threads = 1;
   Team::shared().run(threads, group.sequences * heads * blocks, [&](int task) {
     const int block = task % blocks, head = task / blocks % heads, sequence = task / blocks / heads;
     const std::ptrdiff_t first = group.start + std::ptrdiff_t(sequence) * group.length, column = head * size;

@@ -3,8 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 namespace embert::cpu {
@@ -20,23 +20,30 @@ class Team {
   // the same time runs its tasks alone.
   template <typename Function>
   void run(int threads, int tasks, const Function& function) {
-    const auto call = [](const void* context, int task) { (*static_cast<const Function*>(context))(task); };
+    // A task that throws ends the process: others still use what the caller holds.
+    const auto call = [](const void* context, int task) noexcept { (*static_cast<const Function*>(context))(task); };
     run_all(threads, tasks, call, &function);
   }
 
  private:
   using Call = void (*)(const void* context, int task);
 
+  // A thread beside the caller. It waits for its own word, so that a call wakes no more threads than it has work for.
+  struct alignas(64) Helper {
+    std::atomic<std::uint32_t> job{0};
+  };
+
   void run_all(int threads, int tasks, Call call, const void* context);
   bool run_next(std::uint32_t job);
-  void work(int number);
+  void help(Helper& helper);
 
   std::mutex caller_;
-  std::vector<std::thread> threads_;
+  std::vector<std::unique_ptr<Helper>> helpers_;
+  std::uint32_t job_ = 0;
   // What the threads read belongs to the job in the upper half of `next_`, as long as that half stays.
-  std::atomic<std::uint64_t> next_{0};  // the job's number, and its next task
-  std::atomic<std::uint32_t> job_{0};   // the threads wait for its change
-  std::atomic<int> helpers_{0}, tasks_{0}, ended_{0};
+  alignas(64) std::atomic<std::uint64_t> next_{0};  // the job's number, and its next task
+  alignas(64) std::atomic<int> ended_{0};           // tasks of it
+  alignas(64) std::atomic<int> tasks_{0};
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};
 };

@@ -14,11 +14,13 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert import engine
 from embert.engine.architecture.architecture import Rotary
+from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.torch import avx512, threads
 from embert.engine.encoders.torch.attention.distance_bias import DistanceBias
 from embert.engine.encoders.torch.attention.positions import Positions
 from embert.engine.encoders.torch.attention.rotation import Rotation, rotate
 from embert.engine.encoders.torch.groups import Group
+from embert.engine.encoders.torch.layer import Layer
 from embert.engine.encoders.torch.products.linear import Activation
 from embert.engine.quantization.products import product
 from embert.engine.quantization.rows import quantised_rows
@@ -62,8 +64,8 @@ def test_a_linear_layer(rows: int, inputs: int, outputs: int, activation: Activa
     x, weight, bias = drawn(1, rows, inputs), drawn(2, outputs, inputs), drawn(3, outputs)
     other = drawn(4, rows, outputs)
     exact = F.linear(x.double(), weight.double(), bias.double())
-    allowed: dict[str, float] = {"rtol": 1e-6, "atol": 2e-6 * math.sqrt(inputs)}  # sums of so many numbers around 1
-    layer = avx512.Avx512Linear(weight, bias, activation)
+    allowed: dict[str, Any] = {"rtol": 1e-6, "atol": 2e-6 * math.sqrt(inputs)}  # sums of so many numbers around 1
+    layer = avx512.avx512_linear(weight, bias, activation)
     torch.testing.assert_close(layer(x).double(), EXACT[activation](exact), **allowed)
     if activation == "none":
         torch.testing.assert_close(layer(x, other).double(), exact + other, **allowed)
@@ -75,7 +77,7 @@ def test_a_linear_layer(rows: int, inputs: int, outputs: int, activation: Activa
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "relu"])
 def test_activations_of_every_size(activation: Activation) -> None:
     x = torch.cat([torch.linspace(-15, 15, 60_001), drawn(1, 5000), torch.tensor([0.0, -0.0, 3e38, -1e30, 1e-40])])
-    layer = avx512.Avx512Linear(torch.ones(1, 1), torch.zeros(1), activation)
+    layer = avx512.avx512_linear(torch.ones(1, 1), torch.zeros(1), activation)
     found, exact = layer(x[:, None])[:, 0].double(), EXACT[activation](x.double())
     assert ((found - exact).abs() <= 2.5e-7 * exact.abs() + 2.5e-8).all()
     for wrong in (math.nan, math.inf):
@@ -113,7 +115,8 @@ def exact_attention(qkv: torch.Tensor, group: Group, heads: int, positions: Posi
         place = torch.arange(length)
         unseen |= (place - place[:, None]).abs() > positions.window
     shares = scores.masked_fill(unseen, -math.inf).softmax(-1).nan_to_num(0.0)
-    return (shares @ v).transpose(1, 2).reshape(n * length, heads * size)
+    mixed: torch.Tensor = shares @ v
+    return mixed.transpose(1, 2).reshape(n * length, heads * size)
 
 
 POSITIONS = {
@@ -170,7 +173,7 @@ def test_a_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int,
     x[rows // 2] = 0
     wanted = product(quantised_rows(x.numpy()), quantised_weight(weight, "w"), bias.numpy())
     parts = [quantised_weight(weight[: outputs // 3], "w"), quantised_weight(weight[outputs // 3 :], "w")]
-    np.testing.assert_array_equal(avx512.Avx512Int8Linear(parts, bias)(x).numpy(), wanted)
+    np.testing.assert_array_equal(avx512.avx512_int8_linear(parts, bias)(x).numpy(), wanted)
 
 
 @needs_vnni
@@ -180,7 +183,7 @@ def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
     hard = weight._replace(integers=np.where(weight.integers < 0, -127, 127).astype(np.int8))
     x = drawn(1, 3, 384)
     wanted = product(quantised_rows(x.numpy()), hard, np.zeros(64, np.float32))
-    np.testing.assert_array_equal(avx512.Avx512Int8Linear([hard], torch.zeros(64))(x).numpy(), wanted)
+    np.testing.assert_array_equal(avx512.avx512_int8_linear([hard], torch.zeros(64))(x).numpy(), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
@@ -198,8 +201,21 @@ def test_a_text_has_the_same_bits_in_any_company(default_model: engine.Model, dt
     encoder.close()
 
 
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=needs_vnni)])
+def test_a_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> None:
+    """To the bit: one kernel for all of it, and one for each part where only some rows go on after attention."""
+    layer = Layer(
+        default_model.architecture, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8
+    )
+    groups, x = [Group(0, 3, 7), Group(21, 1, 90, 40)], drawn(1, 111, 384)
+    for positions in (Positions(), POSITIONS["biased"](12, 32)):
+        whole, parts = layer(x, groups, positions), layer(x, groups, positions, rows=torch.arange(111))
+        assert torch.equal(whole, parts)
+    assert not torch.equal(whole, layer(x, groups, Positions()))
+
+
 def test_callers_of_one_team_do_not_disturb_each_other() -> None:
-    layer, x = avx512.Avx512Linear(drawn(1, 512, 256), drawn(2, 512)), drawn(3, 90, 256)
+    layer, x = avx512.avx512_linear(drawn(1, 512, 256), drawn(2, 512)), drawn(3, 90, 256)
     wanted = layer(x)
 
     def ask(number: int) -> bool:

@@ -10,16 +10,15 @@
 namespace embert::cpu {
 
 // x · weightᵀ + bias; x is rotated and quantised row by row, sums are exact.
-class Int8Linear {
+class Int8Linear final : public LinearLayer {
  public:
   // `weight` is [out, in], rotated, with `in` a multiple of 128; `scales` and `bias` are [out]. All are copied.
   Int8Linear(const std::int8_t* weight, const float* scales, const float* bias, int out, int in);
 
-  // x [rows, in] → y [rows, out].
-  void operator()(const float* x, int rows, const Following& following, float* y, int threads) const;
+  void operator()(const float* x, int rows, const Following& following, float* y, int threads) const override;
 
-  int out() const { return out_; }
-  int in() const { return in_; }
+  int out() const override { return out_; }
+  int in() const override { return in_; }
 
  private:
   struct Free {

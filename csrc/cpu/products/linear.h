@@ -16,20 +16,31 @@ struct Following {
   const float* gate = nullptr;
 };
 
+// A linear layer of any kind of product.
+class LinearLayer {
+ public:
+  virtual ~LinearLayer() = default;
+
+  // x [rows, in] → y [rows, out] = what follows x · weightᵀ + bias. A row of y has the same bits beside any other rows.
+  virtual void operator()(const float* x, int rows, const Following& following, float* y, int threads) const = 0;
+
+  virtual int out() const = 0;
+  virtual int in() const = 0;
+};
+
 // Rows that one thread takes through a panel of the weight: what they hold of x stays in its L2 cache beside the panel.
 constexpr int kBlockRows = 96;
 
 // x · weightᵀ + bias in float32.
-class Linear {
+class Linear final : public LinearLayer {
  public:
   // `weight` is [out, in] and `bias` [out]; both are copied.
   Linear(const float* weight, const float* bias, int out, int in);
 
-  // x [rows, in] → y [rows, out]. Each sum is in the order of the columns: same row, same bits.
-  void operator()(const float* x, int rows, const Following& following, float* y, int threads) const;
+  void operator()(const float* x, int rows, const Following& following, float* y, int threads) const override;
 
-  int out() const { return out_; }
-  int in() const { return in_; }
+  int out() const override { return out_; }
+  int in() const override { return in_; }
 
  private:
   struct Free {

@@ -21,10 +21,18 @@ from embert.engine.encoders.torch.products.linear import Activation
 from embert.engine.encoders.torch.threads import allowed_threads
 from embert.engine.quantization.weights import QuantisedWeight
 
-__all__ = ["Avx512Int8Linear", "Avx512Linear", "attend", "can_attend", "has_avx512", "has_vnni", "normalised"]
+__all__ = [
+    "Avx512Layer",
+    "Avx512Linear",
+    "NormOf",
+    "attend",
+    "can_attend",
+    "has_avx512",
+    "has_vnni",
+    "normalised",
+]
 
 LANES = 16  # floats in a register
-FEW_PRODUCTS = 1 << 19
 
 
 def _installed() -> ModuleType | None:
@@ -48,11 +56,12 @@ def has_vnni() -> bool:
     return _cpu is not None and bool(_cpu.has_vnni())
 
 
-class _Layer:
-    """A layer of `_cpu`, called with tensors: see linear.Linear."""
+class Avx512Linear:
+    """A linear layer, called with tensors: see products.linear.Linear."""
 
     def __init__(self, layer: Callable[..., None], outputs: int, activation: Activation) -> None:
-        self._layer, self._outputs, self._activation = layer, outputs, _kernels().activation(activation)
+        """`layer` is one of `_cpu`."""
+        self.layer, self.activation, self._outputs = layer, _kernels().activation(activation), outputs
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
@@ -65,28 +74,52 @@ class _Layer:
         residual = None if residual is None else residual.contiguous()
         gate = None if gate is None else gate.contiguous()
         addresses = (0 if each is None else each.data_ptr() for each in (residual, gate))
-        self._layer(x.data_ptr(), rows, y.data_ptr(), self._activation, *addresses, allowed_threads())
+        self.layer(x.data_ptr(), rows, y.data_ptr(), self.activation, *addresses, allowed_threads())
         return y
 
 
-class Avx512Linear(_Layer):
-    """A linear layer in float32."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> None:
-        """`weight` is float32 [out, in] and `bias` float32 [out]."""
-        layer = _kernels().Linear(weight.contiguous().numpy(), bias.contiguous().numpy())
-        super().__init__(layer, len(bias), activation)
+def avx512_linear(weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> Avx512Linear:
+    """A linear layer in float32: `weight` is float32 [out, in] and `bias` float32 [out]."""
+    layer = _kernels().Linear(weight.contiguous().numpy(), bias.contiguous().numpy())
+    return Avx512Linear(layer, len(bias), activation)
 
 
-class Avx512Int8Linear(_Layer):
-    """A linear layer in eight bits; integers are those that quantization/ defines, to the bit."""
+def avx512_int8_linear(
+    weights: Sequence[QuantisedWeight], bias: torch.Tensor, activation: Activation = "none"
+) -> Avx512Linear:
+    """One in eight bits, with the integers that quantization/ defines: `weights` lie one below the other."""
+    integers = np.concatenate([weight.integers for weight in weights])
+    scales = np.concatenate([weight.scales for weight in weights])
+    return Avx512Linear(_kernels().Int8Linear(integers, scales, bias.contiguous().numpy()), len(bias), activation)
 
-    def __init__(self, weights: Sequence[QuantisedWeight], bias: torch.Tensor, activation: Activation = "none") -> None:
-        """`weights` lie one below the other; `bias` is float32 [out] of all."""
-        integers = np.concatenate([weight.integers for weight in weights])
-        scales = np.concatenate([weight.scales for weight in weights])
-        layer = _kernels().Int8Linear(integers, scales, bias.contiguous().numpy())
-        super().__init__(layer, len(bias), activation)
+
+NormOf = tuple[torch.Tensor, torch.Tensor, float]  # gamma, beta, epsilon
+
+
+class Avx512Layer:
+    """A whole layer in one call, where norms follow the residuals and nothing gates: BERT's, and others like it."""
+
+    def __init__(self, linears: Sequence[Avx512Linear], norms: Sequence[NormOf], heads: int) -> None:
+        """`linears` are those of query, key and value, of the projection, and the inner and the outer one, with their
+        activations; `norms` follow attention and the feed-forward network."""
+        parts = ((gamma.numpy(), beta.numpy(), epsilon) for gamma, beta, epsilon in norms)
+        self._layer = _kernels().Layer(*(each.layer for each in linears), linears[2].activation, *parts, heads)
+
+    def __call__(self, x: torch.Tensor, groups: Sequence[Group], positions: Positions) -> torch.Tensor:
+        """[T, hidden] → [T, hidden]. `groups` cover all rows in order; positions turn nothing."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        bias = positions.bias
+        self._layer(
+            x.data_ptr(),
+            x.shape[0],
+            groups,
+            *((0, 0) if bias is None else (bias.by_distance.data_ptr(), bias.longest)),
+            -1 if positions.window is None else positions.window,
+            y.data_ptr(),
+            allowed_threads(),
+        )
+        return y
 
 
 def normalised(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float) -> torch.Tensor:
@@ -114,8 +147,6 @@ def attend(qkv: torch.Tensor, group: Group, heads: int, positions: Positions, co
     """Attention of one group of sequences: float32 [T, 3 · hidden] → its rows of `context` [T, hidden], both whole."""
     start, sequences, length, keys = group
     size = context.shape[1] // heads
-    # Threads cost more than they gain below some ten microseconds.
-    threads = allowed_threads() if sequences * length * length * heads * size > FEW_PRODUCTS else 1
     rotation = None if positions.rotation is None else positions.rotation(length)  # keeps the tables until the end
     bias = positions.bias
     _kernels().attend(
@@ -130,7 +161,7 @@ def attend(qkv: torch.Tensor, group: Group, heads: int, positions: Positions, co
         *((0, 0, 0) if rotation is None else (rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].shape[1])),
         *((0, 0) if bias is None else (bias.by_distance.data_ptr(), bias.longest)),
         -1 if positions.window is None else positions.window,
-        threads,
+        allowed_threads(),
     )
 
 

@@ -13,7 +13,15 @@ from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.torch.attention.packed import attention
 from embert.engine.encoders.torch.attention.positions import Positions
-from embert.engine.encoders.torch.avx512 import Avx512Int8Linear, can_attend, has_vnni, normalised
+from embert.engine.encoders.torch.avx512 import (
+    Avx512Layer,
+    Avx512Linear,
+    NormOf,
+    avx512_int8_linear,
+    can_attend,
+    has_vnni,
+    normalised,
+)
 from embert.engine.encoders.torch.groups import Group
 from embert.engine.encoders.torch.products.adapters import AdaptedLinear, Additions
 from embert.engine.encoders.torch.products.choice import Products, make_linear
@@ -39,6 +47,11 @@ class Norm:
         self._gamma = stored(checkpoint, f"{name}.weight").float()
         self._beta = None if architecture.rms_norm else stored(checkpoint, f"{name}.bias").float()
         self._epsilon = architecture.layer_norm_eps
+
+    @property
+    def parts(self) -> NormOf | None:
+        """Of LayerNorm: gamma, beta and epsilon."""
+        return None if self._beta is None else (self._gamma, self._beta, self._epsilon)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, columns] → [T, columns]."""
@@ -89,7 +102,7 @@ class Layer:
                     _quantised(checkpoint, f"{prefix}{name}.weight", scale)
                     for name, scale in zip(names, scales, strict=True)
                 ]
-                kind = Avx512Int8Linear if products == "avx512" and has_vnni() else Int8Linear
+                kind = avx512_int8_linear if products == "avx512" and has_vnni() else Int8Linear
                 made = kind(quantised, torch.cat(biases), fused)
             else:
                 weights = [
@@ -117,6 +130,7 @@ class Layer:
         self._outer = linear(("output.dense",))
         self._attention_norm = norm("attention.output.LayerNorm") if architecture.has_attention_norm(layer) else None
         self._norm = norm("output.LayerNorm")
+        self._whole = self._as_one() if self._own_kernels else None
 
     def __call__(
         self,
@@ -130,6 +144,8 @@ class Layer:
 
         `chosen` is that of adapters.chosen_adapters.
         """
+        if self._whole is not None and rows is None and positions.rotation is None:
+            return self._whole(x, groups, positions)
         before = x if self._attention_norm is None or not self._pre_norm else self._attention_norm(x)
         qkv = self._qkv(before, chosen)
         context = attention(qkv, groups, self._heads, positions, own_kernels=self._own_kernels)
@@ -142,6 +158,14 @@ class Layer:
         if self._attention_norm is not None:
             x = self._attention_norm(x)
         return self._norm(self._outer(self._fed(x, chosen), chosen, x))
+
+    def _as_one(self) -> Avx512Layer | None:
+        """The layer as one kernel, where there is one for its kind."""
+        linears = [each.alone for each in (self._qkv, self._projection, self._inner, self._outer)]
+        norms = [None if each is None else each.parts for each in (self._attention_norm, self._norm)]
+        if self._pre_norm or self._gate is not None or None in linears or None in norms:
+            return None
+        return Avx512Layer(cast("Sequence[Avx512Linear]", linears), cast("Sequence[NormOf]", norms), self._heads)
 
     def _fed(self, x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
         """[T, hidden] → [T, intermediate]."""

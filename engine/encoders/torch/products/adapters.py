@@ -78,6 +78,11 @@ class AdaptedLinear:
         """`linear` has the activation itself where there are no additions: they come before it."""
         self._linear, self._additions, self._activation = linear, additions, activation
 
+    @property
+    def alone(self) -> Linear | None:
+        """The linear layer, where no adapter adds to it."""
+        return self._linear if self._additions is None else None
+
     def __call__(
         self,
         x: torch.Tensor,

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from embert.engine.encoders.torch.avx512 import Avx512Linear, has_avx512
+from embert.engine.encoders.torch.avx512 import avx512_linear, has_avx512
 from embert.engine.encoders.torch.products.linear import Activation, Linear, PackedLinear, PlainLinear
 
 __all__ = ["Products", "choose_products", "make_linear", "packed_works"]
@@ -27,7 +27,7 @@ def make_linear(
 ) -> Linear:
     """`weight` is [out, in] and `bias` [out], both in the dtype to compute in."""
     if products == "avx512":
-        return Avx512Linear(weight, bias, activation)
+        return avx512_linear(weight, bias, activation)
     return (PackedLinear if products == "packed" else PlainLinear)(weight, bias, activation)
 
 
