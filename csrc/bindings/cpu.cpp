@@ -21,6 +21,7 @@
 #include "cpu/norm.h"
 #include "cpu/products/int8_linear.h"
 #include "cpu/products/linear.h"
+#include "cpu/rows.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -162,6 +163,28 @@ NB_MODULE(_cpu, module) {
       },
       "x"_a, "rows"_a, "columns"_a, "gamma"_a, "beta"_a, "epsilon"_a, "y"_a, "threads"_a,
       nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "embed",
+      [](std::uintptr_t ids, std::uintptr_t places, int tokens, const Array<float, 2>& words,
+         const Array<float, 2>& positions, std::uintptr_t gamma, std::uintptr_t beta, float epsilon, std::uintptr_t y,
+         int threads) {
+        const Table table{words.data(), std::int64_t(words.shape(0))};
+        const Table places_of{positions.data(), std::int64_t(positions.shape(0))};
+        const nb::gil_scoped_release released;
+        if (!embed(at<const std::int64_t>(ids), at<const std::int64_t>(places), tokens, table, places_of,
+                   int(words.shape(1)), at<const float>(gamma), at<const float>(beta), epsilon, at<float>(y),
+                   threads)) {
+          throw std::out_of_range("an id or a position is outside of its table");
+        }
+      },
+      "ids"_a, "places"_a, "tokens"_a, "words"_a.noconvert(), "positions"_a.noconvert(), "gamma"_a, "beta"_a,
+      "epsilon"_a, "y"_a, "threads"_a);
+  module.def(
+      "mean",
+      [](std::uintptr_t x, int sequences, int length, int columns, std::uintptr_t y, int threads) {
+        mean(at<const float>(x), sequences, length, columns, at<float>(y), threads);
+      },
+      "x"_a, "sequences"_a, "length"_a, "columns"_a, "y"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "attend",
       [](std::uintptr_t qkv, int start, int sequences, int length, int keys, int heads, int size,

@@ -96,6 +96,33 @@ def test_norms(columns: int, with_beta: bool) -> None:
     torch.testing.assert_close(avx512.normalised(x, gamma, beta, 1e-6).double(), exact, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("columns", [20, 384])
+@pytest.mark.parametrize("tokens", [0, 1, 300])
+def test_embeddings(tokens: int, columns: int) -> None:
+    words, positions, gamma, beta = drawn(1, 50, columns), drawn(2, 9, columns), drawn(3, columns), drawn(4, columns)
+    random = np.random.default_rng(tokens)
+    ids, places = (torch.from_numpy(random.integers(0, most, tokens)) for most in (50, 9))
+    sums = (words[ids] + positions[places]).double()
+    exact = F.layer_norm(sums, (columns,), gamma.double(), beta.double(), 1e-6)
+    embeddings = avx512.Avx512Embeddings(words, positions, (gamma, beta, 1e-6))
+    torch.testing.assert_close(embeddings(ids, places).double(), exact, rtol=1e-5, atol=2e-6)
+    for wrong in (-1, 50):
+        with pytest.raises(IndexError, match="outside of its table"):
+            embeddings(torch.tensor([0, wrong]), torch.tensor([0, 0]))
+    with pytest.raises(IndexError, match="outside of its table"):
+        embeddings(torch.tensor([0]), torch.tensor([9]))
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("columns", [20, 384])
+def test_means(columns: int) -> None:
+    groups = [Group(0, 3, 1), Group(3, 2, 7), Group(17, 1, 129), Group(146, 4, 300)]
+    hidden = 3 + drawn(1, 1346, columns)
+    exact = [hidden[start : start + n * length].double().view(n, length, -1).mean(1) for start, n, length, _ in groups]
+    torch.testing.assert_close(avx512.means(hidden, groups).double(), torch.cat(exact), rtol=1e-6, atol=1e-6)
+
+
 def exact_attention(qkv: torch.Tensor, group: Group, heads: int, positions: Positions) -> torch.Tensor:
     start, n, length, keys = group
     size = qkv.shape[1] // 3 // heads

@@ -22,6 +22,7 @@ from embert.engine.encoders.torch.threads import allowed_threads
 from embert.engine.quantization.weights import QuantisedWeight
 
 __all__ = [
+    "Avx512Embeddings",
     "Avx512Layer",
     "Avx512Linear",
     "NormOf",
@@ -29,6 +30,7 @@ __all__ = [
     "can_attend",
     "has_avx512",
     "has_vnni",
+    "means",
     "normalised",
 ]
 
@@ -135,6 +137,43 @@ def normalised(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, 
         y.data_ptr(),
         allowed_threads(),
     )
+    return y
+
+
+class Avx512Embeddings:
+    """Rows of two tables, their sums and the sums' norm, in one call."""
+
+    def __init__(self, words: torch.Tensor, positions: torch.Tensor, norm: NormOf) -> None:
+        """The tables are float32 [rows, columns]."""
+        self._tables = words.contiguous().numpy(), positions.contiguous().numpy()
+        self._gamma, self._beta, self._epsilon = norm
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """int64 [T] each → float32 [T, columns]. Raises IndexError for what is no row of its table."""
+        y = torch.empty(len(ids), len(self._gamma))
+        _kernels().embed(
+            ids.contiguous().data_ptr(),
+            positions.contiguous().data_ptr(),
+            len(ids),
+            *self._tables,
+            self._gamma.data_ptr(),
+            self._beta.data_ptr(),
+            self._epsilon,
+            y.data_ptr(),
+            allowed_threads(),
+        )
+        return y
+
+
+def means(hidden: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
+    """The mean of each sequence's rows: float32 [T, columns] → [n, columns]."""
+    hidden = hidden.contiguous()
+    columns, done = hidden.shape[1], 0
+    y = torch.empty(sum(group.sequences for group in groups), columns)
+    for start, sequences, length, _ in groups:
+        at = hidden.data_ptr() + 4 * start * columns
+        _kernels().mean(at, sequences, length, columns, y.data_ptr() + 4 * done * columns, allowed_threads())
+        done += sequences
     return y
 
 

@@ -80,7 +80,7 @@ def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, prod
     """A head for each of the model's tasks. Raises BrokenModel."""
     heads: dict[Task, Head] = {}
     if model.embeds:
-        heads |= {Task.EMBED: Pooled(model.pooling), Task.TOKENS: LastHidden()}
+        heads |= {Task.EMBED: Pooled(model.pooling, products), Task.TOKENS: LastHidden()}
     classifier, sparse, multi_vector = model.heads.classifier, model.heads.sparse, model.heads.multi_vector
     if classifier is not None:
         heads[Task.CLASSIFY] = Logits(classifier, checkpoint, products)
@@ -102,12 +102,13 @@ def kernels_of(heads: description.Heads) -> int:
 class Pooled:
     """EMBED before the Dense modules and the normalisation, which `EmbeddingHead` does for all sequences at once."""
 
-    def __init__(self, pooling: str) -> None:
-        self._pooling = pooling
+    def __init__(self, pooling: str, products: Products) -> None:
+        self._pooling, self._own_kernels = pooling, products == "avx512"
 
     def __call__(self, hidden: Hidden) -> Rows:
         """[n, hidden]."""
-        return Rows.one_each(pooled(hidden.rows, hidden.groups, self._pooling).numpy())
+        rows = pooled(hidden.rows, hidden.groups, self._pooling, own_kernels=self._own_kernels)
+        return Rows.one_each(rows.numpy())
 
     def prepare(self, rows: int) -> None:
         """It has no products."""

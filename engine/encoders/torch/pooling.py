@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from embert.engine.encoders.torch import avx512
 from embert.engine.encoders.torch.groups import Group
 
 __all__ = ["ONE_ROW", "pooled", "pooled_rows"]
@@ -22,10 +23,12 @@ def pooled_rows(groups: Sequence[Group], pooling: str) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def pooled(hidden: torch.Tensor, groups: Sequence[Group], pooling: str) -> torch.Tensor:
-    """[T, hidden] → float32 [n, hidden] for the groups' n sequences."""
+def pooled(hidden: torch.Tensor, groups: Sequence[Group], pooling: str, *, own_kernels: bool = False) -> torch.Tensor:
+    """[T, hidden] → float32 [n, hidden] for the groups' n sequences. `own_kernels` take float32."""
     if pooling in ONE_ROW:
         return hidden[pooled_rows(groups, pooling)].float()
+    if own_kernels and pooling == "mean":
+        return avx512.means(hidden, groups)
     rows = [_pooled(hidden, group, pooling) for group in groups]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 

@@ -37,6 +37,10 @@ def cut_into_runs(lengths: Ints, attended: Ints | None, threads: int) -> Iterato
     """
     if not len(lengths):
         return
+    if len(lengths) == 1:  # as below, without the arrays
+        only = int(lengths[0])
+        yield Run(slice(0, 1), slice(0, only), [Group(0, 1, only, 0 if attended is None else int(attended[0]))])
+        return
     ends = np.cumsum(lengths)
     total = int(ends[-1])
     count = threads * -(-total // (threads * MAX_RUN_TOKENS))

@@ -30,6 +30,7 @@ from embert.engine.encoders.torch.attention.distance_bias import DistanceBias
 from embert.engine.encoders.torch.attention.packed import LENGTH_STEP, SHORT_LENGTH, attention
 from embert.engine.encoders.torch.attention.positions import Positions
 from embert.engine.encoders.torch.attention.rotation import Rotation
+from embert.engine.encoders.torch.avx512 import Avx512Embeddings
 from embert.engine.encoders.torch.groups import Group
 from embert.engine.encoders.torch.layer import Layer, Norm, stored
 from embert.engine.encoders.torch.products.adapters import Additions, chosen_adapters
@@ -140,6 +141,10 @@ class _Embeddings:
                 positions = torch.cat([positions, stored(checkpoint, PADDING_POSITION).float()])
             self._positions = positions + self._types[0]
         self._norm = Norm(architecture, checkpoint, "embeddings.LayerNorm", products)
+        self._plain: Avx512Embeddings | None = None  # for batches without other types and adapters
+        norm = self._norm.parts
+        if products == "avx512" and self._words.dtype == torch.float32 and self._positions is not None and norm:
+            self._plain = Avx512Embeddings(self._words, self._positions, norm)
         self._projection: Linear | None = None
         if architecture.embedding_size is not None:
             weight, bias = (
@@ -155,6 +160,9 @@ class _Embeddings:
         chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """int64 [T] each → [T, hidden], in the layers' dtype. `chosen` is that of adapters.chosen_adapters."""
+        if self._plain is not None and token_types is None and chosen is None:
+            x = self._plain(ids, positions)
+            return x if self._projection is None else self._projection(x)
         threads_for_elements(len(ids) * self._words.shape[1])
         x = F.embedding(ids, self._words).float()
         x += self._types[0] if self._positions is None else F.embedding(positions, self._positions)

@@ -1,0 +1,67 @@
+#include "cpu/rows.h"
+
+#include <algorithm>
+
+#include "cpu/norm.h"
+#include "cpu/registers/floats.h"
+#include "cpu/registers/tile.h"
+#include "cpu/team.h"
+
+namespace embert::cpu {
+namespace {
+
+constexpr int kAlone = 1 << 15;  // elements that one thread reads or writes: some 5 µs
+
+bool in(std::int64_t row, const Table& table) {
+  return row >= 0 && row < table.rows;
+}
+
+}  // namespace
+
+bool embed(const std::int64_t* ids, const std::int64_t* places, int tokens, const Table& words, const Table& positions,
+           int columns, const float* gamma, const float* beta, float epsilon, float* y, int threads) {
+  for (int token = 0; token < tokens; ++token) {
+    if (!in(ids[token], words) || !in(places[token], positions)) return false;
+  }
+  const std::int64_t elements = std::int64_t{tokens} * columns;
+  const int pieces = static_cast<int>(std::clamp<std::int64_t>(elements / kAlone, 1, std::max(tokens, 1)));
+  Team::shared().run(threads, pieces, [&](int piece) {
+    const TileRows some = tile_rows(tokens, pieces, piece);
+    for (int token = some.first; token < some.first + some.count; ++token) {
+      const float* const word = words.first + ids[token] * columns;
+      const float* const place = positions.first + places[token] * columns;
+      float* const row = y + std::ptrdiff_t(token) * columns;
+      for (int at = 0; at < columns; at += kLanes) {
+        const __mmask16 mask = first_lanes(columns - at);
+        const Floats sum =
+            _mm512_add_ps(_mm512_maskz_loadu_ps(mask, word + at), _mm512_maskz_loadu_ps(mask, place + at));
+        _mm512_mask_storeu_ps(row + at, mask, sum);
+      }
+      normalise(row, 1, columns, gamma, beta, epsilon, row, 1);
+    }
+  });
+  return true;
+}
+
+void mean(const float* x, int sequences, int length, int columns, float* y, int threads) {
+  const std::int64_t elements = std::int64_t{sequences} * length * columns;
+  if (elements <= kAlone) threads = 1;
+  Team::shared().run(threads, sequences, [&](int sequence) {
+    const float* const rows = x + std::ptrdiff_t(sequence) * length * columns;
+    for (int at = 0; at < columns; at += kLanes) {
+      const __mmask16 mask = first_lanes(columns - at);
+      Floats sum = _mm512_setzero_ps();
+      for (int first = 0; first < length; first += kRun) {
+        Floats run = _mm512_setzero_ps();
+        for (int row = first; row < std::min(length, first + kRun); ++row) {
+          run = _mm512_add_ps(run, _mm512_maskz_loadu_ps(mask, rows + std::ptrdiff_t(row) * columns + at));
+        }
+        sum = _mm512_add_ps(sum, run);
+      }
+      const Floats means = _mm512_div_ps(sum, _mm512_set1_ps(static_cast<float>(length)));
+      _mm512_mask_storeu_ps(y + std::ptrdiff_t(sequence) * columns + at, mask, means);
+    }
+  });
+}
+
+}  // namespace embert::cpu
