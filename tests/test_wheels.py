@@ -8,6 +8,7 @@ EMBERT_CUDA_ARCHITECTURES or 90a-real alone.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
-    return build("build_wheel", folder / f"embert-{__version__}", folder, EMBERT_CUDA="OFF")
+    return build("build_wheel", folder / f"embert-{__version__}", folder, EMBERT_CPU="OFF", EMBERT_CUDA="OFF")
 
 
 def ours() -> set[str]:
@@ -258,6 +259,8 @@ def test_released_wheels_serve_from_empty_environments(tmp_path: Path) -> None:
         if MODE == "cuda":
             assert "manylinux" in chosen.name
             assert environment.python("import embert.engine._cuda").returncode == 0
+            if platform.machine() == "x86_64":
+                assert environment.python("import embert.engine._cpu").returncode == 0
         if python.name == own:
             environment.check_serving()
         else:

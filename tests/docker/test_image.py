@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -244,8 +245,11 @@ def check_answers(client: httpx.Client) -> None:
 @pytest.mark.skipif(not IN_FULL, reason="takes a minute: EMBERT_TEST_IMAGE=1")
 @pytest.mark.skipif(IN_FULL and missing() is None, reason="the image itself is tested")
 def test_the_cpu_images_install_serves_without_rights(folder: Path) -> None:
+    Installed(folder, "wheel").follow("wheel-cpu")
     installed = Installed(folder, "cpu")
     installed.follow("installed-cpu")
+    (engine,) = (installed.prefix / "lib").glob("python3*/site-packages/embert/engine")
+    assert bool([*engine.glob("_cpu*.so")]) == (platform.machine() == "x86_64")
     assert not {"pip", "transformers"} & installed.packages()
     port = free_port()
     python = installed.prefix / "bin" / "python"
@@ -264,7 +268,7 @@ def test_the_cpu_images_install_serves_without_rights(folder: Path) -> None:
 @pytest.mark.skipif(not IN_FULL, reason="takes half a minute: EMBERT_TEST_IMAGE=1")
 def test_the_gpu_images_install_needs_neither_torch_nor_transformers(folder: Path) -> None:
     """All but the CUDA extension, which nvcc makes: the rest is imported, serves, and says that there is no GPU."""
-    source = Installed(folder, "wheel")
+    source = Installed(folder, "wheel-without-cuda")
     for copy in STAGES["wheel-gpu"].all("COPY"):
         source.copy(copy)
     source.run(["/image/wheel", "OFF"])
