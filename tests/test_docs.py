@@ -83,6 +83,7 @@ def test_options_named_are_options(page: Path) -> None:
     known = {environment_name(name) for name in ServeConfig.__dataclass_fields__}
     known |= {
         "EMBERT_OPTION",
+        "EMBERT_CPU",
         "EMBERT_CUDA",
         "EMBERT_CUDA_ARCHITECTURES",
         "EMBERT_TESTING",

@@ -42,7 +42,7 @@ Norm norm_of(const NormOf& norm, int hidden) {
   if (gamma.shape(0) != std::size_t(hidden) || beta.shape(0) != std::size_t(hidden)) {
     throw nb::value_error("a norm does not fit the layer");
   }
-  return {{gamma.data(), gamma.data() + hidden}, {beta.data(), beta.data() + hidden}, epsilon};
+  return {gamma.data(), beta.data(), epsilon};
 }
 
 bool has_avx512() {

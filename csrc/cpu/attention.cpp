@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "cpu/registers/floats.h"
 #include "cpu/registers/tile.h"
+#include "cpu/room.h"
 #include "cpu/team.h"
 
 namespace embert::cpu {
@@ -18,13 +18,6 @@ constexpr int kQueries = 96;
 constexpr std::int64_t kAlone = 1 << 19;
 // Values of more keys are copied too: where they lie, they are kilobytes apart.
 constexpr int kFewKeys = 64;
-
-// Room that a thread keeps between calls.
-float* room(std::size_t floats) {
-  thread_local std::vector<float> kept;
-  if (kept.size() < floats) kept.resize(floats);
-  return kept.data();
-}
 
 int rounded_up(int count) {
   return (count + kLanes - 1) / kLanes * kLanes;
@@ -162,7 +155,7 @@ void attend_block(const Rows& q, const Rows& k, const Rows& v, const Group& grou
     to = std::max(from, std::min(to, first + count + positions.window));
   }
   const std::size_t keys = to - from, padded = rounded_up(to - from), wide = size;
-  float* const transposed = room((2 * wide + kTileRows) * padded + (1 + kTileRows) * wide);
+  float* const transposed = room<float, Head>((2 * wide + kTileRows) * padded + (1 + kTileRows) * wide);
   float* const scores = transposed + wide * padded;
   float* const row = scores + kTileRows * padded;
   float* const queries = row + wide;

@@ -10,7 +10,7 @@ namespace embert::cpu {
 
 // LayerNorm after a residual: [hidden] each.
 struct Norm {
-  std::vector<float> gamma, beta;
+  const float *gamma, *beta;
   float epsilon;
 };
 
@@ -18,9 +18,10 @@ struct Norm {
 // spends a tenth of its time between these kernels if each is called from Python.
 class Layer {
  public:
-  // The linear layers must outlive this one.
+  // The linear layers must outlive this one; norms are copied.
   Layer(const LinearLayer& qkv, const LinearLayer& projection, const LinearLayer& inner, const LinearLayer& outer,
-        Activation activation, Norm attention_norm, Norm norm, int heads);
+        Activation activation, const Norm& attention_norm, const Norm& norm, int heads);
+  ~Layer();
 
   // x [rows, hidden] → y [rows, hidden]. `groups` cover all rows in order.
   void operator()(const float* x, int rows, const std::vector<Group>& groups, const Positions& positions, float* y,
@@ -29,7 +30,8 @@ class Layer {
  private:
   const LinearLayer &qkv_, &projection_, &inner_, &outer_;
   Activation activation_;
-  Norm attention_norm_, norm_;
+  std::vector<float> norms_;  // gamma, beta, gamma, beta
+  float attention_epsilon_, epsilon_;
   int heads_;
 };
 

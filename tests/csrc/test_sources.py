@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,25 @@ def test_every_source_is_built() -> None:
         for path in re.findall(r"(?<![\w}/])[\w/]+\.(?:cu|cpp)\b", (folder / "CMakeLists.txt").read_text())
     } | {CSRC / "bindings" / "cpu.cpp"}
     assert listed == {path for path in sources() if path.suffix in (".cu", ".cpp")}
+
+
+def weak_symbols(objects: Iterable[Path]) -> set[str]:
+    """Inline functions that the objects hold: the linker keeps one of each name."""
+    lines = subprocess.run(["nm", *objects], capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line.split()[2] for line in lines if len(line.split()) == 3 and line.split()[1] in "WVu"}
+
+
+def test_what_any_cpu_runs_shares_no_inline_function_with_kernels() -> None:
+    """The linker could keep the one that was compiled for AVX-512, and another CPU would stop at its instructions."""
+    builds = [path for path in (CSRC.parent / "build").glob("*/csrc/cpu/CMakeFiles") if (path / "_cpu.dir").is_dir()]
+    if not builds or shutil.which("nm") is None:
+        pytest.skip("the kernels for CPUs were not built here")
+    (build,) = sorted(builds, key=lambda path: path.stat().st_mtime)[-1:]
+    objects = {path.name.removesuffix(".o"): path for path in build.rglob("*.cpp.o") if "nanobind" not in str(path)}
+    everywhere = {"team.cpp", "cpu.cpp"}
+    kernels = weak_symbols(path for name, path in objects.items() if name not in everywhere)
+    assert len(objects) > 6
+    assert not kernels & weak_symbols(objects[name] for name in everywhere) - {"DW.ref.__gxx_personality_v0"}
 
 
 def test_a_body_for_hopper_alone_traps_elsewhere() -> None:

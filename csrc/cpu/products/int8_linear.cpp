@@ -8,6 +8,7 @@
 #include "cpu/products/quantise.h"
 #include "cpu/registers/finish.h"
 #include "cpu/registers/tile.h"
+#include "cpu/room.h"
 #include "cpu/team.h"
 
 namespace embert::cpu {
@@ -49,14 +50,9 @@ inline void multiply(const std::uint8_t* a, std::ptrdiff_t a_stride, const std::
   }
 }
 
-// Room that a thread keeps between calls.
-std::uint8_t* room(std::size_t bytes) {
-  thread_local std::vector<std::uint8_t> kept;
-  if (kept.size() < bytes) kept.resize(bytes);
-  return kept.data();
-}
-
 }  // namespace
+
+Int8Linear::~Int8Linear() = default;
 
 void Int8Linear::Free::operator()(std::int8_t* memory) const {
   std::free(memory);
@@ -87,7 +83,7 @@ Int8Linear::Int8Linear(const std::int8_t* weight, const float* scales, const flo
 
 void Int8Linear::operator()(const float* x, int rows, const Following& following, float* y, int threads) const {
   const std::size_t stride = in_;
-  std::uint8_t* const memory = room(rows * (stride + sizeof(float)));
+  std::uint8_t* const memory = room<std::uint8_t, Int8Linear>(rows * (stride + sizeof(float)));
   std::uint8_t* const integers = memory + rows * sizeof(float);
   auto* const row_scales = reinterpret_cast<float*>(memory);
   const auto take = [&](int row) {

@@ -14,6 +14,7 @@ class Int8Linear final : public LinearLayer {
  public:
   // `weight` is [out, in], rotated, with `in` a multiple of 128; `scales` and `bias` are [out]. All are copied.
   Int8Linear(const std::int8_t* weight, const float* scales, const float* bias, int out, int in);
+  ~Int8Linear() override;
 
   void operator()(const float* x, int rows, const Following& following, float* y, int threads) const override;
 

@@ -18,6 +18,10 @@ int panels_of(int columns) {
 
 }  // namespace
 
+LinearLayer::~LinearLayer() = default;
+
+Linear::~Linear() = default;
+
 void Linear::Free::operator()(float* memory) const {
   std::free(memory);
 }

@@ -19,7 +19,7 @@ struct Following {
 // A linear layer of any kind of product.
 class LinearLayer {
  public:
-  virtual ~LinearLayer() = default;
+  virtual ~LinearLayer();
 
   // x [rows, in] → y [rows, out] = what follows x · weightᵀ + bias. A row of y has the same bits beside any other rows.
   virtual void operator()(const float* x, int rows, const Following& following, float* y, int threads) const = 0;
@@ -36,6 +36,7 @@ class Linear final : public LinearLayer {
  public:
   // `weight` is [out, in] and `bias` [out]; both are copied.
   Linear(const float* weight, const float* bias, int out, int in);
+  ~Linear() override;
 
   void operator()(const float* x, int rows, const Following& following, float* y, int threads) const override;
 

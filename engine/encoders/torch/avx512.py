@@ -1,14 +1,13 @@
-"""Our own kernels for CPUs with AVX-512 (csrc/cpu/), on torch's tensors: linear layers, norms and attention in float32.
+"""Our own kernels for CPUs with AVX-512 (csrc/cpu/) on torch's tensors, in float32: linear layers, norms, attention.
 
 A row has the same bits beside any other rows: each of its sums is in an order that its own columns, or its own
 sequence, decide. torch's operators, which other CPUs use, choose another order for other numbers of rows.
-
-One short text takes half the time of torch's operators, most of which were calls and kernels made for many rows.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -34,6 +33,8 @@ __all__ = [
     "normalised",
 ]
 
+log = logging.getLogger(__name__)
+
 LANES = 16  # floats in a register
 
 
@@ -42,6 +43,9 @@ def _installed() -> ModuleType | None:
     try:
         return importlib.import_module("embert.engine._cpu")
     except ModuleNotFoundError:
+        return None
+    except ImportError as error:
+        log.warning("embert's kernels for CPUs cannot be loaded, so torch's are used: %s", error)
         return None
 
 
