@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from embert import engine
 from embert.engine.architecture.architecture import Rotary
 from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.load import load_encoder
 from embert.engine.encoders.torch import avx512, threads
 from embert.engine.encoders.torch.attention.distance_bias import DistanceBias
 from embert.engine.encoders.torch.attention.positions import Positions
@@ -26,7 +28,8 @@ from embert.engine.quantization.products import product
 from embert.engine.quantization.rows import quantised_rows
 from embert.engine.quantization.weights import quantised_weight
 from embert.engine.tasks import Task
-from tests.engine.conftest import random_sequences
+from tests.engine.conftest import Ids, random_sequences, small_tokenizer
+from tests.engine.families import build
 
 pytestmark = pytest.mark.skipif(
     not avx512.has_avx512(), reason="our own kernels were not built, or this CPU lacks AVX-512"
@@ -214,9 +217,25 @@ def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
-def test_a_text_has_the_same_bits_in_any_company(default_model: engine.Model, dtype: str) -> None:
-    encoder = engine.load_encoder(default_model, device="cpu", dtype=dtype)
-    sequences = random_sequences([5, 90, 5, 256, 1, 31, 90, 17, 18, 33], 30_000)
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_a_text_has_the_same_bits_in_any_company(dtype: str, pooling: str) -> None:
+    model = engine.load_model(pooling=pooling)
+    has_the_same_bits(model, dtype, random_sequences([5, 90, 5, 256, 1, 31, 90, 17, 18, 33], 30_000))
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
+@pytest.mark.parametrize("family", ["nomic_bert", "gte", "modernbert", "mpnet", "albert"])
+def test_other_families_have_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
+    wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+    folder = build(tmp_path / "model", family, **wide)
+    small_tokenizer(64).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder))
+    # Without the padding token, whose position is not the next one.
+    has_the_same_bits(model, dtype, [np.maximum(ids, 4) for ids in random_sequences([3, 17, 60, 17, 1, 33, 100], 64)])
+
+
+def has_the_same_bits(model: engine.Model, dtype: str, sequences: list[Ids]) -> None:
+    encoder = load_encoder(model, device="cpu", dtype=dtype)
     whole = encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.TOKENS)))[Task.TOKENS].values
     vectors = encoder.encode(engine.pack(sequences))
     starts = np.cumsum([0, *map(len, sequences)])

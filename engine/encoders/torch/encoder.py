@@ -147,7 +147,6 @@ class TorchEncoder(Encoder):
             )
             self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], products=self._transformer.products)
         self._embedding = EmbeddingHead(model.folder, model.dense)
-        self._loops = 1 if self._transformer.products == "avx512" else None
         self.choice = PRODUCTS[self._transformer.products]
         if self._transformer.products == "packed" and prepared:
             self._prepare(model.max_input_length)
@@ -251,7 +250,7 @@ class TorchEncoder(Encoder):
     def _forward(self, ticket: _Ticket) -> dict[Task, Rows]:
         runs = list(cut_into_runs(ticket.lengths, ticket.attended, self._threads))
         if len(runs) <= 1:
-            allow_threads(self._threads_for(len(ticket.ids)), self._loops)
+            allow_threads(self._threads_for(len(ticket.ids)))
             parts = [self._run(ticket, run) for run in runs]
         else:
             # Each run has its own thread, so torch must not add more.

@@ -20,19 +20,14 @@ MANY_PRODUCTS = {torch.float32: 1 << 20, torch.bfloat16: 1 << 20, torch.uint8: 1
 
 class _Run(threading.local):
     allowed = 1
-    loops = 1  # of torch's between the products of layers
 
 
 _run = _Run()
 
 
-def allow_threads(count: int, loops: int | None = None) -> None:
-    """Let this thread's operators have `count` threads each, until it says otherwise; torch's `loops` where given.
-
-    Beside our own kernels torch's loops have one thread. Another one would still look for work when the kernel's own
-    second thread is woken, which then waited for milliseconds: Linux puts it on the core of the first.
-    """
-    _run.allowed, _run.loops = count, count if loops is None else loops
+def allow_threads(count: int) -> None:
+    """Let this thread's operators have `count` threads each, until it says otherwise."""
+    _run.allowed = count
     torch.set_num_threads(count)
 
 
@@ -50,10 +45,10 @@ def all_threads() -> None:
 def threads_for_elements(count: int) -> None:
     """The next operators read or write `count` elements each."""
     if _run.allowed > 1:
-        torch.set_num_threads(_run.loops if count >= MANY_ELEMENTS else 1)
+        torch.set_num_threads(_run.allowed if count >= MANY_ELEMENTS else 1)
 
 
 def threads_for_products(x: torch.Tensor, outputs: int) -> None:
     """The next operator multiplies `x` [n, columns] by a matrix of `outputs` rows."""
     if _run.allowed > 1:
-        torch.set_num_threads(_run.loops if x.numel() * outputs >= MANY_PRODUCTS[x.dtype] else 1)
+        torch.set_num_threads(_run.allowed if x.numel() * outputs >= MANY_PRODUCTS[x.dtype] else 1)
