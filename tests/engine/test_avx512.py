@@ -207,6 +207,16 @@ def test_a_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int,
 
 
 @needs_vnni
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_stays_visible_in_eight_bits(wrong: float) -> None:
+    x = drawn(1, 8, 384)
+    x[3, 200] = wrong
+    layer = avx512.avx512_int8_linear([quantised_weight(drawn(2, 64, 384).numpy(), "w")], drawn(3, 64))
+    found = layer(x).isfinite().all(1)
+    assert found.tolist() == [row != 3 for row in range(8)]
+
+
+@needs_vnni
 def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
     """Every integer 127 or -127: no product saturates."""
     weight = quantised_weight(drawn(2, 64, 384).numpy(), "w")

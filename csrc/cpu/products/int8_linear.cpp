@@ -83,13 +83,13 @@ Int8Linear::Int8Linear(const std::int8_t* weight, const float* scales, const flo
 
 void Int8Linear::operator()(const float* x, int rows, const Following& following, float* y, int threads) const {
   const std::size_t stride = in_;
-  std::uint8_t* const memory = room<std::uint8_t, Int8Linear>(rows * (stride + sizeof(float)));
-  std::uint8_t* const integers = memory + rows * sizeof(float);
-  auto* const row_scales = reinterpret_cast<float*>(memory);
+  const auto integers_memory = std::make_unique_for_overwrite<std::uint8_t[]>(rows * stride);
+  const auto scales_memory = std::make_unique_for_overwrite<float[]>(rows);
+  std::uint8_t* const integers = integers_memory.get();
+  float* const row_scales = scales_memory.get();
   const auto take = [&](int row) {
-    thread_local std::vector<float> rotated;
-    if (rotated.size() < stride) rotated.resize(stride);
-    quantise(x + row * stride, in_, rotated.data(), integers + row * stride, row_scales + row);
+    float* const rotated = room<float, Int8Linear>(stride);
+    quantise(x + row * stride, in_, rotated, integers + row * stride, row_scales + row);
   };
   const int pieces = std::max<int>(1, std::min<std::size_t>(rows, rows * stride / kAlone));
   Team::shared().run(threads, pieces, [&](int piece) {

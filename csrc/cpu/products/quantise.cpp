@@ -36,6 +36,7 @@ inline void butterfly(Floats (&x)[kRegisters], int stride) {
 
 void quantise(const float* x, int columns, float* rotated, std::uint8_t* integers, float* scale) {
   Floats most = _mm512_setzero_ps();
+  __mmask16 wrong = 0;  // lanes with what is no number, which a maximum forgets
   for (int at = 0; at < columns; at += kRotated) {
     Floats y[kRegisters];
     for (int i = 0; i < kRegisters; ++i) {
@@ -48,9 +49,10 @@ void quantise(const float* x, int columns, float* rotated, std::uint8_t* integer
     for (int i = 0; i < kRegisters; ++i) {
       _mm512_storeu_ps(rotated + at + i * kLanes, y[i]);
       most = _mm512_max_ps(_mm512_abs_ps(y[i]), most);
+      wrong |= _mm512_cmp_ps_mask(y[i], y[i], _CMP_UNORD_Q);
     }
   }
-  const float largest = _mm512_reduce_max_ps(most);
+  const float largest = wrong ? __builtin_nanf("") : _mm512_reduce_max_ps(most);
   const Floats inverse = _mm512_set1_ps(largest == 0 ? 0.0f : kLevels / largest);
   for (int at = 0; at < columns; at += kLanes) {
     const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(rotated + at), inverse));
