@@ -183,6 +183,20 @@ def test_attention(heads: int, size: int, kind: str) -> None:
     assert (context[start:] == 7).all()
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("kind", ["plain", "window", "all"])
+def test_attention_of_a_long_text(kind: str) -> None:
+    positions = {
+        "plain": Positions(),
+        "window": Positions(window=64),
+        "all": Positions(Rotation(Rotary(10_000.0, 32), 1500), DistanceBias(drawn(9, 1, 2999).numpy(), torch.float32)),
+    }[kind]
+    qkv, group = 0.4 * drawn(5, 1300, 3 * 32), Group(0, 1, 1300)
+    context = torch.empty(1300, 32)
+    avx512.attend(qkv, group, 1, positions, context)
+    torch.testing.assert_close(context.double(), exact_attention(qkv, group, 1, positions), rtol=1e-5, atol=3e-6)
+
+
 def test_attention_of_what_is_no_number_is_no_number() -> None:
     for positions in (Positions(), Positions(window=2)):
         qkv = drawn(1, 40, 3 * 64)
