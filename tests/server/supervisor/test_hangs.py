@@ -152,8 +152,13 @@ def test_a_start_that_hangs_is_ended_and_told_of() -> None:
 
 
 BLOCK = """
-import signal, time
-signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))
+import pathlib, signal, time
+
+def block(*_):
+    pathlib.Path(__file__).with_name("blocked").touch()
+    time.sleep(3600)
+
+signal.signal(signal.SIGUSR1, block)
 """
 
 
@@ -168,6 +173,9 @@ def test_hung_http_processes_are_replaced_and_the_others_answer(tmp_path: Path) 
         began = time.monotonic()
         os.kill(stopped_pid, signal.SIGSTOP)
         os.kill(stuck_pid, signal.SIGUSR1)
+        # What a process accepts before it hangs is lost with it.
+        until((tmp_path / "blocked").exists, what="a process whose event loop hangs")
+        until(lambda: psutil.Process(stopped_pid).status() == psutil.STATUS_STOPPED, what="a stopped process")
         with ThreadPoolExecutor(8) as pool:
             # New connections: some fall to those that hang, and wait in their sockets' queues.
             asked = [pool.submit(server.post, "/embed", {"inputs": [GOOD]}, timeout=60) for _ in range(8)]
