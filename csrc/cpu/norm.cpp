@@ -10,7 +10,7 @@
 namespace embert::cpu {
 namespace {
 
-constexpr int kAlone = 1 << 15;  // elements that one thread normalises: 5 µs
+constexpr int kAlone = 1 << 15;  // elements that one thread normalises: 8 µs on Zen 4
 
 template <typename Function>
 inline float sum_of(int columns, const Function& function) {

@@ -10,7 +10,7 @@
 namespace embert::cpu {
 namespace {
 
-constexpr int kAlone = 1 << 15;  // elements that one thread reads or writes: some 5 µs
+constexpr int kAlone = 1 << 15;  // elements that one thread reads or writes
 
 bool in(std::int64_t row, const Table& table) {
   return row >= 0 && row < table.rows;

@@ -15,7 +15,7 @@ namespace embert::cpu {
 namespace {
 
 constexpr int kDepth = 4;        // neighbouring columns that one instruction multiplies and adds
-constexpr int kAlone = 1 << 15;  // elements that one thread quantises: 3 µs
+constexpr int kAlone = 1 << 15;  // elements that one thread quantises: 11 µs on Zen 4
 
 int panels_of(int columns) {
   return (columns + kTileColumns - 1) / kTileColumns;
