@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "cpu/products/panels.h"
 #include "cpu/products/quantise.h"
 #include "cpu/registers/finish.h"
 #include "cpu/registers/tile.h"
@@ -16,10 +17,6 @@ namespace {
 
 constexpr int kDepth = 4;        // neighbouring columns that one instruction multiplies and adds
 constexpr int kAlone = 1 << 15;  // elements that one thread quantises: 11 µs on Zen 4
-
-int panels_of(int columns) {
-  return (columns + kTileColumns - 1) / kTileColumns;
-}
 
 // sum + a · b of four neighbours each. The intrinsic makes GCC 12 copy every sum and load b for every product: twice
 // the time.
@@ -96,33 +93,23 @@ void Int8Linear::operator()(const float* x, int rows, const Following& following
     const TileRows some = tile_rows(rows, pieces, piece);
     for (int row = some.first; row < some.first + some.count; ++row) take(row);
   });
-  const int panels = panels_of(out_), blocks = (rows + kBlockRows - 1) / kBlockRows;
-  Team::shared().run(threads, panels * blocks, [&](int task) {
-    const int panel = task % panels;
-    const TileRows block = tile_rows(rows, blocks, task / panels);
+  for_tiles(rows, out_, threads, [&](int panel, int first, auto count) {
+    constexpr int kRows = count;
     const std::int8_t* const weight = panels_.get() + std::size_t(panel) * in_ * kTileColumns;
     const int column = panel * kTileColumns, columns = std::min(kTileColumns, out_ - column);
-    const int tiles = (block.count + kTileRows - 1) / kTileRows;
-    for (int tile = 0; tile < tiles; ++tile) {
-      const TileRows some = tile_rows(block.count, tiles, tile);
-      const int first = block.first + some.first;
-      with_constant<kTileRows>(some.count, [&](auto count) {
-        constexpr int kRows = count;
-        __m512i sums[kRows][kTileLanes];
-        multiply<kRows>(integers + first * stride, stride, weight, in_, zeros_.data() + column, sums);
-        for (int row = 0; row < kRows; ++row) {
-          const Floats scale = _mm512_set1_ps(row_scales[first + row]);
-          Floats values[kTileLanes];
-          for (int lane = 0; lane < kTileLanes; ++lane) {
-            const int at = column + lane * kLanes;
-            // As quantization.products.product: each operation is rounded.
-            const Floats scaled = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[row][lane]), scale),
-                                                _mm512_loadu_ps(scales_.data() + at));
-            values[lane] = _mm512_add_ps(scaled, _mm512_loadu_ps(bias_.data() + at));
-          }
-          finish(values, following, y, std::ptrdiff_t(first + row) * out_ + column, columns);
-        }
-      });
+    __m512i sums[kRows][kTileLanes];
+    multiply<kRows>(integers + first * stride, stride, weight, in_, zeros_.data() + column, sums);
+    for (int row = 0; row < kRows; ++row) {
+      const Floats scale = _mm512_set1_ps(row_scales[first + row]);
+      Floats values[kTileLanes];
+      for (int lane = 0; lane < kTileLanes; ++lane) {
+        const int at = column + lane * kLanes;
+        // As quantization.products.product: each operation is rounded.
+        const Floats scaled = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[row][lane]), scale),
+                                            _mm512_loadu_ps(scales_.data() + at));
+        values[lane] = _mm512_add_ps(scaled, _mm512_loadu_ps(bias_.data() + at));
+      }
+      finish(values, following, y, std::ptrdiff_t(first + row) * out_ + column, columns);
     }
   });
 }

@@ -5,19 +5,11 @@
 #include <cstring>
 #include <new>
 
+#include "cpu/products/panels.h"
 #include "cpu/registers/finish.h"
 #include "cpu/registers/tile.h"
-#include "cpu/team.h"
 
 namespace embert::cpu {
-namespace {
-
-int panels_of(int columns) {
-  return (columns + kTileColumns - 1) / kTileColumns;
-}
-
-}  // namespace
-
 LinearLayer::~LinearLayer() = default;
 
 Linear::~Linear() = default;
@@ -43,28 +35,17 @@ Linear::Linear(const float* weight, const float* bias, int out, int in) : out_(o
 }
 
 void Linear::operator()(const float* x, int rows, const Following& following, float* y, int threads) const {
-  const int panels = panels_of(out_), blocks = (rows + kBlockRows - 1) / kBlockRows;
-  Team::shared().run(threads, panels * blocks, [&](int task) {
-    const int panel = task % panels;
-    const TileRows block = tile_rows(rows, blocks, task / panels);
+  for_tiles(rows, out_, threads, [&](int panel, int first, auto count) {
+    constexpr int kRows = count;
     const float* const weight = panels_.get() + std::size_t(panel) * in_ * kTileColumns;
-    const float* const bias = bias_ + panel * kTileColumns;
-    const int columns = std::min(kTileColumns, out_ - panel * kTileColumns);
-    const int tiles = (block.count + kTileRows - 1) / kTileRows;
-    for (int tile = 0; tile < tiles; ++tile) {
-      const TileRows some = tile_rows(block.count, tiles, tile);
-      const int first = block.first + some.first;
-      with_constant<kTileRows>(some.count, [&](auto count) {
-        constexpr int kRows = count;
-        Floats sums[kRows][kTileLanes];
-        multiply<kRows, kTileLanes>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums);
-        for (int row = 0; row < kRows; ++row) {
-          for (int lane = 0; lane < kTileLanes; ++lane) {
-            sums[row][lane] = _mm512_add_ps(sums[row][lane], _mm512_loadu_ps(bias + lane * kLanes));
-          }
-          finish(sums[row], following, y, std::ptrdiff_t(first + row) * out_ + panel * kTileColumns, columns);
-        }
-      });
+    const int column = panel * kTileColumns, columns = std::min(kTileColumns, out_ - column);
+    Floats sums[kRows][kTileLanes];
+    multiply<kRows, kTileLanes>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums);
+    for (int row = 0; row < kRows; ++row) {
+      for (int lane = 0; lane < kTileLanes; ++lane) {
+        sums[row][lane] = _mm512_add_ps(sums[row][lane], _mm512_loadu_ps(bias_ + column + lane * kLanes));
+      }
+      finish(sums[row], following, y, std::ptrdiff_t(first + row) * out_ + column, columns);
     }
   });
 }

@@ -28,9 +28,6 @@ class LinearLayer {
   virtual int in() const = 0;
 };
 
-// Rows that one thread takes through a panel of the weight: what they hold of x stays in its L2 cache beside the panel.
-constexpr int kBlockRows = 96;
-
 // x · weightᵀ + bias in float32.
 class Linear final : public LinearLayer {
  public:

@@ -1,0 +1,31 @@
+// How a product is divided: panels of the weight's columns, blocks of rows, and tiles of both in registers.
+#pragma once
+
+#include "cpu/registers/tile.h"
+#include "cpu/team.h"
+
+namespace embert::cpu {
+
+// Rows that one thread takes through a panel of the weight: what they hold of x stays in its L2 cache beside the panel.
+constexpr int kBlockRows = 96;
+
+inline int panels_of(int columns) {
+  return (columns + kTileColumns - 1) / kTileColumns;
+}
+
+// Calls function(panel, first row, std::integral_constant of its rows) for each tile of a product with `out` columns.
+template <typename Function>
+inline void for_tiles(int rows, int out, int threads, const Function& function) {
+  const int panels = panels_of(out), blocks = (rows + kBlockRows - 1) / kBlockRows;
+  Team::shared().run(threads, panels * blocks, [&](int task) {
+    const TileRows block = tile_rows(rows, blocks, task / panels);
+    const int tiles = (block.count + kTileRows - 1) / kTileRows;
+    for (int tile = 0; tile < tiles; ++tile) {
+      const TileRows some = tile_rows(block.count, tiles, tile);
+      with_constant<kTileRows>(some.count,
+                               [&](auto count) { function(task % panels, block.first + some.first, count); });
+    }
+  });
+}
+
+}  // namespace embert::cpu
