@@ -78,23 +78,33 @@ __device__ __forceinline__ void round_block(const uint32_t (&y)[2][kTiles], uint
   }
 }
 
-// Integers of a block, 128 + q a byte, become those of their row's scale: rint(q · f / 128), half to even, where
-// f = rint(128 · the block's maximum / the row's). 1 152 + q as a half times f / 128 plus 1 536 − 9 · f is 1 536 plus
-// that; rounding it to FP16 rounds to an integer.
-struct BlockFactor {
-  __half2 factor, offset;
+// Integers of two rows' blocks, 128 + q a byte, become those of their rows' scales: rint(q · f / 128), half to even.
+// With m a block's maximum and t = half(64 / M) for the row's, f / 2 is m · t rounded to a multiple of ½: adding 768
+// does so. 1 152 + q as a half times f / 128 plus 1 536 − 9 · f is 1 536 plus the integer; rounding it to FP16 rounds
+// to one. The first row has the low halves.
+struct BlockFactors {
+  __half2 factors, offsets;
 
-  BlockFactor() = default;
-  __device__ __forceinline__ BlockFactor(float maximum, float inverse) {
-    const float f = rintf(maximum * inverse);
-    factor = __float2half2_rn(f * (1.0f / 128)), offset = __float2half2_rn(fmaf(f, -9.0f, 1536.0f));
+  BlockFactors() = default;
+  __device__ __forceinline__ BlockFactors(__half2 maxima, __half2 inverses) {
+    const __half2 t = __hfma2(maxima, inverses, as_half2(0x62006200));  // 768 + f / 2
+    factors = __hfma2(t, as_half2(0x24002400), as_half2(0xca00ca00));   // t / 64 − 12
+    offsets = __hfma2(t, as_half2(0xcc80cc80), as_half2(0x73807380));   // 15 360 − 18 · t
   }
+  template <int kRow>
   __device__ __forceinline__ uint32_t apply(uint32_t four) const {
+    const __half2 factor = kRow == 0 ? __low2half2(factors) : __high2half2(factors);
+    const __half2 offset = kRow == 0 ? __low2half2(offsets) : __high2half2(offsets);
     const uint32_t low = __byte_perm(four, 0x64646464, 0x4140), high = __byte_perm(four, 0x64646464, 0x4342);
     return __byte_perm(as_bits(__hfma2(as_half2(low), factor, offset)),
                        as_bits(__hfma2(as_half2(high), factor, offset)), 0x6420);
   }
 };
+
+// What factors of two rows' blocks are made of, from their largest maxima.
+__device__ __forceinline__ __half2 row_inverses_of(__half2 largest) {
+  return __floats2half2_rn(__fdiv_rn(64.0f, __low2float(largest)), __fdiv_rn(64.0f, __high2float(largest)));
+}
 
 // A row's scale from its largest maximum. The rotation's root is taken back; of inner activations it is 4, which makes
 // up for the quarter that rows have of them.
@@ -104,8 +114,9 @@ __device__ __forceinline__ float row_scale_of(float maximum) {
   constexpr float kRoot = kBlock == 128 ? 1.0f : 2.82842712474619f;
   return __fmul_rn(maximum, 1.0f / (127.0f * kRoot));
 }
-__device__ __forceinline__ float row_inverse_of(float maximum) {
-  return __fdiv_rn(128.0f, maximum);
+template <int kBlock>
+__device__ __forceinline__ float2 row_scales_of(__half2 largest) {
+  return {row_scale_of<kBlock>(__low2float(largest)), row_scale_of<kBlock>(__high2float(largest))};
 }
 
 }  // namespace embert

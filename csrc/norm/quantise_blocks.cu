@@ -47,28 +47,29 @@ __global__ void __launch_bounds__(kWarps * 32)
   __syncthreads();
   __half2 most = as_half2(0);
   for (int i = lane % 4; i < blocks; i += 4) most = __hmax2_nan(most, maxima[i][lane / 4]);
-  const float2 largest = __half22float2(larger_of_row(most));
-  const float2 inverse = {row_inverse_of(largest.x), row_inverse_of(largest.y)};
+  const __half2 largest = larger_of_row(most), inverses = row_inverses_of(largest);
 #pragma unroll
   for (int i = 0; i < kOfWarp; ++i) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int block = (warp + i * kWarps) * kParts + part;
       if (block >= blocks) break;
-      const float2 of_block = __half22float2(maxima[block][lane / 4]);
-      const BlockFactor factors[2] = {{of_block.x, inverse.x}, {of_block.y, inverse.y}};
+      const BlockFactors by(maxima[block][lane / 4], inverses);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (first + 8 * r >= rows) continue;
         int8_t* const at = to.data + size_t(first + 8 * r) * columns + block * kBlock + lane % 4 * 4;
 #pragma unroll
-        for (int j = 0; j < kTiles / 2; ++j)
-          *reinterpret_cast<uint32_t*>(at + 16 * j) = factors[r].apply(bytes[i][part][r][j]);
+        for (int j = 0; j < kTiles / 2; ++j) {
+          const uint32_t four = bytes[i][part][r][j];
+          *reinterpret_cast<uint32_t*>(at + 16 * j) = r == 0 ? by.apply<0>(four) : by.apply<1>(four);
+        }
       }
     }
   }
   if (warp == 0 && lane % 4 < 2 && first + 8 * (lane % 4) < rows)
-    to.scales[first + 8 * (lane % 4)] = row_scale_of<kBlock>(lane % 4 == 0 ? largest.x : largest.y);
+    to.scales[first + 8 * (lane % 4)] =
+        row_scale_of<kBlock>(lane % 4 == 0 ? __low2float(largest) : __high2float(largest));
 }
 
 template <int kBlock>

@@ -19,6 +19,11 @@ __device__ __forceinline__ int lane_of_warp() {
   return lane;
 }
 
+// Keeps a value in its register: the compiler cannot compute it anew where it is used.
+__device__ __forceinline__ void keep(uint32_t& value) {
+  asm volatile("" : "+r"(value));
+}
+
 // True in one lane of a full warp. The compiler then knows that one thread goes on. Otherwise it puts a loop around
 // every instruction that takes uniform registers.
 __device__ __forceinline__ bool elect_lane() {

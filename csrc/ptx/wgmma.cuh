@@ -12,6 +12,10 @@ namespace embert::hopper {
 __device__ __forceinline__ uint64_t operand(uint32_t address) {
   return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);
 }
+// The one with this low half.
+__device__ __forceinline__ uint64_t operand_of(uint32_t low) {
+  return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) | low;
+}
 // The same for swizzled rows of 32 elements (64 bytes). Both also describe a right operand whose rows run along K.
 __device__ __forceinline__ uint64_t narrow_operand(uint32_t address) {
   return (uint64_t(2) << 62) | (uint64_t(512 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);

@@ -6,75 +6,105 @@
 #include "gemm/loops/ring.cuh"
 #include "norm/blocks.cuh"
 #include "ptx/shared_memory.cuh"
+#include "ptx/warp.cuh"
 
 namespace embert::hopper {
 
 // The maxima of two rows' blocks: those of a lane's accumulators of m16n8.
+template <int kBlock>
 class BlockMaxima {
  public:
+  static constexpr int kOfStep = kDepthOf<int8_t> / kBlock;  // blocks of a step
+
   // Rows past the end are read as the last row.
-  __device__ __forceinline__ BlockMaxima(const void* maxima, int row, int rows, int blocks, int lane)
-      : maxima_(static_cast<const half_t*>(maxima)),
-        first_(min(row, rows - 1) * blocks),
-        second_(min(row + 8, rows - 1) * blocks) {
-    largest_ = as_half2(0);
-    for (int i = lane % 4; i < blocks; i += 4) largest_ = __hmax2_nan(largest_, load(i));
-    largest_ = larger_of_row(largest_);
-    inverse_ = {row_inverse_of(__low2float(largest_)), row_inverse_of(__high2float(largest_))};
+  __device__ __forceinline__ BlockMaxima(const void* maxima, int row, int rows, int blocks)
+      : first_(static_cast<const uint16_t*>(maxima) + min(row, rows - 1) * blocks),
+        second_(static_cast<const uint16_t*>(maxima) + min(row + 8, rows - 1) * blocks) {}
+
+  // The largest of each row.
+  __device__ __forceinline__ __half2 largest(int blocks, int lane) const {
+    __half2 most = as_half2(0);
+    for (int i = lane % 4; i < blocks; i += 4) most = __hmax2_nan(most, as_half2(pair(first_[i], second_[i])));
+    return larger_of_row(most);
   }
-  __device__ __forceinline__ __half2 load(int block) const {
-    return __halves2half2(maxima_[first_ + block], maxima_[second_ + block]);
+  // The same of at most kHeld blocks in two parts: what `ask_all` begins to read is needed in `largest_of` only.
+  static constexpr int kHeld = 16;
+  using Held = uint16_t[2][kHeld / 4];
+  __device__ __forceinline__ void ask_all(int blocks, int lane, Held& held) const {
+#pragma unroll
+    for (int i = 0; i < kHeld / 4; ++i) {
+      const int block = lane % 4 + 4 * i;
+      held[0][i] = block < blocks ? first_[block] : 0, held[1][i] = block < blocks ? second_[block] : 0;
+    }
   }
-  __device__ __forceinline__ BlockFactor factor(__half2 maxima, int row) const {
-    return row == 0 ? BlockFactor(__low2float(maxima), inverse_.x) : BlockFactor(__high2float(maxima), inverse_.y);
+  static __device__ __forceinline__ __half2 largest_of(const Held& held) {
+    __half2 most = as_half2(pair(held[0][0], held[1][0]));
+#pragma unroll
+    for (int i = 1; i < kHeld / 4; ++i) most = __hmax2_nan(most, as_half2(pair(held[0][i], held[1][i])));
+    return larger_of_row(most);
   }
-  template <int kBlock>
-  __device__ __forceinline__ float2 row_scales() const {
-    return {row_scale_of<kBlock>(__low2float(largest_)), row_scale_of<kBlock>(__high2float(largest_))};
+  // Begins to read those of a step, for `factors`.
+  __device__ __forceinline__ void ask(int step) {
+    if constexpr (kOfStep == 2) {
+      asked_[0] = reinterpret_cast<const uint32_t*>(first_)[step];
+      asked_[1] = reinterpret_cast<const uint32_t*>(second_)[step];
+    } else {
+      asked_[0] = first_[step], asked_[1] = second_[step];
+    }
+  }
+  __device__ __forceinline__ BlockFactors factors(int block_of_step, __half2 inverses) const {
+    const uint32_t both = block_of_step == 0 ? pair(asked_[0], asked_[1]) : __byte_perm(asked_[0], asked_[1], 0x7632);
+    return {as_half2(both), inverses};
   }
 
  private:
-  const half_t* maxima_;
-  int first_, second_;
-  __half2 largest_;
-  float2 inverse_;
+  static __device__ __forceinline__ uint32_t pair(uint32_t first, uint32_t second) {
+    return __byte_perm(first, second, 0x5410);
+  }
+  const uint16_t *first_, *second_;
+  uint32_t asked_[2];
 };
 
-// multiply_tile (ring.cuh) for 64 rows of such an x. Half a step is multiplied while the next half is turned: 16
-// registers hold both.
+// multiply_tile (ring.cuh) for 64 rows of such an x. `maxima` have been asked for the first step's. Half a step is
+// multiplied while the next half is turned: 16 registers hold both.
+//
+// Beside products a warp issues one instruction in four cycles or more, and a step of both consumers takes 1 024. So
+// what surrounds the turning is kept short: addresses that the compiler would compute anew stay in registers.
 template <int kBlock, typename Shape, int kElements, typename Committed>
 __device__ __forceinline__ uint32_t multiply_aligned(const Ring& ring, RingPlace<Shape::kStages>& at, int steps,
-                                                     int own_row, int warp, int lane, const BlockMaxima& maxima,
-                                                     int (&c)[kElements], const Committed& committed) {
-  constexpr int kBlocks = kDepthOf<int8_t> / kBlock;  // of a step
+                                                     int own_row, int warp, int lane, BlockMaxima<kBlock>& maxima,
+                                                     __half2 inverses, int (&c)[kElements],
+                                                     const Committed& committed) {
+  using Maxima = BlockMaxima<kBlock>;
+  at = {__shfl_sync(~0u, at.stage, 0), __shfl_sync(~0u, at.phase, 0)};
   uint32_t last_stage = at.stage;
-  __half2 next[kBlocks];
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) next[i] = maxima.load(i);
+  // The lane's part of the first stage. 32 columns further is an exclusive or with 32.
+  uint32_t own_x = ring.base + (own_row + warp * 16) * 128 + swizzled(lane % 16, lane / 16);
+  uint32_t w_from = uint32_t(operand(ring.base + Shape::kXBytes));
+  keep(own_x), keep(w_from);
   for (int step = 0; step < steps; ++step) {
-    BlockFactor factors[kBlocks][2];
+    BlockFactors factors[Maxima::kOfStep];
 #pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      factors[i][0] = maxima.factor(next[i], 0), factors[i][1] = maxima.factor(next[i], 1);
-      next[i] = maxima.load(min(step + 1, steps - 1) * kBlocks + i);
-    }
+    for (int i = 0; i < Maxima::kOfStep; ++i) factors[i] = maxima.factors(i, inverses);
+    maxima.ask(min(step + 1, steps - 1));
     wait_barrier(ring.full + 8 * at.stage, at.phase);
-    const uint32_t x_from = ring.base + at.stage * Shape::kStageBytes + (own_row + warp * 16) * 128;
-    const uint32_t w_from = ring.base + at.stage * Shape::kStageBytes + Shape::kXBytes;
+    const uint32_t x_from = own_x + at.stage * Shape::kStageBytes;
+    const uint64_t w = operand_of(w_from + at.stage * (Shape::kStageBytes >> 4));
     uint32_t asked[4][4], a[2][2][4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) load_matrices(asked[k], x_from + swizzled(lane % 16, 2 * k + lane / 16));
+    for (int k = 0; k < 4; ++k) load_matrices(asked[k], x_from ^ 32 * k);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int k = 2 * part + i / 4;  // 32 columns
-        a[part][i / 4][i % 4] = factors[k * 32 / kBlock][i % 2].apply(asked[k][i % 4]);
+      for (int k = 0; k < 2; ++k) {
+        const uint32_t (&from)[4] = asked[2 * part + k];
+        const BlockFactors& by = factors[(2 * part + k) * 32 / kBlock];
+        a[part][k][0] = by.template apply<0>(from[0]), a[part][k][1] = by.template apply<1>(from[1]);
+        a[part][k][2] = by.template apply<0>(from[2]), a[part][k][3] = by.template apply<1>(from[3]);
       }
       fence_registers();
 #pragma unroll
-      for (int k = 0; k < 2; ++k)
-        multiply_held(c, a[part][k], further(operand(w_from), (2 * part + k) * 32), step + part + k > 0);
+      for (int k = 0; k < 2; ++k) multiply_held(c, a[part][k], further(w, (2 * part + k) * 32), step + part + k > 0);
       commit_products();
       wait_products<1>();  // the half before this one
       if (part == 0 && step > 0) ring.has_read(last_stage, lane);

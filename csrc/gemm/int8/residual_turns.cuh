@@ -37,6 +37,26 @@ struct ResidualTurns : StageShape<256, 1> {
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 };
 
+// What turns integers of a warp's 16 rows, on its way: their scales, or the maxima of their blocks.
+template <int kBlock>
+struct AskedRows {
+  BlockMaxima<kBlock> maxima;
+  typename BlockMaxima<kBlock>::Held held;
+
+  __device__ __forceinline__ AskedRows(const GemmArguments& of, const ProductScales& scales, int row, int lane)
+      : maxima(scales.maxima, row + lane / 4, of.rows, of.in / kBlock) {
+    maxima.ask(0);
+    maxima.ask_all(of.in / kBlock, lane, held);
+  }
+};
+template <>
+struct AskedRows<0> {
+  float2 scales;
+
+  __device__ __forceinline__ AskedRows(const GemmArguments& of, const ProductScales& scales, int row, int lane)
+      : scales{scales.rows[min(row + lane / 4, of.rows - 1)], scales.rows[min(row + lane / 4 + 8, of.rows - 1)]} {}
+};
+
 // A consumer's part in a block's work. kBlock: columns of x's blocks (norm/blocks.cuh); 0: x has a scale a row.
 template <int kBlock>
 __device__ __forceinline__ void finish_in_turns(uint8_t* raw, const Ring& ring, const Tiles<ResidualTurns>& tiles,
@@ -54,7 +74,10 @@ __device__ __forceinline__ void finish_in_turns(uint8_t* raw, const Ring& ring, 
   float2* const of_part = reinterpret_cast<float2*>(constants);  // scales pass through the same memory
   int ordinal = consumer;                                        // of the tile among the block's
   int tile = tiles.first + ordinal * tiles.stride;
-  if (tile < tiles.end) wait_for_earlier_kernels();
+  if (tile >= tiles.end) return;
+  wait_for_earlier_kernels();
+  // What a tile needs of its rows is asked for before the tile before is finished.
+  AskedRows<kBlock> asked(of, scales, tiles.row_of(tile) + warp * 16, lane);
   for (; tile < tiles.end; tile += 2 * tiles.stride, ordinal += 2) {
     const int row = tiles.row_of(tile) + warp * 16, column = tiles.column_of(tile), first_row = row + lane / 4;
     // Loads for the epilogue, which are in flight during the products: two columns a thread, and the rows' sums.
@@ -84,12 +107,14 @@ __device__ __forceinline__ void finish_in_turns(uint8_t* raw, const Ring& ring, 
       __syncwarp();
     };
     if constexpr (kBlock > 0) {
-      const BlockMaxima maxima(scales.maxima, first_row, of.rows, of.in / kBlock, lane);
+      const __half2 largest = BlockMaxima<kBlock>::largest_of(asked.held);
+      const __half2 inverses = row_inverses_of(largest);
       wait_turn();
-      last_stage = multiply_aligned<kBlock, Shape>(ring, at, steps, 0, warp, lane, maxima, products, committed);
-      x_scales = maxima.template row_scales<kBlock>();
+      last_stage =
+          multiply_aligned<kBlock, Shape>(ring, at, steps, 0, warp, lane, asked.maxima, inverses, products, committed);
+      x_scales = row_scales_of<kBlock>(largest);
     } else {
-      x_scales = {scales.rows[min(first_row, of.rows - 1)], scales.rows[min(first_row + 8, of.rows - 1)]};
+      x_scales = asked.scales;
       wait_turn();
       auto& whole = reinterpret_cast<int (&)[1][Shape::kColumns / 2]>(products);
       last_stage = multiply_tile<int8_t, Shape>(ring, at, steps, 0, lane, whole, committed);
@@ -97,6 +122,8 @@ __device__ __forceinline__ void finish_in_turns(uint8_t* raw, const Ring& ring, 
     if (lane == 0) arrive(turn + 8 * (consumer ^ 1));  // its products follow while these are in flight
     finish_products(products);
     ring.has_read(last_stage, lane);
+    const int next = tile + 2 * tiles.stride;
+    if (next < tiles.end) asked = AskedRows<kBlock>(of, scales, tiles.row_of(next) + warp * 16, lane);
 
     float2 scale[2];
     row_sums.scales(of, 1.0f, lane, scale);
