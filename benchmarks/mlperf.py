@@ -4,8 +4,9 @@
 
 Samples have 178 tokens on average and at most 384, as SQuAD's have with MLPerf's limit: lengths are drawn from a
 log-normal distribution cut to 30 … 384. Weights are random. Batches hold up to 16 384 tokens, two in flight, vectors of
-the first token are copied to the host; the reference scenario's start and end logits cost as little. Bursts follow a
-rest, sustained figures a second and a half of load. BERT-base's and MiniLM's shapes run at the same lengths.
+the first token are copied to the host; the reference scenario's start and end logits cost as little. Bursts are those
+of benchmarks.encoder.gpu_timing, sustained figures follow a second and a half of load. BERT-base's and MiniLM's shapes
+run at the same lengths.
 
 Products are beside torch's own: `_int_mm` (cuBLASLt's int8, INT32 out, no epilogue), `_scaled_mm` (cuBLASLt's FP8) and
 FP16. Ours have their epilogues; quantising x is timed apart. The feed-forward part is both products and quantising its
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.encoder.gpu_timing import REST_S, device_burst, device_sustained
+from benchmarks.encoder.gpu_timing import BURST_MS, REST_S, WAKE_UP_MS, device_burst, device_sustained
 from benchmarks.kernels.device_timer import Recorded, Timing
 from benchmarks.lib import record
 from embert import engine
@@ -196,12 +197,15 @@ def _stream(encoder: CudaEncoder, work: Sequence[PackedBatch]) -> Generator[int]
 
 
 def _burst(encoder: CudaEncoder, work: Sequence[PackedBatch]) -> float:
-    """Samples a second of six batches, after a rest and two batches."""
+    """Samples a second after a rest and as long a wake-up as any burst has."""
     time.sleep(REST_S)
     stream = _stream(encoder, work)
-    next(stream), next(stream)
     start = time.perf_counter()
-    count = sum(next(stream) for _ in range(6))
+    while time.perf_counter() < start + WAKE_UP_MS / 1e3:
+        next(stream)
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() < start + BURST_MS / 1e3:
+        count += next(stream)
     lasted = time.perf_counter() - start
     stream.close()
     return count / lasted

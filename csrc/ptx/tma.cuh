@@ -15,6 +15,17 @@ __device__ __forceinline__ void load_box(const CUtensorMap* map, uint32_t to, ui
       "l"(map), "r"(barrier), "r"(column), "r"(row)
       : "memory");
 }
+// The same for bytes that nothing reads again soon: the L2 cache gives them up first.
+__device__ __forceinline__ void load_last_box(const CUtensorMap* map, uint32_t to, uint32_t barrier, int column,
+                                              int row) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "l"(policy)
+      : "memory");
+}
 // Copies the box to the same address in every block of `mask`. The bytes arrive at each block's own barrier.
 __device__ __forceinline__ void load_box_for(uint16_t mask, const CUtensorMap* map, uint32_t to, uint32_t barrier,
                                              int column, int row) {

@@ -78,7 +78,7 @@ class RaisedMaxima {
       bias_[box] = __ldg(reinterpret_cast<const float2*>(of_.bias + column_ + box * 64) + lane_);
   }
 
-  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* tile */,
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */,
                                         int /* next */) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {

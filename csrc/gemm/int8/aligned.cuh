@@ -16,6 +16,7 @@ class BlockMaxima {
  public:
   static constexpr int kOfStep = kDepthOf<int8_t> / kBlock;  // blocks of a step
 
+  BlockMaxima() = default;
   // Rows past the end are read as the last row.
   __device__ __forceinline__ BlockMaxima(const void* maxima, int row, int rows, int blocks)
       : first_(static_cast<const uint16_t*>(maxima) + min(row, rows - 1) * blocks),
@@ -25,22 +26,6 @@ class BlockMaxima {
   __device__ __forceinline__ __half2 largest(int blocks, int lane) const {
     __half2 most = as_half2(0);
     for (int i = lane % 4; i < blocks; i += 4) most = __hmax2_nan(most, as_half2(pair(first_[i], second_[i])));
-    return larger_of_row(most);
-  }
-  // The same of at most kHeld blocks in two parts: what `ask_all` begins to read is needed in `largest_of` only.
-  static constexpr int kHeld = 16;
-  using Held = uint16_t[2][kHeld / 4];
-  __device__ __forceinline__ void ask_all(int blocks, int lane, Held& held) const {
-#pragma unroll
-    for (int i = 0; i < kHeld / 4; ++i) {
-      const int block = lane % 4 + 4 * i;
-      held[0][i] = block < blocks ? first_[block] : 0, held[1][i] = block < blocks ? second_[block] : 0;
-    }
-  }
-  static __device__ __forceinline__ __half2 largest_of(const Held& held) {
-    __half2 most = as_half2(pair(held[0][0], held[1][0]));
-#pragma unroll
-    for (int i = 1; i < kHeld / 4; ++i) most = __hmax2_nan(most, as_half2(pair(held[0][i], held[1][i])));
     return larger_of_row(most);
   }
   // Begins to read those of a step, for `factors`.

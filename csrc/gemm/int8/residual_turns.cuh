@@ -13,7 +13,7 @@
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/sums.cuh"
 #include "gemm/int8/aligned.cuh"
-#include "gemm/loops/ring.cuh"
+#include "gemm/loops/turns.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/trap.cuh"
@@ -35,140 +35,155 @@ struct ResidualTurns : StageShape<256, 1> {
   static constexpr int kResidual = kTurn + 2 * 8;  // a barrier for each warp: its residual is there
   static constexpr int kSharedBytes = kResidual + 8 * 8;
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
+
+  template <bool kTurns>
+  static constexpr int kConsumerRows = kRows;
 };
 
-// What turns integers of a warp's 16 rows, on its way: their scales, or the maxima of their blocks.
+// What turns integers of a warp's 16 rows: their scales, or the maxima of their blocks.
 template <int kBlock>
-struct AskedRows {
+struct XScales {
   BlockMaxima<kBlock> maxima;
-  typename BlockMaxima<kBlock>::Held held;
+  __half2 largest, inverses;
 
-  __device__ __forceinline__ AskedRows(const GemmArguments& of, const ProductScales& scales, int row, int lane)
-      : maxima(scales.maxima, row + lane / 4, of.rows, of.in / kBlock) {
+  __device__ __forceinline__ void read(const GemmArguments& of, const ProductScales& scales, int first_row, int lane) {
+    const int blocks = of.in / kBlock;
+    maxima = {scales.maxima, first_row, of.rows, blocks};
     maxima.ask(0);
-    maxima.ask_all(of.in / kBlock, lane, held);
+    largest = maxima.largest(blocks, lane);
+    inverses = row_inverses_of(largest);
   }
+  __device__ __forceinline__ float2 of_rows() const { return row_scales_of<kBlock>(largest); }
 };
 template <>
-struct AskedRows<0> {
+struct XScales<0> {
   float2 scales;
 
-  __device__ __forceinline__ AskedRows(const GemmArguments& of, const ProductScales& scales, int row, int lane)
-      : scales{scales.rows[min(row + lane / 4, of.rows - 1)], scales.rows[min(row + lane / 4 + 8, of.rows - 1)]} {}
+  __device__ __forceinline__ void read(const GemmArguments& of, const ProductScales& from, int first_row, int) {
+    scales = {from.rows[min(first_row, of.rows - 1)], from.rows[min(first_row + 8, of.rows - 1)]};
+  }
+  __device__ __forceinline__ float2 of_rows() const { return scales; }
 };
 
-// A consumer's part in a block's work. kBlock: columns of x's blocks (norm/blocks.cuh); 0: x has a scale a row.
+// What a consumer does (turns.cuh). kBlock: columns of x's blocks (norm/blocks.cuh); 0: x has a scale a row.
 template <int kBlock>
-__device__ __forceinline__ void finish_in_turns(uint8_t* raw, const Ring& ring, const Tiles<ResidualTurns>& tiles,
-                                                const CUtensorMap& residual_map, const CUtensorMap& y_map,
-                                                const GemmArguments& of, const ProductScales& scales, int consumer) {
+class ResidualRows {
   using Shape = ResidualTurns;
   using Pair = ColumnPair<true, false>;
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const int steps = (of.in + kDepthOf<int8_t> - 1) / kDepthOf<int8_t>;
-  const uint32_t base = ring.base, turn = base + Shape::kTurn;
-  const uint32_t residual_there = base + Shape::kResidual + 8 * (4 * consumer + warp);
-  const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
-  uint8_t* const constants = raw + Shape::kConstants + consumer * Shape::kPairBytes;
-  Pair* const columns = reinterpret_cast<Pair*>(constants);
-  float2* const of_part = reinterpret_cast<float2*>(constants);  // scales pass through the same memory
-  int ordinal = consumer;                                        // of the tile among the block's
-  int tile = tiles.first + ordinal * tiles.stride;
-  if (tile >= tiles.end) return;
-  wait_for_earlier_kernels();
-  // What a tile needs of its rows is asked for before the tile before is finished.
-  AskedRows<kBlock> asked(of, scales, tiles.row_of(tile) + warp * 16, lane);
-  for (; tile < tiles.end; tile += 2 * tiles.stride, ordinal += 2) {
-    const int row = tiles.row_of(tile) + warp * 16, column = tiles.column_of(tile), first_row = row + lane / 4;
-    // Loads for the epilogue, which are in flight during the products: two columns a thread, and the rows' sums.
-    const Pair own_columns = __ldg(column_pairs<true, false>(of) + column / 2 + thread);
-    const float2 column_scales = __ldg(scales.columns + column / 2 + thread);
+  using Sums = int[1][Shape::kColumns / 2];
+
+ public:
+  __device__ __forceinline__ ResidualRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
+                                          const Tiles<Shape>& tiles, const CUtensorMap& residual_map,
+                                          const CUtensorMap& y_map, int consumer)
+      : of_(of), scales_(scales), tiles_(tiles), residual_map_(residual_map), y_map_(y_map), consumer_(consumer) {
+    thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
+    constants_ = raw + Shape::kConstants + consumer * Shape::kPairBytes;
+    own_staging_ = shared_address(raw) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
+    residual_there_ = shared_address(raw) + Shape::kResidual + 8 * (4 * consumer + warp_);
+  }
+
+  __device__ __forceinline__ void first(int /* tile */) const { wait_for_earlier_kernels(); }
+
+  // What the epilogue needs: two columns a thread, in flight during the products, and the rows' scales.
+  __device__ __forceinline__ void before(int tile) {
+    row_ = tiles_.row_of(tile) + warp_ * 16, column_ = tiles_.column_of(tile);
+    own_columns_ = __ldg(column_pairs<true, false>(of_) + column_ / 2 + thread_);
+    column_scales_ = __ldg(scales_.columns + column_ / 2 + thread_);
     ManyRowsSums row_sums;
-    row_sums.load(of, row, lane);
-    RingPlace<Shape::kStages> at{uint32_t(ordinal * steps) % Shape::kStages,
-                                 uint32_t(ordinal * steps) / Shape::kStages & 1};
-    int products[Shape::kColumns / 2];
-    float2 x_scales;
-    uint32_t last_stage;
-    const auto wait_turn = [&] {
-      if (ordinal > 0) wait_barrier(turn + 8 * consumer, (ordinal - 1) / 2 & 1);
-    };
+    row_sums.load(of_, row_, lane_);
+    x_scales_.read(of_, scales_, row_ + lane_ / 4, lane_);
+    row_sums.scales(of_, 1.0f, lane_, residual_scales_);
+  }
+
+  template <typename T, typename S>
+  __device__ __forceinline__ uint32_t multiply(const Ring& ring, RingPlace<S::kStages>& at, int steps, int own_row,
+                                               int lane, Sums& c) {
     // Once products are in flight: the stores of the tile before have read the memory by then.
     const auto committed = [&](int step) {
       if (step > 0) return;
       if (lane == 0) {
         wait_stores_read<0>();
-        arrive_expecting(residual_there, Shape::kBoxes * Shape::kWarpBoxBytes);
+        arrive_expecting(residual_there_, S::kBoxes * S::kWarpBoxBytes);
 #pragma unroll
-        for (int box = 0; box < Shape::kBoxes; ++box)
-          load_box(&residual_map, own_staging + box * kBoxBytes + warp * Shape::kWarpBoxBytes, residual_there,
-                   column + box * 64, row);
+        for (int box = 0; box < S::kBoxes; ++box)
+          load_last_box(&residual_map_, own_staging_ + box * kBoxBytes + warp_ * S::kWarpBoxBytes, residual_there_,
+                        column_ + box * 64, row_);
       }
       __syncwarp();
     };
     if constexpr (kBlock > 0) {
-      const __half2 largest = BlockMaxima<kBlock>::largest_of(asked.held);
-      const __half2 inverses = row_inverses_of(largest);
-      wait_turn();
-      last_stage =
-          multiply_aligned<kBlock, Shape>(ring, at, steps, 0, warp, lane, asked.maxima, inverses, products, committed);
-      x_scales = row_scales_of<kBlock>(largest);
+      return multiply_aligned<kBlock, S>(ring, at, steps, own_row, warp_, lane, x_scales_.maxima, x_scales_.inverses,
+                                         c[0], committed);
     } else {
-      x_scales = asked.scales;
-      wait_turn();
-      auto& whole = reinterpret_cast<int (&)[1][Shape::kColumns / 2]>(products);
-      last_stage = multiply_tile<int8_t, Shape>(ring, at, steps, 0, lane, whole, committed);
+      return multiply_tile<T, S>(ring, at, steps, own_row, lane, c, committed);
     }
-    if (lane == 0) arrive(turn + 8 * (consumer ^ 1));  // its products follow while these are in flight
-    finish_products(products);
-    ring.has_read(last_stage, lane);
-    const int next = tile + 2 * tiles.stride;
-    if (next < tiles.end) asked = AskedRows<kBlock>(of, scales, tiles.row_of(next) + warp * 16, lane);
+  }
 
-    float2 scale[2];
-    row_sums.scales(of, 1.0f, lane, scale);
-    wait_barrier(residual_there, ordinal / 2 & 1);
+  __device__ __forceinline__ void after(const Sums& c, int turn, int /* next */) {
+    Pair* const columns = reinterpret_cast<Pair*>(constants_);
+    float2* const of_part = reinterpret_cast<float2*>(constants_);  // scales pass through the same memory
+    const int first_row = row_ + lane_ / 4;
+    const float2 x_scales = x_scales_.of_rows();
+    wait_barrier(residual_there_, turn & 1);
     constexpr int kChunks = kSumColumns / 16;
 #pragma unroll
     for (int part = 0; part < Shape::kColumns / kSumColumns; ++part) {
-      named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read the columns before
-      if (thread / 64 == part) of_part[thread % 64] = column_scales;
-      named_barrier_sync(kConsumerBarrier + consumer, 128);
+      named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all have read the columns before
+      if (thread_ / 64 == part) of_part[thread_ % 64] = column_scales_;
+      named_barrier_sync(kConsumerBarrier + consumer_, 128);
       float scaled[kSumColumns / 2];
-      scale_sums(products + part * kSumColumns / 2, x_scales, of_part, lane, scaled);
-      named_barrier_sync(kConsumerBarrier + consumer, 128);
-      if (thread / 64 == part) columns[thread % 64] = own_columns;
-      named_barrier_sync(kConsumerBarrier + consumer, 128);
+      scale_sums(c[0] + part * kSumColumns / 2, x_scales, of_part, lane_, scaled);
+      named_barrier_sync(kConsumerBarrier + consumer_, 128);
+      if (thread_ / 64 == part) columns[thread_ % 64] = own_columns_;
+      named_barrier_sync(kConsumerBarrier + consumer_, 128);
       float2 sums[2][kChunks];
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {  // 16 columns
-        const Pair of_columns[2] = {columns[chunk * 8 + lane % 4], columns[chunk * 8 + lane % 4 + 4]};
-        const uint32_t place = own_staging + (2 * part + chunk / 4) * kBoxBytes +
-                               swizzled(warp * 16 + lane % 16, 2 * (chunk % 4) + lane / 16);
+        const Pair of_columns[2] = {columns[chunk * 8 + lane_ % 4], columns[chunk * 8 + lane_ % 4 + 4]};
+        const uint32_t place = own_staging_ + (2 * part + chunk / 4) * kBoxBytes +
+                               swizzled(warp_ * 16 + lane_ % 16, 2 * (chunk % 4) + lane_ / 16);
         uint32_t residuals[4], packed[4];
         load_matrices(residuals, place);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int element = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
-          packed[i] =
-              finish<half_t, Activation::kNone, true, false>(scaled[element], scaled[element + 1], of_columns[i / 2],
-                                                             scale[i % 2], residuals[i], 0, i < 2, sums[i % 2][chunk]);
+          packed[i] = finish<half_t, Activation::kNone, true, false>(scaled[element], scaled[element + 1],
+                                                                     of_columns[i / 2], residual_scales_[i % 2],
+                                                                     residuals[i], 0, i < 2, sums[i % 2][chunk]);
         }
         store_matrices(place, packed);
       }
       fence_for_copies();
       __syncwarp();
-      if (lane == 0) {
+      if (lane_ == 0) {
 #pragma unroll
         for (int box = 2 * part; box < 2 * part + 2; ++box)
-          store_box(&y_map, own_staging + box * kBoxBytes + warp * Shape::kWarpBoxBytes, column + box * 64, row);
+          store_box(&y_map_, own_staging_ + box * kBoxBytes + warp_ * Shape::kWarpBoxBytes, column_ + box * 64, row_);
         commit_stores();
       }
-      leave_sums<kSumColumns>(of, sums, of.rows, first_row, column + part * kSumColumns, lane);
+      leave_sums<kSumColumns>(of_, sums, of_.rows, first_row, column_ + part * kSumColumns, lane_);
     }
   }
-  if (lane == 0) wait_stores_read<0>();  // before the block's shared memory ends
-}
+
+  __device__ __forceinline__ void last() const {
+    if (lane_ == 0) wait_stores_read<0>();  // before the block's shared memory ends
+  }
+
+ private:
+  const GemmArguments& of_;
+  const ProductScales& scales_;
+  const Tiles<Shape>& tiles_;
+  const CUtensorMap &residual_map_, &y_map_;
+  int consumer_, thread_, warp_, lane_;
+  int row_, column_;  // of this warp, in the tile at work
+  uint32_t residual_there_, own_staging_;
+  uint8_t* constants_;
+  Pair own_columns_;
+  float2 column_scales_;
+  float2 residual_scales_[2];
+  XScales<kBlock> x_scales_;
+};
 
 template <int kBlock>
 __global__ void __launch_bounds__(ResidualTurns::kThreads, 1)
@@ -179,30 +194,15 @@ __global__ void __launch_bounds__(ResidualTurns::kThreads, 1)
   using Shape = ResidualTurns;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   const uint32_t base = shared_address(raw);
-  const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
-  const int group = warp_of_block() / 4;
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map, residual_map, y_map);
   if (threadIdx.x == 0) {
-    ring.init(Shape::kStages, 4);
-    for (int consumer = 0; consumer < 2; ++consumer) init_barrier(base + Shape::kTurn + 8 * consumer, 4);
     for (int warp = 0; warp < 8; ++warp) init_barrier(base + Shape::kResidual + 8 * warp, 1);
-    fence_barrier_init();
   }
-  dependents_may_launch();
-  wait_for_cluster_barriers();
+  open_turns<true, Shape>(base);
   const Tiles<Shape> tiles(of);
-  if (group == 0) {
-    give_registers<40>();
-    if (warp_of_block() == 0 && elect_lane()) {
-      const int steps = (of.in + kDepthOf<int8_t> - 1) / kDepthOf<int8_t>;
-      Copier<Shape, Tiles<Shape>, kDepthOf<int8_t>> copier(ring, tiles, steps, x_map, w_map, w_map);
-      for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) copier.copy(tile);
-      copier.wait_all_read();
-    }
-  } else {
-    take_registers<232>();
-    finish_in_turns<kBlock>(raw, ring, tiles, residual_map, y_map, of, scales, group - 1);
-  }
+  multiply_in_turns<int8_t, true, Shape>(base, tiles, of.in, x_map, w_map, [&](int consumer, int) {
+    return ResidualRows<kBlock>(raw, of, scales, tiles, residual_map, y_map, consumer);
+  });
 #else
   EMBERT_TRAP("residual_turns_kernel");
 #endif

@@ -22,7 +22,7 @@ class GatedRows : public TileRows<kTurns, kGammaInRows> {
  public:
   using Base::Base;
 
-  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
     float2 scale[kHalves][2];
     this->take_scales(kGateFactor, scale);
     if (next < tiles_.end) {

@@ -45,6 +45,12 @@ struct BandedTiles {
   }
 };
 
+struct MaximaEpilogue
+    : RaisedMaxima<PingPongShape, BandedTiles<PingPongShape>, PingPongShape::kConsumerRows<true> / 64>,
+      PlainProducts {
+  using RaisedMaxima::RaisedMaxima;
+};
+
 template <typename T>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     maxima_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
@@ -52,14 +58,13 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = PingPongShape;
   using AllTiles = BandedTiles<Shape>;
-  using Epilogue = RaisedMaxima<Shape, AllTiles, Shape::kConsumerRows<true> / 64>;
   static_assert(Shape::kColumns == kMaximaColumns, "maxima have whole tiles");
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map);
   open_turns<true>(shared_address(raw));
   const AllTiles tiles(of);
   multiply_in_turns<T, true>(shared_address(raw), tiles, of.in, x_map, w_map,
-                             [&](int, int own_row) { return Epilogue(of, tiles, own_row); });
+                             [&](int, int own_row) { return MaximaEpilogue(of, tiles, own_row); });
 #else
   EMBERT_TRAP("maxima_kernel");
 #endif

@@ -23,7 +23,7 @@ namespace embert::hopper {
 // What the epilogues of this loop (turns.cuh) have in common. Loads start a tile ahead: the columns' constants (two
 // columns a thread), which pass through shared memory, and the sums of the rows of x.
 template <bool kTurns, bool kGammaInRows>
-class TileRows {
+class TileRows : public PlainProducts {
  protected:
   using Shape = PingPongShape;
   using Pair = ColumnPair<false, kGammaInRows>;
@@ -97,7 +97,7 @@ class StoredRows : public TileRows<kTurns, kGammaInRows> {
  public:
   using Base::Base;
 
-  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
     float2 scale[kHalves][2];
     this->take_scales(activation_factor(kActivation), scale);
     if (next < tiles_.end) {

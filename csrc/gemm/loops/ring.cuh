@@ -129,7 +129,7 @@ class Copier {
         --early_;
       else
         load_w(at_.stage, step, column, columns);
-      load_box(&x_map_, place(), ring_.full + 8 * at_.stage, step * kColumns, row);
+      load_rows(x_map_, place(), step * kColumns, row);
       at_.advance();
     }
   }
@@ -147,13 +147,17 @@ class Copier {
   __device__ __forceinline__ void copy_boxes(const CUtensorMap& map, int boxes, int row, int column) {
     wait_barrier(ring_.empty + 8 * at_.stage, at_.phase);
     arrive_expecting(ring_.full + 8 * at_.stage, boxes * Shape::kRows * 128);
-    for (int box = 0; box < boxes; ++box)
-      load_box(&map, place() + box * Shape::kRows * 128, ring_.full + 8 * at_.stage, column + box * 64, row);
+    for (int box = 0; box < boxes; ++box) load_rows(map, place() + box * Shape::kRows * 128, column + box * 64, row);
     at_.advance();
   }
 
  private:
   __device__ __forceinline__ uint32_t place() const { return ring_.base + at_.stage * Shape::kStageBytes; }
+  // Of 8 bits, whose products are so short that memory counts, rows are read for the last time.
+  __device__ __forceinline__ void load_rows(const CUtensorMap& map, uint32_t to, int column, int row) const {
+    const auto load = kColumns == kDepth ? load_box : load_last_box;
+    load(&map, to, ring_.full + 8 * at_.stage, column, row);
+  }
   __device__ __forceinline__ void load_w(uint32_t stage, int step, int column, int columns) const {
     const int share = tiles_.rank * (columns / kCluster);
     arrive_expecting(ring_.full + 8 * stage, Shape::kXBytes + columns * 128);

@@ -35,7 +35,7 @@ class TurnedRows : public TileRows<kTurns, kGammaInRows> {
     ask(tile);
   }
 
-  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
     float2 scale[kHalves][2];
     this->take_scales(1.0f, scale);
 #pragma unroll

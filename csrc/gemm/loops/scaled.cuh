@@ -31,7 +31,7 @@ class ScaledRows : public TileRows<kTurns, true> {
     ask_scales(tile);
   }
 
-  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
+  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
     float scale[kHalves][2];
     take_scales(scale);
     if (next < tiles_.end) ask(next);
@@ -103,7 +103,7 @@ class BlockRows : public ScaledRows<kActivation, kTurns> {
                                        const Tiles<Shape>& tiles, const CUtensorMap& y_map, int consumer, int own_row)
       : Base(raw, of, scales, tiles, y_map, consumer, own_row), maxima_(static_cast<half_t*>(scales.maxima)) {}
 
-  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* tile */, int next) {
+  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
     float scale[kHalves][2];
     this->take_scales(scale);
     if (next < tiles_.end) this->ask(next);

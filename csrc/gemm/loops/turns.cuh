@@ -1,5 +1,5 @@
-// Two consumers that take the block's tiles of 128 × 128 in turn: what pingpong.cuh, maxima.cuh and scaled.cuh share.
-// One multiplies while the other finishes the tile before, so the matrix unit does not wait for epilogues.
+// Two consumers that take the block's tiles in turn. One multiplies while the other finishes the tile before, so the
+// matrix unit does not wait for epilogues. Tiles are of 128 × 128 (PingPongShape), or of 64 × 256 (residual_turns.cuh).
 //
 // Accumulation walks K in order in one FP32 accumulator, so a row's bits depend on the row and the weights alone.
 #pragma once
@@ -29,9 +29,8 @@ struct PingPongShape : StageShape<128> {
 };
 
 // Makes the block's barriers. When this returns, the cluster's other block has made its own too.
-template <bool kTurns>
+template <bool kTurns, typename Shape = PingPongShape>
 __device__ __forceinline__ void open_turns(uint32_t base) {
-  using Shape = PingPongShape;
   const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
   if (threadIdx.x == 0) {
     ring.init(Shape::kStages, kTurns ? 4 : 8);
@@ -42,18 +41,27 @@ __device__ __forceinline__ void open_turns(uint32_t base) {
   wait_for_cluster_barriers();
 }
 
+// How a consumer multiplies that does nothing else meanwhile.
+struct PlainProducts {
+  template <typename T, typename Shape, int kHalves, int kElements>
+  __device__ __forceinline__ uint32_t multiply(const Ring& ring, RingPlace<Shape::kStages>& at, int steps, int own_row,
+                                               int lane, SumOf<T> (&c)[kHalves][kElements]) const {
+    return multiply_tile<T, Shape>(ring, at, steps, own_row, lane, c, [](int) {});
+  }
+};
+
 // A block's work on its tiles, for all of its threads. `make_epilogue(consumer, own_row)` makes what a consumer, whose
-// rows begin at `own_row` of each tile, does beside multiplying:
+// rows begin at `own_row` of each tile, does:
 //   first(tile)           once, with its first tile
-//   before(tile)          before a tile's products
-//   after(c, tile, next)  with a tile's products; `next` is its next tile, or past the end
+//   before(tile)          before a tile's products, while the other consumer may still multiply
+//   multiply(…)           a tile's products, as PlainProducts
+//   after(c, turn, next)  with a tile's products, the consumer's first, second, …; `next` is its next tile, or past the end
 //   last()                after all tiles
-template <typename T, bool kTurns, typename AllTiles, typename MakeEpilogue>
+template <typename T, bool kTurns, typename Shape = PingPongShape, typename AllTiles, typename MakeEpilogue>
 __device__ __forceinline__ void multiply_in_turns(uint32_t base, const AllTiles& tiles, int in,
                                                   const CUtensorMap& x_map, const CUtensorMap& w_map,
                                                   const MakeEpilogue& make_epilogue) {
-  using Shape = PingPongShape;
-  constexpr int kHalves = Shape::kConsumerRows<kTurns> / 64;  // wgmma's M is 64
+  constexpr int kHalves = Shape::template kConsumerRows<kTurns> / 64;  // wgmma's M is 64
   const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
   const uint32_t turn = base + Shape::kTurn;  // two barriers: a consumer may wait and multiply (ring.cuh)
   const int group = warp_of_block() / 4;
@@ -68,7 +76,7 @@ __device__ __forceinline__ void multiply_in_turns(uint32_t base, const AllTiles&
   } else {
     take_registers<232>();
     const int consumer = group - 1, lane = threadIdx.x % 32;
-    const int own_row = kTurns ? 0 : consumer * Shape::kConsumerRows<kTurns>;
+    const int own_row = kTurns ? 0 : consumer * Shape::template kConsumerRows<kTurns>;
     auto epilogue = make_epilogue(consumer, own_row);
     int ordinal = kTurns ? consumer : 0;  // of the tile among the block's
     int tile = tiles.first + ordinal * tiles.stride;
@@ -79,11 +87,11 @@ __device__ __forceinline__ void multiply_in_turns(uint32_t base, const AllTiles&
                                    uint32_t(ordinal * steps) / Shape::kStages & 1};
       if (kTurns && ordinal > 0) wait_barrier(turn + 8 * consumer, (ordinal - 1) / 2 & 1);
       SumOf<T> c[kHalves][Shape::kColumns / 2];
-      const uint32_t last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, c, [](int) {});
+      const uint32_t last_stage = epilogue.template multiply<T, Shape>(ring, at, steps, own_row, lane, c);
       if (kTurns && lane == 0) arrive(turn + 8 * (consumer ^ 1));  // its products follow while these are in flight
       finish_products(c);
       ring.has_read(last_stage, lane);  // at once: the other consumer waits for what is copied there next
-      epilogue.after(c, tile, tile + kEvery * tiles.stride);
+      epilogue.after(c, ordinal / kEvery, tile + kEvery * tiles.stride);
     }
     epilogue.last();
   }
