@@ -78,18 +78,20 @@ __device__ __forceinline__ void round_block(const uint32_t (&y)[2][kTiles], uint
   }
 }
 
-// Integers of two rows' blocks, 128 + q a byte, become those of their rows' scales: rint(q · f / 128), half to even.
-// With m a block's maximum and t = half(64 / M) for the row's, f / 2 is m · t rounded to a multiple of ½: adding 768
-// does so. 1 152 + q as a half times f / 128 plus 1 536 − 9 · f is 1 536 plus the integer; rounding it to FP16 rounds
-// to one. The first row has the low halves.
+// Integers of two rows' blocks, 128 + q a byte, become those of their rows' scales: rint(q · f / 128), half to even,
+// where f = rint(128 · a block's maximum / the row's). Adding 1 024 rounds f to an integer when it becomes a half.
+// 1 152 + q as a half times f / 128 plus 1 536 − 9 · f is 1 536 plus that; rounding it to FP16 rounds to an integer.
+// The first row has the low halves.
 struct BlockFactors {
   __half2 factors, offsets;
 
   BlockFactors() = default;
-  __device__ __forceinline__ BlockFactors(__half2 maxima, __half2 inverses) {
-    const __half2 t = __hfma2(maxima, inverses, as_half2(0x62006200));  // 768 + f / 2
-    factors = __hfma2(t, as_half2(0x24002400), as_half2(0xca00ca00));   // t / 64 − 12
-    offsets = __hfma2(t, as_half2(0xcc80cc80), as_half2(0x73807380));   // 15 360 − 18 · t
+  // inverses: 128 over the rows' largest maxima.
+  __device__ __forceinline__ BlockFactors(__half2 maxima, float2 inverses) {
+    const __half2 f = __floats2half2_rn(fmaf(__low2float(maxima), inverses.x, 1024.0f),
+                                        fmaf(__high2float(maxima), inverses.y, 1024.0f));
+    factors = __hfma2(f, as_half2(0x20002000), as_half2(0xc800c800));  // f / 128 − 8
+    offsets = __hfma2(f, as_half2(0xc880c880), as_half2(0x71407140));  // 10 752 − 9 · f
   }
   template <int kRow>
   __device__ __forceinline__ uint32_t apply(uint32_t four) const {
@@ -101,9 +103,8 @@ struct BlockFactors {
   }
 };
 
-// What factors of two rows' blocks are made of, from their largest maxima.
-__device__ __forceinline__ __half2 row_inverses_of(__half2 largest) {
-  return __floats2half2_rn(__fdiv_rn(64.0f, __low2float(largest)), __fdiv_rn(64.0f, __high2float(largest)));
+__device__ __forceinline__ float2 row_inverses_of(__half2 largest) {
+  return {__fdiv_rn(128.0f, __low2float(largest)), __fdiv_rn(128.0f, __high2float(largest))};
 }
 
 // A row's scale from its largest maximum. The rotation's root is taken back; of inner activations it is 4, which makes

@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   __syncthreads();
   __half2 most = as_half2(0);
   for (int i = lane % 4; i < blocks; i += 4) most = __hmax2_nan(most, maxima[i][lane / 4]);
-  const __half2 largest = larger_of_row(most), inverses = row_inverses_of(largest);
+  const __half2 largest = larger_of_row(most);
+  const float2 inverses = row_inverses_of(largest);
 #pragma unroll
   for (int i = 0; i < kOfWarp; ++i) {
 #pragma unroll

@@ -81,14 +81,15 @@ def rounded_blocks(x: Halves, block: int = INNER) -> Blocks:
 def aligned_rows(blocks: Blocks) -> QuantisedRows:
     """The same with a scale a row.
 
-    With m a block's maximum, M the row's and f = rint(2 · m · float16(64 / M)), a block's integers q become
-    rint(q · f / 128), halves to the even one. The scale is M / 127 over the root of how many columns are rotated
-    together; of inner activations that root is 4, and takes back the quarter.
+    With m a block's maximum, M the row's and f = rint(m · (128 / M)), a block's integers q become rint(q · f / 128),
+    halves to the even one. f is rounded to float32 with 1 024 added, then to an integer. The scale is M / 127 over the
+    root of how many columns are rotated together; of inner activations that root is 4, and takes back the quarter.
     """
     block = blocks.integers.shape[1] // blocks.maxima.shape[1]
     maxima = blocks.maxima.astype(np.float32)
     largest = maxima.max(1, keepdims=True)
-    factors = np.rint(2 * maxima * (np.float32(64) / largest).astype(np.float16).astype(np.float32))
+    exact = maxima.astype(np.float64) * (np.float32(128) / largest)
+    factors = (exact + 1024).astype(np.float32).astype(np.float16).astype(np.float32) - np.float32(1024)
     integers = np.rint(blocks.integers * np.repeat(factors, block, 1) / 128).astype(np.int8)
     root = np.float32(1 if block == INNER else math.sqrt(block // SPACING))
     return QuantisedRows(integers, largest * (np.float32(1) / (np.float32(LEVELS) * root)))

@@ -37,7 +37,7 @@ class BlockMaxima {
       asked_[0] = first_[step], asked_[1] = second_[step];
     }
   }
-  __device__ __forceinline__ BlockFactors factors(int block_of_step, __half2 inverses) const {
+  __device__ __forceinline__ BlockFactors factors(int block_of_step, float2 inverses) const {
     const uint32_t both = block_of_step == 0 ? pair(asked_[0], asked_[1]) : __byte_perm(asked_[0], asked_[1], 0x7632);
     return {as_half2(both), inverses};
   }
@@ -58,8 +58,7 @@ class BlockMaxima {
 template <int kBlock, typename Shape, int kElements, typename Committed>
 __device__ __forceinline__ uint32_t multiply_aligned(const Ring& ring, RingPlace<Shape::kStages>& at, int steps,
                                                      int own_row, int warp, int lane, BlockMaxima<kBlock>& maxima,
-                                                     __half2 inverses, int (&c)[kElements],
-                                                     const Committed& committed) {
+                                                     float2 inverses, int (&c)[kElements], const Committed& committed) {
   using Maxima = BlockMaxima<kBlock>;
   at = {__shfl_sync(~0u, at.stage, 0), __shfl_sync(~0u, at.phase, 0)};
   uint32_t last_stage = at.stage;

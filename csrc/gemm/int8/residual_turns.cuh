@@ -44,7 +44,8 @@ struct ResidualTurns : StageShape<256, 1> {
 template <int kBlock>
 struct XScales {
   BlockMaxima<kBlock> maxima;
-  __half2 largest, inverses;
+  __half2 largest;
+  float2 inverses;
 
   __device__ __forceinline__ void read(const GemmArguments& of, const ProductScales& scales, int first_row, int lane) {
     const int blocks = of.in / kBlock;
