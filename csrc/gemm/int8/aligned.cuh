@@ -76,7 +76,7 @@ __device__ __forceinline__ uint32_t multiply_aligned(const Ring& ring, RingPlace
     const uint64_t w = operand_of(w_from + at.stage * (Shape::kStageBytes >> 4));
     uint32_t asked[4][4], a[2][2][4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) load_matrices(asked[k], x_from ^ 32 * k);
+    for (int k = 0; k < 4; ++k) load_matrices(asked[k], x_from ^ (32 * k));
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
 #pragma unroll

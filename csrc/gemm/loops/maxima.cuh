@@ -45,6 +45,7 @@ struct BandedTiles {
   }
 };
 
+// What a consumer does (turns.cuh).
 struct MaximaEpilogue
     : RaisedMaxima<PingPongShape, BandedTiles<PingPongShape>, PingPongShape::kConsumerRows<true> / 64>,
       PlainProducts {

@@ -55,7 +55,8 @@ struct PlainProducts {
 //   first(tile)           once, with its first tile
 //   before(tile)          before a tile's products, while the other consumer may still multiply
 //   multiply(…)           a tile's products, as PlainProducts
-//   after(c, turn, next)  with a tile's products, the consumer's first, second, …; `next` is its next tile, or past the end
+//   after(c, turn, next)  with a tile's products; `turn` counts the consumer's tiles, `next` is its next one, or past
+//                         the end
 //   last()                after all tiles
 template <typename T, bool kTurns, typename Shape = PingPongShape, typename AllTiles, typename MakeEpilogue>
 __device__ __forceinline__ void multiply_in_turns(uint32_t base, const AllTiles& tiles, int in,
