@@ -174,21 +174,24 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
       SumOf<T> products[Shape::kColumns / 2];
       if (consumer > 0 && tile == tiles.first) wait_barrier(begun, 0);
       uint32_t last_stage = at.stage;
-      const int begins = tile == tiles.first && consumer == 0 && lane == 0 ? min(kLag, steps) - 1 : -1;
       const auto multiply_steps = [&](auto width) {
         auto& part = reinterpret_cast<SumOf<T>(&)[1][decltype(width)::value / 2]>(products);
-        const auto committed = [&](int step) {
-          if (step == begins) arrive(begun);
-        };
         if constexpr (kBlock > 0) {
           const int blocks = of.in / kBlock;
+          const int begins = tile == tiles.first && consumer == 0 && lane == 0 ? min(kLag, steps) - 1 : -1;
           BlockMaxima<kBlock> maxima(scales.maxima, first_row, rows, blocks);
           maxima.ask(0);
           const __half2 largest = maxima.largest(blocks, lane);
+          const auto committed = [&](int step) {
+            if (step == begins) arrive(begun);
+          };
           last_stage = multiply_aligned<kBlock, Shape>(ring, at, steps, own_row, warp, lane, maxima,
                                                        row_inverses_of(largest), part[0], committed);
           x_scales = row_scales_of<kBlock>(largest);
         } else {
+          const auto committed = [&](int step) {
+            if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
+          };
           last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, part, committed);
         }
       };
