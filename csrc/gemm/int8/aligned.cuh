@@ -50,16 +50,44 @@ class BlockMaxima {
   uint32_t asked_[2];
 };
 
-// multiply_tile (ring.cuh) for 64 rows of such an x. `maxima` have been asked for the first step's. Half a step is
+// What turns a lane's sums of two rows of x into numbers: the rows' scales, or the maxima of their blocks (kBlock
+// columns, if there are blocks).
+template <int kBlock>
+struct XScales {
+  BlockMaxima<kBlock> maxima;
+  __half2 largest;
+  float2 inverses;
+
+  __device__ __forceinline__ void read(const GemmArguments& of, const ProductScales& scales, int first_row, int lane) {
+    const int blocks = of.in / kBlock;
+    maxima = {scales.maxima, first_row, of.rows, blocks};
+    maxima.ask(0);
+    largest = maxima.largest(blocks, lane);
+    inverses = row_inverses_of(largest);
+  }
+  __device__ __forceinline__ float2 of_rows() const { return row_scales_of<kBlock>(largest); }
+};
+template <>
+struct XScales<0> {
+  float2 scales;
+
+  __device__ __forceinline__ void read(const GemmArguments& of, const ProductScales& from, int first_row, int) {
+    scales = {from.rows[min(first_row, of.rows - 1)], from.rows[min(first_row + 8, of.rows - 1)]};
+  }
+  __device__ __forceinline__ float2 of_rows() const { return scales; }
+};
+
+// multiply_tile (ring.cuh) for 64 rows of such an x. `of_x` has been read. Half a step is
 // multiplied while the next half is turned: 16 registers hold both.
 //
 // Beside products a warp issues one instruction in four cycles or more, and a step of both consumers takes 1 024. So
 // what surrounds the turning is kept short: addresses that the compiler would compute anew stay in registers.
 template <int kBlock, typename Shape, int kElements, typename Committed>
 __device__ __forceinline__ uint32_t multiply_aligned(const Ring& ring, RingPlace<Shape::kStages>& at, int steps,
-                                                     int own_row, int warp, int lane, BlockMaxima<kBlock>& maxima,
-                                                     float2 inverses, int (&c)[kElements], const Committed& committed) {
+                                                     int own_row, int warp, int lane, XScales<kBlock>& of_x,
+                                                     int (&c)[kElements], const Committed& committed) {
   using Maxima = BlockMaxima<kBlock>;
+  // Read from lane 0, so that wgmma's operands stay in uniform registers (ptx/warp.cuh).
   at = {__shfl_sync(~0u, at.stage, 0), __shfl_sync(~0u, at.phase, 0)};
   uint32_t last_stage = at.stage;
   // The lane's part of the first stage. 32 columns further is an exclusive or with 32.
@@ -69,8 +97,8 @@ __device__ __forceinline__ uint32_t multiply_aligned(const Ring& ring, RingPlace
   for (int step = 0; step < steps; ++step) {
     BlockFactors factors[Maxima::kOfStep];
 #pragma unroll
-    for (int i = 0; i < Maxima::kOfStep; ++i) factors[i] = maxima.factors(i, inverses);
-    maxima.ask(min(step + 1, steps - 1));
+    for (int i = 0; i < Maxima::kOfStep; ++i) factors[i] = of_x.maxima.factors(i, of_x.inverses);
+    of_x.maxima.ask(min(step + 1, steps - 1));
     wait_barrier(ring.full + 8 * at.stage, at.phase);
     const uint32_t x_from = own_x + at.stage * Shape::kStageBytes;
     const uint64_t w = operand_of(w_from + at.stage * (Shape::kStageBytes >> 4));

@@ -40,32 +40,6 @@ struct ResidualTurns : StageShape<256, 1> {
   static constexpr int kConsumerRows = kRows;
 };
 
-// What turns integers of a warp's 16 rows: their scales, or the maxima of their blocks.
-template <int kBlock>
-struct XScales {
-  BlockMaxima<kBlock> maxima;
-  __half2 largest;
-  float2 inverses;
-
-  __device__ __forceinline__ void read(const GemmArguments& of, const ProductScales& scales, int first_row, int lane) {
-    const int blocks = of.in / kBlock;
-    maxima = {scales.maxima, first_row, of.rows, blocks};
-    maxima.ask(0);
-    largest = maxima.largest(blocks, lane);
-    inverses = row_inverses_of(largest);
-  }
-  __device__ __forceinline__ float2 of_rows() const { return row_scales_of<kBlock>(largest); }
-};
-template <>
-struct XScales<0> {
-  float2 scales;
-
-  __device__ __forceinline__ void read(const GemmArguments& of, const ProductScales& from, int first_row, int) {
-    scales = {from.rows[min(first_row, of.rows - 1)], from.rows[min(first_row + 8, of.rows - 1)]};
-  }
-  __device__ __forceinline__ float2 of_rows() const { return scales; }
-};
-
 // What a consumer does (turns.cuh). kBlock: columns of x's blocks (norm/blocks.cuh); 0: x has a scale a row.
 template <int kBlock>
 class ResidualRows {
@@ -114,8 +88,7 @@ class ResidualRows {
       __syncwarp();
     };
     if constexpr (kBlock > 0) {
-      return multiply_aligned<kBlock, S>(ring, at, steps, own_row, warp_, lane, x_scales_.maxima, x_scales_.inverses,
-                                         c[0], committed);
+      return multiply_aligned<kBlock, S>(ring, at, steps, own_row, warp_, lane, x_scales_, c[0], committed);
     } else {
       return multiply_tile<T, S>(ring, at, steps, own_row, lane, c, committed);
     }

@@ -167,8 +167,11 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
       float2 column_scales = {}, x_scales = {};
       if constexpr (kScaled) {
         if (thread < tile_columns / 2) column_scales = __ldg(scales.columns + column / 2 + thread);
-        if constexpr (kBlock == 0)
-          x_scales = {scales.rows[min(first_row, rows - 1)], scales.rows[min(first_row + 8, rows - 1)]};
+        if constexpr (kBlock == 0) {
+          XScales<0> of_x;
+          of_x.read(of, scales, first_row, lane);
+          x_scales = of_x.of_rows();
+        }
       }
 
       SumOf<T> products[Shape::kColumns / 2];
@@ -177,17 +180,14 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
       const auto multiply_steps = [&](auto width) {
         auto& part = reinterpret_cast<SumOf<T>(&)[1][decltype(width)::value / 2]>(products);
         if constexpr (kBlock > 0) {
-          const int blocks = of.in / kBlock;
           const int begins = tile == tiles.first && consumer == 0 && lane == 0 ? min(kLag, steps) - 1 : -1;
-          BlockMaxima<kBlock> maxima(scales.maxima, first_row, rows, blocks);
-          maxima.ask(0);
-          const __half2 largest = maxima.largest(blocks, lane);
+          XScales<kBlock> of_x;
+          of_x.read(of, scales, first_row, lane);
           const auto committed = [&](int step) {
             if (step == begins) arrive(begun);
           };
-          last_stage = multiply_aligned<kBlock, Shape>(ring, at, steps, own_row, warp, lane, maxima,
-                                                       row_inverses_of(largest), part[0], committed);
-          x_scales = row_scales_of<kBlock>(largest);
+          last_stage = multiply_aligned<kBlock, Shape>(ring, at, steps, own_row, warp, lane, of_x, part[0], committed);
+          x_scales = of_x.of_rows();
         } else {
           const auto committed = [&](int step) {
             if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
