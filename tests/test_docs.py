@@ -274,14 +274,6 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) < 6000
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=lambda page: page.name)
-def test_lines_of_prose_are_short(page: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "![", "    "))]
-    without_links = [re.sub(r"\]\([^)]*\)", "]", line) for line in lines]
-    assert [line for line in without_links if len(line) > 120] == []
-
-
 def quotes(page: Path) -> list[str]:
     """What the first cells of a page's tables quote of the log or of an error; "…" stands for what varies."""
     cells = re.findall(r"^\| (.+?) \|", page.read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Rooms, not heaps: folders of at most a dozen files, files of one idea, arrows one way."""
+"""Every folder says what it holds, and imports go one way."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import pytest
 
 from tests.server.live import ROOT
 
-FILES, LINES = 12, 450
 ROOMS = ("server", "engine", "embert/ray", "benchmarks", "loadtests")
 RECORDS = ROOT / "benchmarks" / "results"  # a file for each machine, of no code
-CODE = {".py", ".js", ".css", ".html"}
 
 
 def is_made(path: Path) -> bool:
@@ -36,18 +34,6 @@ FOLDERS = sorted(
 
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=named)
-def test_a_folder_holds_a_dozen_files(folder: Path) -> None:
-    assert len(files(folder)) <= FILES
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=named)
-def test_a_file_is_one_idea(folder: Path) -> None:
-    for path in files(folder):
-        if path.suffix in CODE:
-            assert len(path.read_text().splitlines()) <= LINES, path
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=named)
