@@ -48,6 +48,7 @@ class Plan:
     phase: float = 0.0  # share of such an interval before the first request
     host: str = "127.0.0.1"
     seed: int = 0
+    status: int = 200  # of an answer that counts
 
 
 @dataclass(frozen=True, slots=True)

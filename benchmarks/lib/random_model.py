@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHAPES", "XLMR_LARGE", "make", "make_reranker", "make_shape", "of_shape"]
+__all__ = ["MINILM_L6", "SHAPES", "XLMR_LARGE", "make", "make_reranker", "make_shape", "of_shape"]
 
+# The shape of all-MiniLM-L6-v2, for `make`.
+MINILM_L6 = {"layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
 # The shape of bge-m3 and bge-reranker-v2-m3, for transformers' XLMRobertaConfig.
 XLMR_LARGE: dict[str, Any] = {
     "vocab_size": 250002,
@@ -34,13 +36,16 @@ _FROM_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 _MAX_TOKENS = 512
 
 
-def make(folder: Path, tokenizer: Path, layers: int = 12) -> Path:
-    """Write BERT-base and the WordPiece tokenizer of the folder `tokenizer` into `folder`, and return it."""
+def make(folder: Path, tokenizer: Path, layers: int = 12, **shape: int) -> Path:
+    """Write BERT-base and the WordPiece tokenizer of the folder `tokenizer` into `folder`, and return it.
+
+    `shape` has fields of its config that differ from BERT-base's.
+    """
     import torch
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    model = BertModel(BertConfig(num_hidden_layers=layers), add_pooling_layer=False)
+    model = BertModel(BertConfig(num_hidden_layers=layers, **shape), add_pooling_layer=False)
     model.save_pretrained(folder)
     _copy_tokenizer(tokenizer, folder)
     # sentence-transformers reads these files too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,7 +24,12 @@ __all__ = ["RunningServer", "embert", "running"]
 
 ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 180.0
-KINDS = {"embert.server.api.process": "api", "embert.server.worker.process": "engine"}  # by module in the command line
+KINDS = {  # by module in the command line; the second two are those of builds before 2026-11-24
+    "embert.server.api.process": "api",
+    "embert.server.worker.process": "engine",
+    "server.api_process": "api",
+    "server.engine_process": "engine",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,17 @@ class RunningServer:
             times = process.cpu_times()
             spent[kind] = spent.get(kind, 0.0) + times.user + times.system
         return spent
+
+    def wakeups(self) -> dict[str, int]:
+        """Return how often threads have given up their core to wait so far, by kind of process."""
+        waits: dict[str, int] = {}
+        for kind, process in self.processes():
+            statuses = Path(f"/proc/{process.pid}/task").glob("*/status")
+            found = [
+                re.search(r"^voluntary_ctxt_switches:\s*(\d+)", each.read_text(), re.MULTILINE) for each in statuses
+            ]
+            waits[kind] = waits.get(kind, 0) + sum(int(each[1]) for each in found if each)
+        return waits
 
     def count(self) -> dict[str, int]:
         """Return the number of processes of each kind."""
@@ -70,31 +87,37 @@ class RunningServer:
 
 
 @contextmanager
-def embert(*options: str, model: str | None = None) -> Iterator[RunningServer]:
-    """Start `embert serve` with `options`; without a model, the default one."""
-    command = [sys.executable, "-m", "embert.server.commands.cli", "serve", *([model] if model else []), *options]
-    with running("embert", "supervisor", [*command, "--port", "{port}"], "/readyz", {}) as server:
+def embert(*options: str, model: str | None = None, checkout: Path = ROOT) -> Iterator[RunningServer]:
+    """Start `embert serve` with `options`; without a model, the default one.
+
+    Another `checkout` runs with the interpreter of its own .venv, or with this one where it has none.
+    """
+    python = checkout / ".venv" / "bin" / "python"
+    program = str(python) if checkout != ROOT and python.exists() else sys.executable
+    module = "embert.server.commands.cli" if (checkout / "embert").is_dir() else "server.cli"  # until 2026-11-23
+    command = [program, "-m", module, "serve", *([model] if model else []), *options, "--port", "{port}"]
+    with running("embert", "supervisor", command, "/readyz", {}, checkout) as server:
         yield server
 
 
 @contextmanager
 def running(
-    name: str, root: str, command: Sequence[str], ready: str, environment: Mapping[str, str]
+    name: str, root: str, command: Sequence[str], ready: str, environment: Mapping[str, str], folder: Path = ROOT
 ) -> Iterator[RunningServer]:
-    """Run `command`, in which "{port}" stands for a free port, from its first 200 on the route `ready`.
+    """Run `command` in `folder`; "{port}" stands for a free port. It is there from its first 200 on the route `ready`.
 
     Raises SystemExit with the end of its log if it exits or is not ready within READY_WITHIN_S. Where the caller fails
     while it runs, the end of its log goes to stderr.
     """
     port = _free_port()
-    # The engine process imports benchmarks.lib.stub_encoders from ROOT. The caller's path may hold installed packages.
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    # The engine process imports stub encoders from `folder`. The caller's path may hold installed packages.
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryFile() as log:
         started = time.monotonic()
         process = subprocess.Popen(
             [word.format(port=port) for word in command],
             env={**os.environ, "PYTHONPATH": path, **environment},
-            cwd=ROOT,
+            cwd=folder,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

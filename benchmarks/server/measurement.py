@@ -31,6 +31,7 @@ class Round:
     p99_ms: dict[str, float]
     failed: int
     cpu_us: dict[str, float]  # CPU µs a request, by kind of process
+    wakeups: dict[str, float]  # a request, by kind of process: how often a thread gave up its core to wait
     cores: dict[str, float]  # cores in use, by kind of process
     client_cores: float
     late_p99_ms: float  # how late the load itself sent
@@ -40,17 +41,27 @@ class Round:
 def run_round(load: LoadGenerator, server: RunningServer, plan: Plan) -> Round:
     """Run `plan` against `server`."""
     spent: list[dict[str, float]] = []
-    answers = load.run(plan, at_window=lambda: spent.append(server.cpu_s()))
-    return _figures(plan, answers, (spent[0], spent[1]), server.count())
+    waited: list[dict[str, int]] = []
+
+    def note() -> None:
+        spent.append(server.cpu_s())
+        waited.append(server.wakeups())
+
+    answers = load.run(plan, at_window=note)
+    return _figures(plan, answers, (spent[0], spent[1]), server.count(), (waited[0], waited[1]))
 
 
 def _figures(
-    plan: Plan, answers: Answers, cpu_s: tuple[dict[str, float], dict[str, float]], processes: dict[str, int]
+    plan: Plan,
+    answers: Answers,
+    cpu_s: tuple[dict[str, float], dict[str, float]],
+    processes: dict[str, int],
+    waits: tuple[dict[str, int], dict[str, int]] = ({}, {}),
 ) -> Round:
     # A closed loop counts what was answered in the window, an open one what was due in it, however late the answer.
     moment = answers.answered if plan.rate is None else answers.due
     inside = (moment >= answers.opened) & (moment < answers.opened + plan.window_s)
-    good = inside & (answers.status == 200)
+    good = inside & (answers.status == plan.status)
     count = max(1, int(good.sum()))
     milliseconds = (answers.answered - answers.due) * 1e3
     kinds = np.array([request.kind for request in plan.requests])[answers.request]
@@ -72,6 +83,7 @@ def _figures(
         p99_ms={kind: _percentile(milliseconds[good & (kinds == kind)], 99) for kind in p50},
         failed=int((inside & ~good).sum()),
         cpu_us={kind: seconds / count * 1e6 for kind, seconds in spent.items()},
+        wakeups={kind: (number - waits[0].get(kind, 0)) / count for kind, number in waits[1].items()},
         cores=cores,
         client_cores=answers.client_cores,
         late_p99_ms=late_p99_ms,
@@ -104,6 +116,7 @@ def median(rounds: Sequence[Round]) -> Round:
         p99_ms=of_each([r.p99_ms for r in rounds]),
         failed=sum(r.failed for r in rounds),
         cpu_us=of_each([r.cpu_us for r in rounds]),
+        wakeups=of_each([r.wakeups for r in rounds]),
         cores=of_each([r.cores for r in rounds]),
         client_cores=statistics.median(r.client_cores for r in rounds),
         late_p99_ms=statistics.median(r.late_p99_ms for r in rounds),
