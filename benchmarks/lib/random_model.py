@@ -36,7 +36,7 @@ _FROM_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 _MAX_TOKENS = 512
 
 
-def make(folder: Path, tokenizer: Path, layers: int = 12, **shape: int) -> Path:
+def make(folder: Path, tokenizer: Path, layers: int = 12, **shape: Any) -> Path:
     """Write BERT-base and the WordPiece tokenizer of the folder `tokenizer` into `folder`, and return it.
 
     `shape` has fields of its config that differ from BERT-base's.
