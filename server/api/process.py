@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
-from embert.server.api.background import keep_running
+from embert.server.api.background import exit_on_error, keep_running
 from embert.server.http.accept import scrape_form
+from embert.server.http.errors import Dialect, ServerError, send_error
 from embert.server.ipc.control import ControlConnection, Drain, EngineState, Failed, Message, Progress, Ready, StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability import gc_tuning
@@ -83,7 +85,7 @@ async def _serve(start: StartApi, control: ControlConnection, write_line: Callab
     control.send(Progress("reading the tokenizer"))
     try:
         services = load_services(start, counters)
-        keys = Keys(config, keyless_paths(config.keyless, services.by_name))
+        keys = Keys(config, keyless_paths(config.keyless_groups, services.by_name))
         access_log = None
         if config.access_log != "off":
             access_log = AccessLog(config.access_log, f"api-{start.worker}", write_line)
@@ -120,11 +122,12 @@ async def _serve(start: StartApi, control: ControlConnection, write_line: Callab
         keep_running(_write_metrics(services, counters, start.worker, tracer)),
         keep_running(publish(Path(start.runtime_folder, "metrics"), f"api-{start.worker}", metrics.exemplars)),
         keep_running(_follow(control, router, servers, start)),
-        keep_running(keys.follow()),
         keep_running(services.bodies.watch()),
         keep_running(connections.watch_files()),
         keep_running(end_slow_readers(connections, config.client_timeout, metrics.unread_answers.inc)),
     ]
+    if config.api_key_file is not None:
+        threading.Thread(target=exit_on_error(keys.follow), name="api-key-file", daemon=True).start()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, router, servers, config)
     gc_tuning.after_startup()
     control.send(Ready())
@@ -243,7 +246,11 @@ class _MetricsApp:
         if scope["type"] != "http":
             return
         found = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
-        answer = await self._scrapes.answer(scrape_form(scope["headers"])) if found else _NOTHING
+        try:
+            answer = await self._scrapes.answer(scrape_form(scope["headers"])) if found else _NOTHING
+        except ServerError as error:
+            await send_error(send, error, Dialect.TEI)
+            return
         headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
         await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})

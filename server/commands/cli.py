@@ -248,8 +248,10 @@ def _serve_config(arguments: argparse.Namespace, environment: Mapping[str, str])
         given = getattr(arguments, option.name, None)
         if given is not None:
             values[option.name] = tuple(given) if isinstance(given, list) else given
-        elif environment.get(environment_name(option.name)):
-            values[option.name] = _from_environment(option, environment[environment_name(option.name)])
+        elif (text := environment.get(environment_name(option.name))) or (
+            text is not None and option.metadata.get("guards")
+        ):
+            values[option.name] = _from_environment(option, text)
     return ServeConfig(**values)
 
 
@@ -258,7 +260,12 @@ def _from_environment(option: dataclasses.Field[Any], text: str) -> Any:
     convert: Callable[[str], Any] = _boolean if kind is bool else kind
     try:
         if repeatable:
-            return tuple(convert(piece.strip()) for piece in text.split(",") if piece.strip())
+            values = tuple(convert(piece.strip()) for piece in text.split(",") if piece.strip())
+            if not values:  # a key that is blank by mistake must not open the server
+                raise ConfigError(
+                    f"{environment_name(option.name)} is set and has no value in it; unset it, or set one"
+                )
+            return values
         return convert(text)
     except ValueError:
         shown = "its value" if option.metadata.get("secret") else repr(text)

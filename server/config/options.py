@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from embert.engine.agreement import MIN_AGREEMENT
@@ -21,6 +22,9 @@ QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches of each eng
 
 # A comment, so that no key there is can be taken for a name, and so that older versions read the file as well.
 _KEY_NAME = re.compile(r"#\s*name:\s*([\w.-]{1,64})")
+_KEY_ENDS = " \t\r\n"  # not a part of a key: headers cannot carry them at its ends
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # no header can carry these
+KEY_FILE_LIMIT = 1 << 20  # bytes
 
 
 class ConfigError(Exception):
@@ -131,11 +135,13 @@ class ServeConfig:
         0, "HTTP processes; 0 means one for every four cores, at least 1, at most 4", low=0, high=256
     )
     tokenization_workers: int = _option(0, "tokenising threads of each HTTP process; 0 means two", low=0, high=256)
-    api_key: tuple[str, ...] = _option((), "key that clients must send as `Authorization: Bearer KEY`", secret=True)
-    api_key_file: str | None = _option(None, "file with such keys, one a line; read again when it changes")
+    api_key: tuple[str, ...] = _option(
+        (), "key that clients must send as `Authorization: Bearer KEY`", secret=True, guards=True
+    )
+    api_key_file: str | None = _option(None, "file with such keys, one a line; read again when it changes", guards=True)
     keyless: tuple[str, ...] = _option(
         ("probes", "page"),
-        "what needs no key, where keys are set",
+        "what needs no key, where keys are set; probes never do, except with none",
         choices=("probes", "page", "metrics", "docs", "none"),
     )
     cors_allow_origin: tuple[str, ...] = _option((), "origin that may call from a browser; * for all")
@@ -189,6 +195,11 @@ class ServeConfig:
         if bool(self.ssl_cert_reqs) != bool(self.ssl_ca_certs):
             raise ConfigError("--ssl-ca-certs and --ssl-cert-reqs 1 or 2 go together; only one of them was given")
 
+    @property
+    def keyless_groups(self) -> tuple[str, ...]:
+        """`keyless`, with the probes: an orchestrator sends no key."""
+        return () if self.keyless == ("none",) else ("probes", *self.keyless)
+
     def served_name(self, model_id: str) -> str:
         """The name of a model for clients and metrics."""
         return self.served_model_name or model_id
@@ -229,8 +240,8 @@ def _check(option: dataclasses.Field[Any], value: Any) -> None:
     if "low" in limits and not limits["low"] <= value <= limits.get("high", float("inf")):
         bounds = f"{limits['low']} to {limits['high']}" if "high" in limits else f"at least {limits['low']}"
         raise ConfigError(f"{name} must be {bounds}; it is {value}")
-    if limits.get("secret") and not value:
-        raise ConfigError(f"{name} must not be empty")
+    if (limits.get("secret") or limits.get("guards")) and not value.strip():
+        raise ConfigError(f"{name} must not be blank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,25 +257,48 @@ def read_api_keys(config: ServeConfig) -> list[ApiKey]:
 
     In the file, a comment `# name: NAME` names the key below it. Others are called after their place: option-1, file-1.
     """
-    keys = [ApiKey(f"option-{place}", key) for place, key in enumerate(config.api_key, 1)]
+    keys = [_api_key(f"option-{i}", key, f"--api-key number {i}") for i, key in enumerate(config.api_key, 1)]
     path = config.api_key_file
     if path is not None:
         try:
-            text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+            text = _read_key_file(path).decode("utf-8-sig")  # some editors write a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
         found: list[ApiKey] = []
         name = ""
-        for line in map(str.strip, text.splitlines()):
-            if named := _KEY_NAME.fullmatch(line):
+        for number, line in enumerate(text.split("\n"), 1):  # splitlines would divide keys at U+2028 and U+0085
+            stripped = line.strip(_KEY_ENDS)
+            if named := _KEY_NAME.fullmatch(stripped):
                 name = named[1]
-            elif line and not line.startswith("#"):
-                found.append(ApiKey(name or f"file-{len(found) + 1}", line))
+            elif stripped and not stripped.startswith("#"):
+                found.append(_api_key(name or f"file-{len(found) + 1}", line, f"--api-key-file {path}: line {number}"))
                 name = ""
         if not found:
             raise ConfigError(f"--api-key-file {path} holds no key")
         keys += found
     return keys
+
+
+def _api_key(name: str, text: str, source: str) -> ApiKey:
+    key = text.strip(_KEY_ENDS)
+    if found := _CONTROL.search(key):
+        raise ConfigError(f"{source} has the control character {found[0]!r} in it, which no header can carry")
+    return ApiKey(name, key)
+
+
+def _read_key_file(path: str) -> bytes:
+    """The content. Raises OSError, also for what is no regular file: reading a FIFO or a device may never end."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, "rb", opener=opener) as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError("it is not a regular file")
+        if facts.st_size > KEY_FILE_LIMIT:
+            raise OSError(f"it has {facts.st_size} bytes; the limit is {KEY_FILE_LIMIT}")
+        return file.read(KEY_FILE_LIMIT)
 
 
 def option_name(name: str) -> str:

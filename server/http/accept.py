@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from embert.server.http.errors import HeadTooLarge
 from embert.server.observability.scraping.exposition import Form
 
 __all__ = ["prefers", "scrape_form"]
@@ -14,28 +15,31 @@ _ELEMENT = re.compile(rb'(?:[^,"]|' + _QUOTED + rb")+")
 _PARAMETER = re.compile(rb'(?:[^;"]|' + _QUOTED + rb")+")
 _WEIGHT = re.compile(rb"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
 _EXACT = 2
+MAX_BYTES = 2048  # of a client's headers of one name; parsing them takes 0.4 µs a byte on the event loop
 
 
-def prefers(asked: bytes, default: bytes, values: list[bytes]) -> bool:
-    """Whether a client with these `Accept` headers wants `asked` rather than `default`.
+def prefers(asked: bytes, default: bytes, values: list[bytes], header: str = "Accept") -> bool:
+    """Whether a client with these values of the header wants `asked` rather than `default`.
 
     Where both weigh the same, `asked` is wanted if it is named, and not if only a wildcard allows it. A client that
-    takes neither gets the default.
+    takes neither gets the default. Raises HeadTooLarge for headers of more than MAX_BYTES.
     """
     if values in ([], [b"*/*"]):
         return False
+    if (size := sum(map(len, values)) + len(values)) > MAX_BYTES:
+        raise HeadTooLarge(f"`{header}` has {size} bytes; the limit is {MAX_BYTES}")
     ranges = [_range(element) for value in values for element in _ELEMENT.findall(value)]
     wanted = _weight(asked, ranges)
     return wanted[0] > 0 and (wanted > (other := _weight(default, ranges)) or (wanted == other and wanted[1] == _EXACT))
 
 
 def scrape_form(headers: Iterable[tuple[bytes, bytes]]) -> Form:
-    """The form of metrics that a client asks for."""
+    """The form of metrics that a client asks for. Raises HeadTooLarge as `prefers` does."""
     accept = [value for name, value in headers if name == b"accept"]
     encodings = [value for name, value in headers if name == b"accept-encoding"]
     return Form(
         openmetrics=prefers(b"application/openmetrics-text", b"text/plain", accept),
-        gzip=prefers(b"gzip", b"identity", encodings),
+        gzip=prefers(b"gzip", b"identity", encodings, "Accept-Encoding"),
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
-import os
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -89,7 +89,7 @@ class Keys:
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if not scheme and (azures := headers.get(b"api-key")):
             scheme, key = b"bearer", azures
-        digest = _digest(key.strip())
+        digest = _digest(key.strip(b" \t"))
         # All of them, whichever matches: there is no early exit to time.
         matches = [name for known, name in self._digests if hmac.compare_digest(digest, known)]
         if scheme.lower() != b"bearer" or not matches:
@@ -110,10 +110,10 @@ class Keys:
         else:
             log.info("--api-key-file has changed; keys accepted now: %d", len(self._digests))
 
-    async def follow(self) -> NoReturn:
-        """Refresh periodically, for ever."""
+    def follow(self) -> NoReturn:
+        """Refresh periodically, for ever. For a thread: a file system that hangs would hold up the event loop."""
         while True:
-            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            time.sleep(FOLLOW_INTERVAL_S)
             self.refresh()
 
     def _read(self) -> list[tuple[bytes, str]]:
@@ -124,7 +124,7 @@ class Keys:
         if self._config.api_key_file is None:
             return None
         try:
-            found = os.stat(self._config.api_key_file)  # noqa: PTH116 - every second, on the event loop
+            found = Path(self._config.api_key_file).stat()
         except OSError:
             return ()
         return found.st_ino, found.st_size, found.st_mtime_ns

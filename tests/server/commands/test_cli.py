@@ -383,6 +383,18 @@ def test_repeatable() -> None:
     assert parse_serve([], {"EMBERT_LATENCY_BUCKETS": "0.1,1"}).latency_buckets == (0.1, 1.0)
 
 
+@pytest.mark.parametrize("value", ["", "\n", " ", ",", ", ,\t"])
+@pytest.mark.parametrize("name", ["EMBERT_API_KEY", "EMBERT_API_KEY_FILE", "EMBERT_KEYLESS"])
+def test_a_blank_key_opens_no_server(name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if (name, value) == ("EMBERT_KEYLESS", ""):
+        assert parse_serve([], {name: value}) == parse_serve([], {})
+        return
+    with pytest.raises(ConfigError, match="(?i)" + name.removeprefix("EMBERT_").replace("_", ".")) as error:
+        read_api_keys(parse_serve([], {name: value}))
+    assert "blank" in str(error.value) or "no value" in str(error.value) or "cannot be read" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -393,7 +405,9 @@ def test_repeatable() -> None:
         ({"latency_buckets": (1.0, float("nan"))}, "--latency-buckets must be a finite number; it is nan"),
         ({"latency_buckets": (1.0, 1.0)}, "--latency-buckets must rise, but they are [1.0, 1.0]"),
         ({"log_format": "xml"}, "--log-format must be one of text, json; it is 'xml'"),
-        ({"api_key": ("good", "")}, "--api-key must not be empty"),
+        ({"api_key": ("good", "")}, "--api-key must not be blank"),
+        ({"api_key": (" \n",)}, "--api-key must not be blank"),
+        ({"api_key_file": ""}, "--api-key-file must not be blank"),
         ({"ssl_keyfile": "k"}, "--ssl-keyfile needs --ssl-certfile, which was not given"),
         (
             {"ssl_certfile": "c", "ssl_cert_reqs": 2},

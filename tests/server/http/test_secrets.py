@@ -20,7 +20,8 @@ from embert.engine import Encoder, PackedBatch
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.server.api.routes import dialects_by_path, keyless_paths, labels_by_path
-from embert.server.config import ServeConfig, read_api_keys
+from embert.server.config import ConfigError, ServeConfig, read_api_keys
+from embert.server.config.options import KEY_FILE_LIMIT
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
 from embert.server.http.request_metrics import RequestMetricsMiddleware
@@ -80,6 +81,48 @@ def test_comments_and_marks_in_a_key_file_are_no_keys(tmp_path: Path) -> None:
     assert len(read_api_keys(ServeConfig(api_key_file=str(file)))) == 2
 
 
+def test_a_key_may_hold_any_characters_that_a_header_can_carry(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    odd = ["foo\x85long", "a\u2028b", "\u2028c\u2029", "a b", "\xa0d\xa0", "é🔑", "#" + "x"]
+    file.write_bytes("\r\n".join(odd).encode() + b"\r\n\t last \t")
+    keys = Keys(ServeConfig(api_key=("  option\n",), api_key_file=str(file)))
+    assert [asks(keys, key) for key in (*odd, "last", "option")] == [True] * (len(odd) - 1) + [False, True, True]
+    assert not any(asks(keys, key) for key in ("foo", "long", "a", "b", "c", "d"))
+
+
+@pytest.mark.parametrize("control", ["\x00", "\x0b", "\x0c", "\r", "\x1c", "\x7f"])
+def test_keys_that_no_header_can_carry(tmp_path: Path, control: str) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(f"first\ns3cret{control}s3cret\n".encode())
+    with pytest.raises(ConfigError, match=r"line 2 .*control character") as error:
+        read_api_keys(ServeConfig(api_key_file=str(file)))
+    assert "s3cret" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"--api-key number 2 .*control character"):
+        read_api_keys(ServeConfig(api_key=("first", f"a{control}b")))
+
+
+def test_a_key_file_that_is_no_regular_file_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Opening a FIFO waits for a writer, and a device may never end."""
+    fifo = tmp_path / "keys"
+    os.mkfifo(fifo)
+    for path in (fifo, Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match=r"regular file|directory"):
+            read_api_keys(ServeConfig(api_key_file=str(path)))
+    fifo.unlink()
+    fifo.write_text("k\n")
+    keys = Keys(ServeConfig(api_key_file=str(fifo)))
+    fifo.unlink()
+    os.mkfifo(fifo)
+    keys.refresh()
+    assert asks(keys, "k")
+    assert "regular file" in caplog.text
+    fifo.unlink()
+    with fifo.open("wb") as file:
+        file.truncate(KEY_FILE_LIMIT + 1)
+    with pytest.raises(ConfigError, match=str(KEY_FILE_LIMIT)):
+        read_api_keys(ServeConfig(api_key_file=str(fifo)))
+
+
 def test_a_running_server_takes_new_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("old\n")
@@ -101,12 +144,13 @@ def test_a_running_server_takes_new_keys(tmp_path: Path) -> None:
         (("probes", "page"), {"/": True, "/health": True, "/livez": True, "/metrics": False, "/docs": False}),
         (("probes",), {"/": False, "/health": True, "/livez": True, "/metrics": False, "/docs": False, "/info": False}),
         (("none",), {"/health": False, "/livez": False, "/metrics": False, "/docs": False, "/info": False}),
-        (("metrics",), {"/health": False, "/metrics": True, "/docs": False, "/info": False}),
+        (("metrics",), {"/": False, "/health": True, "/readyz": True, "/metrics": True, "/docs": False}),
         (("probes", "docs"), {"/readyz": True, "/metrics": False, "/docs": True, "/openapi.json": True}),
     ],
 )
 def test_which_routes_need_no_key(keyless: tuple[str, ...], wanted: dict[str, bool]) -> None:
-    keys = Keys(ServeConfig(api_key=("k",), keyless=keyless), keyless_paths(keyless))
+    config = ServeConfig(api_key=("k",), keyless=keyless)
+    keys = Keys(config, keyless_paths(config.keyless_groups))
     for path, open_ in wanted.items():
         assert asks(keys, "", path, "GET") is open_, path
         assert not asks(keys, "", path, "POST")
@@ -116,11 +160,10 @@ def test_which_routes_need_no_key(keyless: tuple[str, ...], wanted: dict[str, bo
 def test_the_page_of_documentation_is_whole_without_a_key() -> None:
     options = ("--api-key", "k", "--keyless", "docs", "--keyless", "metrics")
     with live(*STAND_IN, *options, ready=False) as server:
-        key = {"authorization": "Bearer k"}
-        until(lambda: server.get("/readyz", headers=key).status_code == 200, what="readiness")
+        until(lambda: server.get("/readyz").status_code == 200, what="readiness")
         open_ = {"/docs", "/openapi.json", "/metrics", "/static-offline-docs/swagger-ui-bundle.js"}
         assert {path: server.get(path).status_code for path in open_} == dict.fromkeys(open_, 200)
-        assert server.get("/livez").status_code == 401
+        assert server.get("/info").status_code == 401
 
 
 # --- TLS ---
