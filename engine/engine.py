@@ -12,17 +12,18 @@ import numpy.typing as npt
 
 from embert.engine.agreement import MIN_AGREEMENT
 from embert.engine.agreement.load import load_encoder
-from embert.engine.encoders.base import Encoder
-from embert.engine.errors import EncoderError, InputError
+from embert.engine.encoders.base import Encoder, check_finite
+from embert.engine.errors import InputError
 from embert.engine.forwards import forwards
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
 from embert.engine.model import Model, load_model
 from embert.engine.packing import cumulative
-from embert.engine.rows import SparseVector
+from embert.engine.rows import Rows, SparseVector
 from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.encoded import Encoded
+from embert.engine.tokenization.input_errors import check_sequence, check_text
 from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Engine", "ScoreOptions", "batch_budget", "encode_texts", "kept_columns", "require_task"]
@@ -114,28 +115,24 @@ class Engine:
         `batch_tokens` bounds the tokens of a forward; None is the encoder's own bound. `progress` is called after each
         batch with the number of its texts.
 
-        Raises InputError for a model that does not embed, for an unknown task or prompt, for dimensions outside
-        1 … width, for a text that is not valid Unicode, or too long while `truncate` is false; EncoderError if a
-        forward fails.
+        Raises InputError for a model that does not embed, for `texts` that are no list of strings, for an unknown task
+        or prompt, for dimensions outside 1 … width, for a text that is not valid Unicode, or too long while `truncate`
+        is false; EncoderError if a forward fails or a vector is not finite.
         """
         require_task(self.model, Task.EMBED)
         width = kept_columns(self.model, dimensions)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
         vectors = np.empty((len(texts), width), np.float32)
-        for numbers, rows in forwards(
-            self.encoder,
-            encoded,
-            Task.EMBED,
-            budget=self._budget(batch_tokens),
-            dimensions=width if dimensions else 0,
-            normalize=normalize,
-            progress=progress,
+        for numbers, rows in self._rows(
+            encoded, Task.EMBED, batch_tokens, progress, dimensions=width if dimensions else 0, normalize=normalize
         ):
-            vectors[numbers] = rows[Task.EMBED].values[:, :width]
+            vectors[numbers] = rows.values[:, :width]
         return vectors
 
     def embed_iter(self, texts: Iterable[str], *, window: int = WINDOW_TEXTS, **options: object) -> Iterator[Vectors]:
         """As `embed` for any number of texts: yield blocks of at most `window` rows, in order, one at a time."""
+        if isinstance(texts, (str, bytes)):
+            check_sequence(texts, "texts")
         source = iter(texts)
         while block := list(islice(source, window)):
             yield self.embed(block, **options)  # type: ignore[arg-type]  # the options are embed's own
@@ -157,10 +154,8 @@ class Engine:
         require_task(self.model, Task.SPARSE)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
         vectors: dict[int, SparseVector] = {}
-        for numbers, rows in forwards(
-            self.encoder, encoded, Task.SPARSE, budget=self._budget(batch_tokens), progress=progress
-        ):
-            vectors.update(zip(numbers.tolist(), rows[Task.SPARSE].sparse_vectors(), strict=True))
+        for numbers, rows in self._rows(encoded, Task.SPARSE, batch_tokens, progress):
+            vectors.update(zip(numbers.tolist(), rows.sparse_vectors(), strict=True))
         return [vectors[number] for number in range(len(texts))]
 
     def embed_multi(
@@ -187,12 +182,9 @@ class Engine:
         starts = cumulative(encoded.lengths)
         kept = kept_rows(encoded.ids, starts, head, is_query=is_query)
         vectors: dict[int, Vectors] = {}
-        for numbers, rows in forwards(
-            self.encoder, encoded, Task.MULTI, budget=self._budget(batch_tokens), progress=progress
-        ):
-            every = rows[Task.MULTI]
-            for number, start, stop in zip(numbers.tolist(), every.offsets, every.offsets[1:], strict=False):
-                vectors[number] = every.values[start:stop][kept[starts[number] : starts[number + 1]]]
+        for numbers, rows in self._rows(encoded, Task.MULTI, batch_tokens, progress):
+            for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
+                vectors[number] = rows.values[start:stop][kept[starts[number] : starts[number + 1]]]
         return [vectors[number] for number in range(len(texts))]
 
     def score(self, pairs: Sequence[Pair], **options: Unpack[ScoreOptions]) -> Vectors:
@@ -202,6 +194,7 @@ class Engine:
         too long is cut. Raises InputError as `classify` does, and for a model with several labels.
         """
         classifier = self._scorer("pairs")
+        check_sequence(pairs, "pairs")
         logits = self._pair_logits(classifier, dict(enumerate(pairs)), "pairs", options)
         return scores(logits, _activation(classifier, options))[:, 0]
 
@@ -214,8 +207,9 @@ class Engine:
         a `top_n` below 1.
         """
         classifier = self._scorer("texts")
-        if top_n is not None and top_n < 1:
-            raise InputError(f"`top_n` must be at least 1, found {top_n}", param="top_n")
+        if top_n is not None and (type(top_n) is not int or top_n < 1):
+            raise InputError(f"`top_n` must be at least 1, found {top_n!r}", param="top_n")
+        check_text(query, "query")
         encoded = self.tokenizer.encode_pairs(
             [self._prompt(options.get("prompt_name")) + query], texts, truncate=options.get("truncate", True)
         )
@@ -229,6 +223,7 @@ class Engine:
         fails or a logit is not finite.
         """
         classifier = self._classifier("texts")
+        check_sequence(texts, "texts")
         logits = np.empty((len(texts), len(classifier.labels)), np.float32)
         single = [number for number, text in enumerate(texts) if isinstance(text, str)]
         pairs = {number: text for number, text in enumerate(texts) if not isinstance(text, str)}
@@ -239,7 +234,7 @@ class Engine:
                 prompt=self._prompt(options.get("prompt_name")),
                 param="texts",
             )
-            logits[single] = self._logits(classifier, encoded, options)
+            logits[single] = self._logits(classifier, encoded, options, single)
         if pairs:
             logits[[*pairs]] = self._pair_logits(classifier, pairs, "texts", options)
         return best_labels(logits, _activation(classifier, options), classifier.labels)
@@ -251,31 +246,51 @@ class Engine:
         prompt = self._prompt(options.get("prompt_name"))
         firsts, seconds = [], []
         for number, pair in pairs.items():
-            if isinstance(pair, str) or len(pair) != 2:
-                found = "one" if isinstance(pair, str) else len(pair)
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                found = len(pair) if isinstance(pair, (tuple, list)) else f"one {type(pair).__name__}"
                 raise InputError(f"`{param}`: pair {number} must be two texts, found {found}", param=param)
+            for text in pair:
+                check_text(text, param, f"a text of pair {number}")
             firsts.append(prompt + pair[0])
             seconds.append(pair[1])
         encoded = self.tokenizer.encode_pairs(
             firsts, seconds, truncate=options.get("truncate", True), params=(param, param)
         )
-        return self._logits(classifier, encoded, options)
+        return self._logits(classifier, encoded, options, [*pairs])
 
-    def _logits(self, classifier: Classifier, encoded: Encoded, options: ScoreOptions) -> Vectors:
-        """float32 [n, labels], all finite."""
-        answers = forwards(
+    def _logits(
+        self, classifier: Classifier, encoded: Encoded, options: ScoreOptions, inputs: Sequence[int] | None = None
+    ) -> Vectors:
+        """float32 [n, labels], all finite. `inputs`: the caller's number of each text, where they are not in order."""
+        logits = np.empty((encoded.sequences, len(classifier.labels)), np.float32)
+        batch_tokens, progress = options.get("batch_tokens"), options.get("progress")
+        for numbers, rows in self._rows(encoded, Task.CLASSIFY, batch_tokens, progress, inputs=inputs):
+            logits[numbers] = rows.values
+        return logits
+
+    def _rows(
+        self,
+        encoded: Encoded,
+        task: Task,
+        batch_tokens: int | None,
+        progress: Callable[[int], None] | None,
+        *,
+        inputs: Sequence[int] | None = None,
+        dimensions: int = 0,
+        normalize: bool = True,
+    ) -> Iterator[tuple[npt.NDArray[np.intp], Rows]]:
+        """As `forwards`, for one task. Raises EncoderError, too, for rows that are not finite."""
+        for numbers, rows in forwards(
             self.encoder,
             encoded,
-            Task.CLASSIFY,
-            budget=self._budget(options.get("batch_tokens")),
-            progress=options.get("progress"),
-        )
-        logits = np.empty((encoded.sequences, len(classifier.labels)), np.float32)
-        for numbers, rows in answers:
-            logits[numbers] = rows[Task.CLASSIFY].values
-        if not np.isfinite(logits).all():
-            raise EncoderError("the encoder returned a logit that is not finite")
-        return logits
+            task,
+            budget=batch_budget(self.model, self.encoder, batch_tokens),
+            dimensions=dimensions,
+            normalize=normalize,
+            progress=progress,
+        ):
+            check_finite(rows[task], numbers if inputs is None else [inputs[number] for number in numbers])
+            yield numbers, rows[task]
 
     def _classifier(self, param: str) -> Classifier:
         classifier = self.model.heads.classifier
@@ -293,9 +308,6 @@ class Engine:
                 param=param,
             )
         return classifier
-
-    def _budget(self, batch_tokens: int | None) -> int:
-        return batch_budget(self.model, self.encoder, batch_tokens)
 
     def _encoded(
         self,
@@ -369,8 +381,8 @@ def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None
 def kept_columns(model: Model, dimensions: int | None) -> int:
     """Columns of a vector cut to `dimensions`; None keeps all. Raises InputError for dimensions outside 1 … width."""
     width = model.width
-    if dimensions is not None and not 1 <= dimensions <= width:
-        raise InputError(f"`dimensions` must be from 1 to {width}, found {dimensions}", param="dimensions")
+    if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
+        raise InputError(f"`dimensions` must be from 1 to {width}, found {dimensions!r}", param="dimensions")
     return dimensions or width
 
 
@@ -384,7 +396,7 @@ def _prompt(model: Model, name: str | None) -> str:
     name = name if name is not None else model.default_prompt_name
     if name is None:
         return ""
-    if name not in model.prompts:
+    if not isinstance(name, str) or name not in model.prompts:
         known = ", ".join(model.prompts) or "none"
         raise InputError(f"`prompt_name` {name!r} is not known; this model's prompts: {known}", param="prompt_name")
     return model.prompts[name]

@@ -74,6 +74,14 @@ class Rows:
         indices = None if self.indices is None else self.indices[kept]
         return Rows(self.values[kept], before[self.offsets], indices)
 
+    def first_not_finite(self) -> int | None:
+        """The first sequence with a NaN or an infinity; None: all values are finite. Costs one sum where they are."""
+        with np.errstate(invalid="ignore"):  # a sum of both infinities
+            if np.isfinite(self.values.sum(dtype=np.float64)):
+                return None
+        (rows,) = np.nonzero(~np.isfinite(self.values).all(1))
+        return int(np.searchsorted(self.offsets, rows[0], side="right")) - 1
+
     def sparse_vectors(self) -> list[SparseVector]:
         """Of SPARSE: the pairs of each sequence. Raises ValueError for the rows of another task."""
         if self.indices is None:

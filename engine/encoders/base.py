@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from embert.engine.quantization.agreement import Agreement
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 
-__all__ = ["Encoder", "check_adapters", "check_dimensions", "check_tasks"]
+__all__ = ["Encoder", "check_adapters", "check_dimensions", "check_finite", "check_tasks"]
 
 
 def check_adapters(batch: PackedBatch, adapters: Adapters | None) -> None:
@@ -50,6 +51,17 @@ def check_tasks(batch: PackedBatch, has: Task) -> None:
     if len(wrong):
         found = Task(int(batch.tasks[wrong[0]]))
         raise EncoderError(f"this model's tasks are {has!r}; sequence {wrong[0]} wants {found!r}")
+
+
+def check_finite(rows: Rows, numbers: Sequence[int] | npt.NDArray[np.intp] | None = None, what: str = "text") -> None:
+    """Raise EncoderError, which names the sequence, for rows with a NaN or an infinity.
+
+    `numbers` are what the caller calls the sequences, where those are not 0 … n - 1, and `what` they are.
+    """
+    sequence = rows.first_not_finite()
+    if sequence is not None:
+        number = sequence if numbers is None else numbers[sequence]
+        raise EncoderError(f"the encoder returned a vector that is not finite, for {what} {number}")
 
 
 class Encoder(Protocol):
@@ -90,5 +102,10 @@ class Encoder(Protocol):
         ...
 
     def encode(self, batch: PackedBatch, task: Task = Task.EMBED) -> npt.NDArray[np.float32]:
-        """Submit and wait, for one task of all sequences: the values of its rows."""
-        return self.wait(self.submit(batch.wanting(task)))[task].values
+        """Submit and wait, for one task of all sequences: the values of its rows.
+
+        Raises EncoderError as `wait` does, and for a value that is not finite.
+        """
+        rows = self.wait(self.submit(batch.wanting(task)))[task]
+        check_finite(rows)
+        return rows.values

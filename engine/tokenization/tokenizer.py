@@ -7,13 +7,13 @@ Each kind of work can be done in turns (turns.py). A long text is divided where 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Required, TypedDict, Unpack
+from typing import Required, TypedDict, Unpack, cast
 
-from embert.engine.errors import BrokenModel
+from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import Backend
 from embert.engine.tokenization.encoded import Direction, Encoded, TokenInfo
-from embert.engine.tokenization.input_errors import too_long
+from embert.engine.tokenization.input_errors import check_sequence, check_texts, too_long
 from embert.engine.tokenization.offsets import tokens_with_offsets
 from embert.engine.tokenization.pairs import PairOptions, Pairs
 from embert.engine.tokenization.parts import read_bodies
@@ -75,8 +75,10 @@ class Tokenizer:
     def encode(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded:
         """Tokenize, with the special tokens of a single text.
 
-        Raises InputError for a text that is too long while `truncate` is false, or is not valid Unicode.
+        Raises InputError for `texts` that are no list of strings, and for a text that is too long while `truncate` is
+        false, or is not valid Unicode.
         """
+        check_texts(texts, options.get("param", "inputs"))
         return finish(self.encode_turns(texts, **options, turn_characters=BULK_TURN_CHARACTERS))
 
     def encode_turns(
@@ -130,6 +132,8 @@ class Tokenizer:
         HuggingFace's `longest_first`. Raises InputError for a pair that is too long while `truncate` is false, a text
         that is not valid Unicode, more first than second texts or fewer, and a tokenizer that has no pairs.
         """
+        for each, param in zip((firsts, seconds), options.get("params", ("query", "texts")), strict=True):
+            check_texts(each, param)
         return finish(self.encode_pairs_turns(firsts, seconds, **options, turn_characters=BULK_TURN_CHARACTERS))
 
     def encode_pairs_turns(
@@ -174,6 +178,7 @@ class Tokenizer:
         limit: int | None = None,
     ) -> Encoded:
         """Take token ids unchanged: nothing is added. Raises InputError for ids that the model does not have."""
+        _check_sequences(sequences, param)
         return finish(self.from_ids_turns(sequences, truncate=truncate, direction=direction, param=param, limit=limit))
 
     def from_ids_turns(
@@ -199,6 +204,7 @@ class Tokenizer:
         self, texts: Sequence[str], *, add_special_tokens: bool = True, prompt: str = "", param: str = "inputs"
     ) -> list[list[TokenInfo]]:
         """Tokens with their offsets, which count from the first character of the prompt. Nothing is cut."""
+        check_texts(texts, param)
         answer: list[list[TokenInfo]] = [[] for _ in texts]
         for turn in self.tokenize_turns(texts, add_special_tokens=add_special_tokens, prompt=prompt, param=param):
             for index, tokens in turn:
@@ -231,6 +237,7 @@ class Tokenizer:
         self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True, param: str = "ids"
     ) -> list[str]:
         """Token ids back to texts. Raises InputError for ids that the model does not have."""
+        _check_sequences(sequences, param)
         return finish(self.decode_turns(sequences, skip_special_tokens=skip_special_tokens, param=param))
 
     def decode_turns(
@@ -247,3 +254,13 @@ class Tokenizer:
             tokens += sum(map(len, chosen))
             yield tokens
         return texts
+
+
+def _check_sequences(sequences: object, param: str) -> None:
+    """Raise InputError for what is no list of lists of token ids."""
+    check_sequence(sequences, param)
+    for index, sequence in enumerate(cast("Sequence[object]", sequences)):
+        if isinstance(sequence, (str, bytes)) or not hasattr(sequence, "__len__"):
+            raise InputError(
+                f"`{param}`: sequence {index} must be a list of token ids, found {type(sequence).__name__}", param=param
+            )

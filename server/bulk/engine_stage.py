@@ -22,6 +22,7 @@ from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
+from embert.server.bulk.input.read_rows import read_rows
 from embert.server.bulk.job import Job
 from embert.server.bulk.slots import Block, Slots
 
@@ -100,6 +101,8 @@ class EngineStage:
     def land(self, answer: Answer) -> Block | None:
         """Put an answer into its slot, all of them in the order of `feed`; the block, if that was its last.
 
+        A row that is not finite is the block's error.
+
         Its texts are in the order in which they came, longest first.
 
         values   float32 [B, dimensions]; of the other tasks [rows, columns]
@@ -107,6 +110,9 @@ class EngineStage:
         indices  int32 [rows]: of sparse vectors
         """
         opened = answer.opened
+        sequence = answer.rows.first_not_finite()
+        if sequence is not None and not opened.block.error:
+            opened.block.error = self._not_finite(opened.block, answer.span.start + sequence)
         if opened.values is not None:
             opened.values[answer.span] = answer.rows.values[:, : self._columns]
         else:
@@ -118,6 +124,14 @@ class EngineStage:
         if opened.rows:
             self._put(opened.block, opened.rows)
         return opened.block
+
+    def _not_finite(self, block: Block, number: int) -> str:
+        """The error for the text of this number, longest first, by its place in the input."""
+        text = self._slots.view(block, "numbers").tolist().index(number)
+        row = text
+        if "payload" in block.sections:
+            row = read_rows(self._job, self._slots.data(block, "payload")).rows[text]
+        return f"{block.place(row)}: the encoder returned a vector that is not finite"
 
     def _kept(self, batch: PackedBatch, rows: Rows) -> Rows:
         head = self._model.heads.multi_vector

@@ -193,7 +193,7 @@ class Pipeline:
                 self._encoded(message.texts)
                 continue
             room.release()
-            if self._formats:
+            if self._formats and not message.error:
                 self._for_texts.put((_FINISH, message.number, message, None))
             else:
                 self._for_output.put(message)

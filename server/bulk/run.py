@@ -225,7 +225,7 @@ def embed_texts(job: Job, model: Model, texts: Sequence[str], encoder: Encoder, 
                     engine_stage.land(answer)
                 while engine_stage.is_busy:
                     engine_stage.land(engine_stage.finish_one())
-                if job.output_format != "npy":
+                if job.output_format != "npy" and not block.error:
                     text_stage.finish_rows(block, slots, read)
             if block.error:
                 raise BulkError(block.error)

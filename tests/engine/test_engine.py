@@ -24,6 +24,7 @@ from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 from tests.engine.conftest import unit
+from tests.server.models import three_heads
 
 
 class Lengths(Encoder):
@@ -116,6 +117,99 @@ def test_dimensions_and_normalize(stand_in: engine.Engine) -> None:
 def test_truncate_false(stand_in: engine.Engine) -> None:
     with pytest.raises(InputError, match="`texts`: text 1 has 42 tokens, the limit is 32"):
         stand_in.embed(["cat", "cat " * 40], truncate=False)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ("a cat", "`texts` must be a list, found one str"),
+        (b"a cat", "`texts` must be a list, found one bytes"),
+        (None, "`texts` must be a list, found NoneType"),
+        ({"a": "cat"}, "`texts` must be a list, found dict"),
+        (["a", None], "`texts`: text 1 must be a string, found NoneType"),
+        (["a", ["b", "c"]], "`texts`: text 1 must be a string, found list"),
+        ([("a", "b")], "`texts`: text 0 must be a string, found tuple"),
+        (("a", 3), "`texts`: text 1 must be a string, found int"),
+    ],
+)
+def test_what_is_no_list_of_texts(stand_in: engine.Engine, texts: Any, said: str) -> None:
+    tokenizer = stand_in.tokenizer
+    for ask in (
+        lambda: stand_in.embed(texts),
+        lambda: tokenizer.encode(texts, truncate=True, param="texts"),
+        lambda: tokenizer.encode_pairs(["a"], texts, truncate=True),
+        lambda: tokenizer.tokenize(texts, param="texts"),
+    ):
+        with pytest.raises(InputError) as caught:
+            ask()
+        assert str(caught.value).startswith(said)
+        assert caught.value.param == "texts"
+
+
+def test_what_is_no_iterable_of_texts(stand_in: engine.Engine) -> None:
+    for texts in ("a cat", iter(["a", None])):
+        with pytest.raises(InputError):
+            next(stand_in.embed_iter(texts))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ids", ["12", [1, 2], [[1], "2"], [["1"]], [[1], None], None])
+def test_what_is_no_list_of_lists_of_ids(stand_in: engine.Engine, ids: Any) -> None:
+    for ask in (lambda: stand_in.tokenizer.from_ids(ids, truncate=True), lambda: stand_in.tokenizer.decode(ids)):
+        with pytest.raises(InputError):
+            ask()
+
+
+@pytest.mark.parametrize("options", [{"dimensions": "3"}, {"dimensions": True}, {"prompt_name": ["q"]}, {"task": 1}])
+def test_options_of_another_type(stand_in: engine.Engine, options: Any) -> None:
+    with pytest.raises(InputError, match=f"`{next(iter(options))}`"):
+        stand_in.embed(["cat"], **options)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine.Engine]:
+    """A model with vectors of three kinds."""
+    with engine.Engine.load(str(three_heads(tmp_path_factory.mktemp("three"))), device="cpu") as loaded:
+        yield loaded
+
+
+BAD = "doctor medicine"  # which has weights of tokens
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("method", ["embed", "embed_sparse", "embed_multi"])
+def test_vectors_that_are_not_finite(
+    three: engine.Engine, monkeypatch: pytest.MonkeyPatch, method: str, wrong: float
+) -> None:
+    """The error names the text, in whatever order texts are batched."""
+    ids = three.tokenizer.encode([BAD], truncate=True).ids
+    wait = three.encoder.wait
+
+    def poisoned(ticket: Any) -> dict[Task, Rows]:
+        answer = wait(ticket)
+        for rows in answer.values():
+            for sequence, ids_of in enumerate(batches.pop(id(ticket))):
+                if np.array_equal(ids_of, ids):
+                    assert rows.counts[sequence]
+                    rows.values[rows.offsets[sequence + 1] - 1, -1] = wrong
+        return answer
+
+    batches: dict[int, list[Any]] = {}
+    submit = three.encoder.submit
+
+    def recorded(batch: PackedBatch) -> Any:
+        ticket = submit(batch)
+        batches[id(ticket)] = np.split(batch.ids, batch.cu_seqlens[1:-1])
+        return ticket
+
+    monkeypatch.setattr(three.encoder, "submit", recorded)
+    monkeypatch.setattr(three.encoder, "wait", poisoned)
+    texts = ["a", "an apple tree", BAD, "two words"]
+    with pytest.raises(EncoderError, match="not finite, for text 2"):
+        getattr(three, method)(texts, batch_tokens=1)
+    assert len(getattr(three, method)(["a", "an apple tree"])) == 2
+    task = {"embed": Task.EMBED, "embed_sparse": Task.SPARSE, "embed_multi": Task.MULTI}[method]
+    with pytest.raises(EncoderError, match="not finite, for text 1"):
+        three.encoder.encode(engine.pack([ids[:2], ids]), task)
 
 
 def test_no_texts(default_model: Model, tokenizer: engine.Tokenizer, float32_encoder: Encoder) -> None:

@@ -38,6 +38,8 @@ def test_importing_is_light() -> None:
 def test_public_names() -> None:
     assert all(hasattr(engine, name) for name in engine.__all__)
     assert all(hasattr(embert, name) for name in embert.__all__)
+    assert {*embert.__all__} <= {*dir(embert)}
+    assert {*engine.__all__} <= {*dir(engine)}
     page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
     assert not [name for name in embert.__all__ if not name.startswith("_") and f"`{name}" not in page]
 
@@ -92,6 +94,7 @@ def test_the_hub_cannot_be_reached(no_hub: Path, default_model: Model) -> None:
     packaged = engine.load_model(DEFAULT)
     assert (packaged.model_id, packaged.folder) == (DEFAULT, default_model.folder)
     assert packaged.notices == (f"the hub could not be reached; using the packaged copy of {DEFAULT}",)
+    assert engine.load_model("all-MiniLM-L6-v2") == packaged
 
 
 @pytest.mark.parametrize("progress", [True, False])

@@ -95,6 +95,14 @@ def test_a_model_of_one_label_classifies_too(reranker: engine.Engine) -> None:
     [
         (lambda e: e.score([("a", "b", "c")]), "`pairs`: pair 0 must be two texts, found 3", "pairs"),
         (lambda e: e.score([("a", "b"), "ab"]), "`pairs`: pair 1 must be two texts, found one", "pairs"),
+        (lambda e: e.score([("a", 1)]), "`pairs`: a text of pair 0 must be a string, found int", "pairs"),
+        (lambda e: e.score("ab"), "`pairs` must be a list, found one str", "pairs"),
+        (lambda e: e.classify("ab"), "`texts` must be a list, found one str", "texts"),
+        (lambda e: e.classify(["a", 2]), "`texts`: pair 1 must be two texts, found one int", "texts"),
+        (lambda e: e.rerank(["a"], ["b"]), "`query` must be a string, found list", "query"),
+        (lambda e: e.rerank("a", "bc"), "`texts` must be a list, found one str", "texts"),
+        (lambda e: e.rerank("a", ["b", None]), "`texts`: text 1 must be a string, found NoneType", "texts"),
+        (lambda e: e.rerank("a", ["b"], top_n="1"), "`top_n` must be at least 1, found '1'", "top_n"),
         (lambda e: e.classify(["ab", ("a",)]), "`texts`: pair 1 must be two texts, found 1", "texts"),
         (lambda e: e.rerank("a", ["b"], top_n=0), "`top_n` must be at least 1, found 0", "top_n"),
         (
@@ -136,6 +144,6 @@ def test_logits_that_are_not_finite_are_no_scores(tmp_path: Path) -> None:
     save_file({**load_file(path), "classifier.bias": torch.tensor([0.0, torch.nan, 0.0])}, path)
     with (
         engine.Engine.load(str(tmp_path), device="cpu") as loaded,
-        pytest.raises(EncoderError, match="the encoder returned a logit that is not finite"),
+        pytest.raises(EncoderError, match="the encoder returned a vector that is not finite, for text 0"),
     ):
         loaded.classify(["a cat"])

@@ -18,7 +18,8 @@ from embert.server.bulk.run import Devices
 from embert.server.commands.cli import main
 from tests.engine.heads.m3 import build_m3
 from tests.server.bulk.running import embed, embedded
-from tests.server.live import EMBERT, ROOT, STAND_IN, environment
+from tests.server.live import EMBERT, ROOT, STAND_IN, environment, run_cli
+from tests.server.models import NAN_WORD, build_classifier
 
 ROWS = [{"id": n, "text": f"text {n}", "tags": ["x"] * (n % 3), "meta": {"a": n}} for n in range(5000)]
 
@@ -120,6 +121,18 @@ def test_a_text_that_is_too_long_is_named(folder: Path) -> None:
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith(f"embert: error: {rows} line 3 has ")
     assert "the limit is 256" in ended.stderr
+
+
+@pytest.mark.parametrize("output", ["vectors.npy", "vectors.jsonl"])
+def test_a_vector_that_is_not_finite_ends_the_run_and_is_named(tmp_path: Path, output: str) -> None:
+    model, rows = build_classifier(tmp_path / "model", "score"), tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a longer text"}\n\n{"text": "' + NAN_WORD + '"}\n{"text": "b"}\n')
+    options = ("-m", model, "--pooling", "mean", "--device", "cpu", "-f", rows, "-o", tmp_path / output)
+    ended = run_cli("embed", "-q", *map(str, options))
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert f"{rows} line 3: " in ended.stderr
+    assert "not finite" in ended.stderr
+    assert not (tmp_path / output).exists()
 
 
 @pytest.mark.parametrize(
