@@ -124,6 +124,7 @@ async def _serve(start: StartApi, control: ControlConnection, write_line: Callab
         keep_running(_follow(control, router, servers, start)),
         keep_running(services.bodies.watch()),
         keep_running(connections.watch_files()),
+        keep_running(connections.watch_unread()),
         keep_running(end_slow_readers(connections, config.client_timeout, metrics.unread_answers.inc)),
     ]
     if config.api_key_file is not None:

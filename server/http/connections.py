@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import resource
+import select
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 SPARE_FILES = 64  # descriptors opened later that are no connections: engines, metrics, files of the docs
 MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed unanswered
 FILES_CHECK_S = 1.0
+UNREAD_CHECK_S = 0.25
 LOG_INTERVAL_S = 10.0  # between two lines of a kind
 EVICTED_WITHOUT_FILES = 32  # idle connections closed at once when no descriptor is left
 
@@ -74,6 +76,7 @@ class Connections:
         self._served: set[Connection] = set()
         self._surplus: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # of those served, the longest idle first
+        self.unread: set[Connection] = set()  # read no further before an answer: the event loop does not see their end
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many were left out since
 
@@ -99,6 +102,7 @@ class Connections:
         self._served.discard(connection)
         self._surplus.discard(connection)
         self._idle.pop(connection, None)
+        self.unread.discard(connection)
 
     def mark_idle(self, connection: Connection) -> None:
         """Note that it has nothing to do until its client sends something."""
@@ -116,6 +120,24 @@ class Connections:
             return False
         self.remove(found)
         return True
+
+    async def watch_unread(self) -> NoReturn:
+        """Abort what is read no further and whose client has left; for ever."""
+        while True:
+            await asyncio.sleep(UNREAD_CHECK_S)
+            if self.unread:
+                self.check_unread()
+
+    def check_unread(self) -> None:
+        """See `watch_unread`. Elsewhere, too, a client that closes its side has left."""
+        poll, by_file = select.poll(), {}
+        for connection in self.unread:
+            file = connection.transport.get_extra_info("socket").fileno()
+            if file >= 0:  # else it is closing
+                by_file[file] = connection
+                poll.register(file, select.POLLRDHUP)
+        for file, _ in poll.poll(0):
+            by_file[file].transport.abort()
 
     async def watch_files(self) -> NoReturn:
         """Make room, and log it, when no file can be opened; for ever.

@@ -149,8 +149,10 @@ class _BoundedProtocol(HttpToolsProtocol):
                 self._refuse(self._too_large())
         if self._unparsed:
             self.flow.hold()
-        else:
+            self.bounds.connections.unread.add(self)
+        elif self.flow.held:
             self.flow.release()
+            self.bounds.connections.unread.discard(self)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -312,7 +314,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._unset_timers()
         self._ignores_input, self._unparsed = True, b""
         self._linger = LingeringClose(self.transport, self.loop)
-        self.flow.held = False
+        self.flow.release()
+        self.bounds.connections.unread.discard(self)
         self.flow.resume_reading()
         self.bounds.connections.mark_idle(self)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
@@ -15,6 +15,7 @@ from embert.server.http.errors import EmptyInput, PayloadTooLarge, ServerError
 __all__ = ["VertexPredictions", "VertexRequest", "answer_instances"]
 
 Instance = dict[str, Any]
+AT_ONCE = 64  # instances of a request in work
 
 
 class VertexRequest(RequestBody):
@@ -45,14 +46,15 @@ async def answer_instances(context: RequestContext, handler_of: Callable[[Instan
         raise PayloadTooLarge(
             f"`instances` has {texts} texts; the limit is {limit} (--max-client-batch-size)", "instances"
         )
-    parts = [context.part(instance, len(instances)) for instance in instances]
-    answers = await _together(
-        _answer(part, handler_of, instance, index)
-        for index, (part, instance) in enumerate(zip(parts, instances, strict=True))
-    )
-    for part in parts:
+    answers = [b""] * len(instances)
+
+    async def answer(index: int, instance: Instance) -> None:
+        part = context.part(instance, len(instances))
+        answers[index] = await _answer(part, handler_of, instance, index)
         context.breakdown.add(part.breakdown)
         context.truncated += part.truncated
+
+    await _some_at_once(answer(index, instance) for index, instance in enumerate(instances))
     return JSON, b'{"predictions":[%b]}' % b",".join(answers)
 
 
@@ -77,11 +79,30 @@ async def _answer(
     return body
 
 
-async def _together(answers: Iterable[Awaitable[bytes]]) -> list[bytes]:
-    """All of them. Once one fails, the others are of no use."""
-    tasks = [asyncio.ensure_future(each) for each in answers]
+async def _some_at_once(answers: Iterator[Coroutine[Any, Any, None]]) -> None:
+    """Run all of them, AT_ONCE at a time, and start one for each round of the event loop, which others need too.
+
+    Once one fails, the others are of no use.
+    """
+    places = asyncio.Semaphore(AT_ONCE)
+    tasks: list[asyncio.Task[None]] = []
+    failed: list[asyncio.Task[None]] = []
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        places.release()
+        if task.cancelled() or task.exception() is not None:
+            failed.append(task)
+
     try:
-        return await asyncio.gather(*tasks)
+        for each in answers:
+            task = asyncio.ensure_future(each)
+            task.add_done_callback(on_end)
+            tasks.append(task)
+            await asyncio.sleep(0)
+            await places.acquire()
+            if failed:
+                break
+        await asyncio.gather(*failed, *tasks)
     except BaseException:
         for task in tasks:
             task.cancel()

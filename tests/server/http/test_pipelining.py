@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 import pytest
 
@@ -95,5 +97,46 @@ def test_a_client_that_goes_on_after_its_last_request_gets_the_answer() -> None:
                 await skip(0.1)
             server.going.set()
             assert len((await client.answer()).body) == 20_000_006
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+@pytest.mark.parametrize(
+    "more", [post(b"b"), post(b"b") + post(b"c" * 500_000), post(b"b")[:30], b"G", b"\r\n"], ids=len
+)
+def test_a_client_that_pipelines_and_leaves_is_noticed(more: bytes, how: str) -> None:
+    async def scene() -> None:
+        async with serving() as server:
+            client = await server.connect()
+            await client.send(post(b"a", "/slow"), more[:1], more[1:200_000])
+            while not server.asked:
+                await asyncio.sleep(0.002)
+            if how == "RST":
+                sock = client.writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.writer.transport.abort()
+            while not server.left:
+                server.connections.check_unread()
+                await asyncio.sleep(0.002)
+            await server.count(0)
+            assert server.asked == ["/slow"]
+            assert not server.connections.unread
+
+    play(scene)
+
+
+def test_a_client_that_pipelines_and_stays_is_answered() -> None:
+    async def scene() -> None:
+        async with serving() as server:
+            client = await server.connect()
+            await client.send(post(b"a", "/slow"), post(b"b") + post(b"c" * 100_000), post(b"d"))
+            while not server.connections.unread:
+                await asyncio.sleep(0.002)
+            server.connections.check_unread()
+            server.going.set()
+            bodies = [(await client.answer()).body for _ in range(4)]
+            assert bodies == [b"/slow a", b"/echo b", b"/echo " + b"c" * 100_000, b"/echo d"]
+            assert not server.connections.unread
 
     play(scene)
