@@ -190,8 +190,8 @@ class Engine:
     def score(self, pairs: Sequence[Pair], **options: Unpack[ScoreOptions]) -> Vectors:
         """Score pairs of texts with a model of one label, such as a reranker: float32 [n].
 
-        Scores are what the model's files make of its logits, mostly their sigmoid. The second text of a pair that is
-        too long is cut. Raises InputError as `classify` does, and for a model with several labels.
+        Scores are what the model's files make of its logits, mostly their sigmoid. The longer text of a pair that is
+        too long is cut first. Raises InputError as `classify` does, and for a model with several labels.
         """
         classifier = self._scorer("pairs")
         check_sequence(pairs, "pairs")

@@ -1,7 +1,7 @@
 """Pairs of texts, as cross-encoders read them: the special tokens around and between, token types, and what is cut.
 
-A pair that is too long loses tokens of its second text, so a rerank query stays whole. A first text that leaves the
-second no token is cut too: then HuggingFace's `longest_first` says how many tokens of each text stay.
+A pair that is too long loses tokens of its longer text first, as CrossEncoder and text-embeddings-inference cut it:
+HuggingFace's `longest_first` says how many tokens of each text stay.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from embert.engine.tokenization.turns import Turns, finish, groups
 __all__ = ["NO_PAIR_LIMITS", "PairLimits", "PairOptions", "Pairs"]
 
 TURN_TOKENS = 131_072  # of pairs that are laid end to end in one turn
+# Texts of more tokens count as equally long, so that a request cannot have all of a long body tokenized: at most one
+# token of either is at stake.
+COMPARED_TOKENS = 65_536
 
 Counts = npt.NDArray[np.int64]  # tokens of each text
 
@@ -103,9 +106,24 @@ class Pairs:
         if not truncate and max(lengths, default=0) > rooms.pair:
             index = next(index for index, length in enumerate(lengths) if length > rooms.pair)
             raise too_long_first(index, lengths[index])
+        most = _most_seconds(first, rooms, truncate=truncate)
         second = yield from read_bodies(
-            self._backend, seconds, room=_most_seconds(first, rooms), param=params[1], refuse=too_long_second, **how
+            self._backend, seconds, room=most, param=params[1], refuse=too_long_second, **how
         )
+        if truncate and (over := _undecided(first, second, rooms)):
+            # The longer text gets the odd token: the first texts are read on, and the second ones as far as it takes to
+            # know which is longer.
+            again = [text if len(firsts) == 1 or index in over else "" for index, text in enumerate(firsts)]
+            read = yield from read_bodies(
+                self._backend, again, room=COMPARED_TOKENS, param=params[0], refuse=too_long_first, **how
+            )
+            first = [more or body for more, body in zip(read, first, strict=True)]
+            most = min(max(map(len, read)) // ID_BYTES, COMPARED_TOKENS)
+            again = [text if index in over else "" for index, text in enumerate(seconds)]
+            read = yield from read_bodies(
+                self._backend, again, room=most, param=params[1], refuse=too_long_second, **how
+            )
+            second = [more or body for more, body in zip(read, second, strict=True)]
         return (yield from self._joined(template, rooms, first, second, truncate, direction, params))
 
     def encode_known(
@@ -120,9 +138,9 @@ class Pairs:
         first = self._backend.cached_ids(firsts, rooms.first + 1 if truncate else None, direction)
         if first is None:
             return None
-        wanted = _most_seconds(first, rooms) + 1 if truncate else None
+        wanted = _most_seconds(first, rooms, truncate=True) + 1 if truncate else None
         second = self._backend.cached_ids(seconds, wanted, direction)
-        if second is None:
+        if second is None or (truncate and _undecided(first, second, rooms)):
             return None
         return finish(self._joined(template, rooms, first, second, truncate, direction, params))
 
@@ -218,11 +236,25 @@ class _Rooms:
     second: int
 
 
-def _most_seconds(firsts: Sequence[bytes], rooms: _Rooms) -> int:
+def _most_seconds(firsts: Sequence[bytes], rooms: _Rooms, *, truncate: bool) -> int:
     """The most tokens of a second text that can matter, beside these first texts."""
     lengths = [min(len(body) // ID_BYTES, rooms.first) for body in firsts]
-    room = rooms.pair if max(lengths, default=0) >= rooms.pair else rooms.pair - min(lengths, default=0)
-    return min(room, rooms.second)
+    most = rooms.pair - min(lengths, default=0)
+    if truncate:  # enough to know which text is the longer one
+        most = max(most, min(max(lengths, default=0), rooms.pair))
+    return min(most, rooms.second)
+
+
+def _undecided(firsts: Sequence[bytes], seconds: Sequence[bytes], rooms: _Rooms) -> set[int]:
+    """The pairs whose longer text is not known and has a token more than the other: both are longer than the room."""
+    if rooms.pair % 2 == 0 or rooms.first < rooms.pair or rooms.second < rooms.pair:
+        return set()
+    size, shared = rooms.pair * ID_BYTES, len(firsts) == 1
+    if max(map(len, firsts), default=0) <= size:
+        return set()
+    return {
+        index for index, body in enumerate(seconds) if len(body) > size and len(firsts[0 if shared else index]) > size
+    }
 
 
 def _counts(bodies: Sequence[bytes]) -> Counts:
@@ -232,17 +264,14 @@ def _counts(bodies: Sequence[bytes]) -> Counts:
 def _kept(first: Counts, second: Counts, room: int) -> tuple[Counts, Counts]:
     """How many tokens of the first and of the second text of each pair stay, where `room` tokens fit.
 
-    Numbers over the room count as one above it, because longer texts are not read to their ends: of two such texts
-    the second gets the odd token, where HuggingFace gives it to the longer one.
+    As truncate_encodings of the tokenizers library has it: the shorter text keeps up to half of the room, the longer
+    one gets the rest, and of two equally long ones the second counts as the longer.
     """
-    # longest_first, as truncate_encodings of the tokenizers library has it: the shorter text keeps up to half of the
-    # room, the longer one gets the rest, and of two equally long ones the second is the longer.
-    first, second = np.minimum(first, room + 1), np.minimum(second, room + 1)
-    shorter = np.minimum(np.minimum(first, second), room // 2)
-    fits, whole = first + second <= room, first < room
-    shared = np.where(first > second, shorter, room - shorter)
-    kept_second = np.where(fits, second, np.where(whole, room - first, shared))
-    return np.where(fits | whole, first, room - kept_second), kept_second
+    most = max(COMPARED_TOKENS, room) + 1
+    first, second = np.minimum(first, most), np.minimum(second, most)
+    shorter, fits = np.minimum(np.minimum(first, second), room // 2), first + second <= room
+    kept_second = np.where(fits, second, np.where(first > second, shorter, room - shorter))
+    return np.where(fits, first, room - kept_second), kept_second
 
 
 def _cut(body: bytes, tokens: int, direction: Direction) -> bytes:

@@ -128,9 +128,9 @@ class Tokenizer:
     def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]) -> Encoded:
         """Tokenize pairs, with the special tokens and token types of pairs. One first text is for all the second ones.
 
-        The second text of a pair that is too long is cut; where the first leaves it no token, both are, by
-        HuggingFace's `longest_first`. Raises InputError for a pair that is too long while `truncate` is false, a text
-        that is not valid Unicode, more first than second texts or fewer, and a tokenizer that has no pairs.
+        Of a pair that is too long, the longer text is cut first, as by HuggingFace's `longest_first`. Raises InputError
+        for what is no string or list of strings, a pair that is too long while `truncate` is false, a text that is not
+        valid Unicode, more first than second texts or fewer, and a tokenizer that has no pairs.
         """
         for each, param in zip((firsts, seconds), options.get("params", ("query", "texts")), strict=True):
             check_texts(each, param)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
@@ -65,12 +65,10 @@ class Kind:
 
     def expected(self, first: str, second: str, limit: int, side: str) -> tuple[list[int], list[int]]:
         """Ids and token types."""
-        room = limit - self.hugging_face.num_special_tokens_to_add(pair=True)
-        strategy = "only_second" if self.tokens(first) < room else "longest_first"
         self.hugging_face.truncation_side = side
         # Lists, because an empty second string would be taken for none.
         found = self.hugging_face(
-            [first], [second], truncation=strategy, max_length=limit, return_token_type_ids=True, verbose=False
+            [first], [second], truncation="longest_first", max_length=limit, return_token_type_ids=True, verbose=False
         )
         (ids,), (types,) = found["input_ids"], found["token_type_ids"]
         return ids, types if self.types > 1 else [0] * len(ids)
@@ -141,7 +139,6 @@ def test_equals_transformers(
     seconds = seconds[: len(many)]
     room = limit - kind.hugging_face.num_special_tokens_to_add(pair=True)
     counts = [(kind.tokens(first), kind.tokens(second)) for first, second in zip(many, seconds, strict=True)]
-    assume(not any(first > second > room for first, second in counts))  # see test_two_texts_over_the_room
     tokenizer = kind.tokenizers[limit]
     tokenizer._part = PART if divided else 100
     how: dict[str, Any] = {"turn_characters": PART + 2} if divided else {}
@@ -170,22 +167,28 @@ def test_what_is_cut(packaged: Kind, limit: int, direction: Direction) -> None:
     for first in range(len(words)):
         for second in range(len(words)):
             pair = " ".join(words[:first]), " ".join(words[len(words) - second :])
-            if packaged.tokens(pair[0]) > packaged.tokens(pair[1]) > room:
-                continue  # see test_two_texts_over_the_room
             encoded = tokenizer.encode_pairs(pair[:1], pair[1:], truncate=True, direction=direction)
             assert pairs_of(encoded) == [packaged.expected(*pair, limit, direction)]
             cut += encoded.truncated
             again = tokenizer.encode_known_pairs(pair[:1], pair[1:], truncate=True, direction=direction)
             assert again is None or pairs_of(again) == pairs_of(encoded)
-            assert (again is None) == ("Zoë’s" in " ".join(pair))
+            undecided = room % 2 and all(packaged.tokens(text) > room for text in pair)
+            assert (again is None) == ("Zoë’s" in " ".join(pair) or undecided)
     assert cut > 20
 
 
-def test_two_texts_over_the_room(packaged: Kind) -> None:
-    # The longer one would get the odd token; but neither is read to its end.
-    for first, second in ((30, 20), (20, 30), (20, 20), (3000, 2000)):
-        encoded = packaged.tokenizers[12].encode_pairs(["a " * first], ["b " * second], truncate=True)
-        assert [encoded.ids.tolist().count(1037), encoded.ids.tolist().count(1038)] == [4, 5]
+def test_two_texts_over_the_room(packaged: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longer one gets the odd token. Texts that are too long to compare count as equal."""
+    lengths = ((30, 20), (20, 30), (20, 20), (90, 70), (70, 71), (12, 11), (10, 9), (9, 10))
+    firsts, seconds = (["a " * first for first, _ in lengths], ["b " * second for _, second in lengths])
+    for texts in (firsts, firsts[3:4]):
+        encoded = packaged.tokenizers[12].encode_pairs(texts, seconds, truncate=True)
+        whole = texts if len(texts) > 1 else texts * len(seconds)
+        expected = [packaged.expected(*pair, 12, "right") for pair in zip(whole, seconds, strict=True)]
+        assert pairs_of(encoded) == expected
+    monkeypatch.setattr("embert.engine.tokenization.pairs.COMPARED_TOKENS", 15)
+    encoded = packaged.tokenizers[12].encode_pairs(["a " * 30], ["b " * 20, "b " * 14], truncate=True)
+    assert [(ids.count(1037), ids.count(1038)) for ids, _ in pairs_of(encoded)] == [(4, 5), (5, 4)]
 
 
 @pytest.mark.parametrize("direction", ["right", "left"])
@@ -235,8 +238,8 @@ def test_a_query_is_read_once_and_long_texts_no_further_than_needed(
     long = "." * 3_000_000
     for query, documents, most in (
         ("a query", ["one", long, "日本" * 1_000_000, "two"], 20_000),
-        (long, ["one", long], 20_000),
-        (long, [long], 20_000),
+        (long, ["one"], 20_000),
+        (long, ["one", long], 200_000),  # the longer one gets the odd token
     ):
         for direction in ("right", "left"):
             read.clear()
@@ -287,7 +290,7 @@ def test_known_words_need_no_library() -> None:
     how: dict[str, Any] = {"truncate": True}
     assert tokenizer.encode_known_pairs(["some query"], ["some text"], **how) is None
     tokenizer.encode(["some query", "text and more"], truncate=True)
-    for seconds in (["some text", "text " * 400], []):
+    for seconds in (["some text", "text " * 200], []):
         for firsts in (["some query"], ["query " * 400]):
             known = tokenizer.encode_known_pairs(firsts, seconds, **how)
             whole = tokenizer.encode_pairs(firsts, seconds, **how)

@@ -29,19 +29,18 @@ def _loaded(folder: str) -> tuple[Any, Any]:
     return transformers.AutoTokenizer.from_pretrained(folder), made.eval()
 
 
-def logits_of(server: Live, texts: Sequence[tuple[str, ...]], *, side: str = "right", both: bool = False) -> Floats:
+def logits_of(server: Live, texts: Sequence[tuple[str, ...]], *, side: str = "right") -> Floats:
     """[n, labels] for texts of one or two each, one at a time, so without padding.
 
-    A pair that is too long is cut in its second text, or with `both` in the longer one, at this `side`.
+    A pair that is too long is cut in its longer text, at this `side`.
     """
     tokenizer, model = _loaded(model_folder(server))
     tokenizer.truncation_side = side
     rows = []
     with torch.inference_mode():
         for text in texts:
-            how = "only_second" if len(text) > 1 and not both else "longest_first"
             most = model.config.max_position_embeddings
-            given = tokenizer(*text, return_tensors="pt", truncation=how, max_length=most)
+            given = tokenizer(*text, return_tensors="pt", truncation="longest_first", max_length=most)
             rows.append(model(**given).logits[0].double().numpy())
     return np.array(rows)
 

@@ -158,9 +158,8 @@ def test_pair_by_pair(client: httpx.Client, reranker: Live) -> None:
     firsts = DOCUMENTS[::-1]
     found = client.post(SCORE, json={"text_1": firsts[1:], "text_2": DOCUMENTS[1:], "use_activation": False}).json()
     # The long document meets itself: both are cut.
-    logits = logits_of(reranker, [*zip(firsts[1:], DOCUMENTS[1:], strict=True)], both=True)
-    whole = [index for index in range(6) if not firsts[1:][index].startswith("word")]
-    assert close([found["data"][index]["score"] for index in whole], logits[whole, 0])
+    logits = logits_of(reranker, [*zip(firsts[1:], DOCUMENTS[1:], strict=True)])
+    assert close([each["score"] for each in found["data"]], logits[:, 0])
     one = client.post(SCORE, json={"text_1": DOCUMENTS[0], "text_2": DOCUMENTS[1], "use_activation": False}).json()
     other = client.post(SCORE, json={"text_1": DOCUMENTS[1], "text_2": DOCUMENTS[0], "use_activation": False}).json()
     assert abs(one["data"][0]["score"] - other["data"][0]["score"]) > 100 * TOLERANCE  # token types and order count
@@ -170,7 +169,7 @@ def test_pair_by_pair(client: httpx.Client, reranker: Live) -> None:
 
 
 @pytest.mark.parametrize("direction", ["Right", "left"])
-def test_the_document_is_cut_and_not_the_query(client: httpx.Client, reranker: Live, direction: str) -> None:
+def test_the_longer_text_is_cut(client: httpx.Client, reranker: Live, direction: str) -> None:
     document = " ".join(f"word{i} {i}" for i in range(200))
     body = {"query": QUERY, "texts": [document, "short"], "truncation_direction": direction, "raw_scores": True}
     answer = client.post(TEI, json=body)
@@ -195,9 +194,10 @@ def test_limits_of_tokens(client: httpx.Client, reranker: Live) -> None:
     shorter = DOCUMENTS[0].split()
     (ten,) = logits_of(reranker, [(QUERY, " ".join(shorter[:4]))])[0]
     assert close([score(max_tokens_per_doc=4)], [ten])
-    assert close(
-        [score(truncate_prompt_tokens=5 + 3 + 4)], [ten]
-    )  # the query has five tokens, and there are three more
+    # The query has five tokens, and there are three more; where there is less room, both texts are cut.
+    six, four = logits_of(reranker, [(QUERY, " ".join(shorter[:6])), (QUERY.rstrip("?"), " ".join(shorter[:4]))])
+    assert close([score(truncate_prompt_tokens=5 + 3 + 6)], six)
+    assert close([score(truncate_prompt_tokens=4 + 3 + 4)], four)
     whole = score()
     for nothing in ({"max_tokens_per_doc": 0}, {"max_tokens_per_doc": 500}, {"truncate_prompt_tokens": 5000}):
         assert score(**nothing) == whole
