@@ -93,4 +93,5 @@ def packed(encoded: Encoded, *, dimensions: int, normalize: bool) -> PackedBatch
         dimensions=np.full(count, dimensions, np.int32) if dimensions else None,
         normalize=np.full(count, normalize, np.bool_),
         adapters=None if encoded.adapter < 0 else np.full(count, encoded.adapter, np.int8),
+        prompt_tokens=np.full(count, encoded.prompt_tokens, np.int32) if encoded.prompt_tokens else None,
     )

@@ -12,10 +12,10 @@ from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.bge_m3 import CONVERT
 from embert.engine.heads.checkpoints.classifier import read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.heads import read_vector_heads
-from embert.engine.heads.dense import Dense, width_after
+from embert.engine.heads.dense import Module, width_after
 from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
-from embert.engine.heads.pooling import POOLINGS
+from embert.engine.heads.pooling import POOLINGS, modes_of
 from embert.engine.prompts import prompts_with_adapters, read_prompts
 from embert.engine.tasks import NO_TASK, Task
 
@@ -36,17 +36,18 @@ class Model:
     folder: Path
     revision: str | None  # the hub's commit, when known
     architecture: Architecture  # what the encoder computes
-    pooling: str  # one of POOLINGS
-    dense: tuple[Dense, ...]  # modules after pooling, in order
+    pooling: str  # one of sentence-transformers' modes; several, whose rows are joined, have "+" between them
+    after_pooling: tuple[Module, ...]  # in order, without a Normalize at the end
     normalize: bool  # the model itself ends in a Normalize module
     max_input_length: int  # tokens, special tokens included
     prompts: dict[str, str]  # name → text put before the input
     default_prompt_name: str | None
-    width: int  # columns of a vector, after the Dense modules
+    width: int  # columns of a vector, after all modules
     lowercase: bool  # texts are lowercased before the tokenizer sees them
     transformer: str  # the folder of config, tokenizer and weights inside `folder`; mostly ""
     notices: tuple[str, ...]  # sentences for the start-up log
     heads: Heads = NO_HEADS  # besides pooling
+    include_prompt: bool = True  # a prompt's tokens are pooled as the text's
     embeds: bool = True  # pooled vectors and hidden states are of use; not so in a cross-encoder
 
     @property
@@ -105,7 +106,10 @@ def load_model(
         notices.append("no pooling configuration found, using mean")
     if found.pickled:
         notices.append(_pickled(folder, found.pickled))
-    dense = modules.dense if found.embeds else ()
+    pooling_mode = "mean" if classifier is None else "cls"
+    if found.embeds and modules.pooling:
+        pooling_mode = modules.pooling
+    after_pooling = modules.after_pooling if found.embeds else ()
     max_input_length = _max_input_length(transformer, architecture, modules.max_length)
     multi_vector = found.multi_vector
     if multi_vector is not None:
@@ -118,17 +122,18 @@ def load_model(
         folder=folder,
         revision=location.revision or revision,
         architecture=architecture,
-        pooling=modules.pooling if found.embeds and modules.pooling else ("mean" if classifier is None else "cls"),
-        dense=dense,
+        pooling=pooling_mode,
+        after_pooling=after_pooling,
         normalize=modules.normalize,
         max_input_length=max_input_length,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
-        width=width_after(folder, dense, architecture.hidden_size),
+        width=width_after(folder, after_pooling, architecture.hidden_size * len(modes_of(pooling_mode))),
         lowercase=modules.lowercase,
         transformer=modules.transformer,
         notices=tuple(notices),
         heads=Heads(classifier, found.sparse, multi_vector),
+        include_prompt=modules.include_prompt,
         embeds=embeds,
     )
 

@@ -29,6 +29,7 @@ class PackedBatch:
     normalize: npt.NDArray[np.bool_] | None = None  # [B]; None means all True
     tasks: npt.NDArray[np.uint8] | None = None  # [B], each a combination of Task's flags; None means all EMBED
     adapters: npt.NDArray[np.int8] | None = None  # [B], places in Adapters.names, -1 for none; None means all -1
+    prompt_tokens: npt.NDArray[np.int32] | None = None  # [B], first tokens that pooling leaves out; None means all 0
 
     @property
     def tokens(self) -> int:
@@ -63,6 +64,7 @@ class PackedBatch:
             None if self.normalize is None else self.normalize[sequences],
             None if self.tasks is None else self.tasks[sequences],
             None if self.adapters is None else self.adapters[sequences],
+            None if self.prompt_tokens is None else self.prompt_tokens[sequences],
         )
 
     def sequences_of(self, task: Task) -> npt.NDArray[np.intp]:

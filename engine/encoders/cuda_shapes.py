@@ -9,10 +9,22 @@ from typing import Any
 
 from embert.engine.architecture.architecture import Architecture, DynamicNtk, Rotary
 from embert.engine.errors import UnsupportedModel
+from embert.engine.heads.dense import Dense, is_plain
 from embert.engine.heads.description import Splade, TokenWeights
+from embert.engine.heads.pooling import POOLINGS
 from embert.engine.model import Model
 
-__all__ = ["classifies_on_the_host", "device_pooling", "head_shapes", "layer_shapes", "refusal", "rotary_tables"]
+__all__ = [
+    "classifies_on_the_host",
+    "device_pooling",
+    "embeds_on_the_host",
+    "head_shapes",
+    "layer_shapes",
+    "on_the_host",
+    "pools_on_the_host",
+    "refusal",
+    "rotary_tables",
+]
 
 
 def refusal(model: Model) -> str | None:
@@ -82,8 +94,9 @@ def head_shapes(model: Model) -> dict[str, Any]:
             f"{model.architecture.hidden_size}, which the CUDA encoder does not run"
         )
     multi = heads.multi_vector.layers if heads.multi_vector else ()
+    dense = () if embeds_on_the_host(model) else model.after_pooling
     return {
-        "dense": [(each.inputs, each.outputs, each.activation) for each in model.dense],
+        "dense": [(each.inputs, each.outputs, each.activation) for each in dense if isinstance(each, Dense)],
         "classifier": [(each.inputs, each.outputs, each.activation) for each in classifier],
         "multi": [(each.inputs, each.outputs, each.activation) for each in multi],
         "token_weights": isinstance(heads.sparse, TokenWeights),
@@ -97,10 +110,31 @@ def classifies_on_the_host(model: Model) -> bool:
     return head is not None and (head.pooling != "cls" or any(layer.norm is not None for layer in head.layers))
 
 
+def pools_on_the_host(model: Model) -> bool:
+    """Whether the extension has no kernel for the model's pooling: the host pools the rows of tokens."""
+    return model.embeds and not (model.pooling in POOLINGS and model.include_prompt)
+
+
+def embeds_on_the_host(model: Model) -> bool:
+    """Whether the host computes what follows the extension's pooling, or follows the last layer."""
+    return model.embeds and not (not pools_on_the_host(model) and all(map(is_plain, model.after_pooling)))
+
+
+def on_the_host(model: Model) -> str:
+    """What the host computes of an embedding, for the start-up log; empty: nothing."""
+    pooling = f"pooling {model.pooling}{'' if model.include_prompt else ' without prompts'}"
+    parts = [pooling] if pools_on_the_host(model) else []
+    if embeds_on_the_host(model):
+        parts += [type(module).__name__ for module in model.after_pooling]
+    return ", ".join(parts)
+
+
 def device_pooling(model: Model) -> str:
     """How the extension pools: for vectors, or for a classification head on the host."""
     head = model.heads.classifier
-    return head.pooling if head is not None and classifies_on_the_host(model) else model.pooling
+    if head is not None and classifies_on_the_host(model):
+        return head.pooling
+    return "mean" if pools_on_the_host(model) else model.pooling
 
 
 def _splade_shape(model: Model, head: Splade) -> tuple[str, float, int, bool]:

@@ -1,9 +1,9 @@
-"""Linear layers of heads with their weights, in numpy: norm(activation(x · weightᵀ + bias))."""
+"""Layers of heads with their weights, in numpy: norm(activation(x · weightᵀ + bias)), LayerNorm, length 1."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +12,13 @@ import numpy.typing as npt
 
 from embert.engine.errors import BrokenModel
 from embert.engine.files.safetensors_file import SafetensorsFile
-from embert.engine.heads.dense import Dense
+from embert.engine.heads import dense
 
-__all__ = ["DenseLayer", "LayerNorm", "load_dense"]
+__all__ = ["DenseLayer", "LayerNorm", "load_modules", "normalized"]
 
 Floats = npt.NDArray[np.float32]
+
+TORCH_EPSILON = 1e-5  # of its LayerNorm
 
 
 def _sigmoid(x: Floats) -> Floats:
@@ -47,6 +49,33 @@ def _gelu_tanh(x: Floats) -> Floats:
     return y
 
 
+def _softplus(x: Floats) -> Floats:
+    # torch's threshold: above it the function is its argument.
+    y: Floats = np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, np.float32(20)))))
+    return y
+
+
+def _elu(x: Floats) -> Floats:
+    y: Floats = np.where(x > 0, x, np.expm1(np.minimum(x, np.float32(0))))
+    return y
+
+
+def _selu(x: Floats) -> Floats:
+    # Klambauer and others, "Self-Normalizing Neural Networks", 2017: alpha and the scale.
+    y: Floats = np.float32(1.0507009873554805) * np.where(x > 0, x, np.float32(1.6732632423543772) * _elu(x))
+    return y
+
+
+def _leaky(slope: float) -> Callable[[Floats], Floats]:
+    return lambda x: np.where(x >= 0, x, np.float32(slope) * x)
+
+
+def _log_softmax(x: Floats) -> Floats:
+    shifted = x - x.max(-1, keepdims=True)
+    y: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return y
+
+
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "identity": lambda x: x,
     "tanh": np.tanh,
@@ -55,6 +84,24 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "relu6": lambda x: np.clip(x, np.float32(0), np.float32(6)),
+    "leaky_relu": _leaky(0.01),
+    "rrelu": _leaky((1 / 8 + 1 / 3) / 2),  # in inference: the mean of the slopes
+    "elu": _elu,
+    "selu": _selu,
+    "softplus": _softplus,
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "mish": lambda x: x * np.tanh(_softplus(x)),
+    "hardtanh": lambda x: np.clip(x, np.float32(-1), np.float32(1)),
+    "hardswish": lambda x: x * (np.clip(x + 3, np.float32(0), np.float32(6)) / np.float32(6)),
+    "hardsigmoid": lambda x: np.clip(x + 3, np.float32(0), np.float32(6)) / np.float32(6),
+    "log_sigmoid": lambda x: np.minimum(x, np.float32(0)) - np.log1p(np.exp(-np.abs(x))),
+    "tanhshrink": lambda x: x - np.tanh(x),
+    "softshrink": lambda x: x - np.clip(x, np.float32(-0.5), np.float32(0.5)),
+    "hardshrink": lambda x: np.where(np.abs(x) > 0.5, x, np.float32(0)),
+    "softmax": lambda x: np.exp(_log_softmax(x)),
+    "softmin": lambda x: np.exp(_log_softmax(-x)),
+    "log_softmax": _log_softmax,
 }
 
 
@@ -76,12 +123,14 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A linear layer with its weights."""
+    """A linear layer with its weights. With a residual its argument is added, or a projection of that."""
 
     weight: Floats  # [out, in]
     bias: Floats | None  # [out]
     activation: str
     norm: LayerNorm | None = None
+    residual: bool = False
+    projection: Floats | None = None  # [out, in]
 
     def __call__(self, x: Floats) -> Floats:
         """float32 [B, in] → float32 [B, out]."""
@@ -89,18 +138,39 @@ class DenseLayer:
         if self.bias is not None:
             y += self.bias
         y = ACTIVATIONS[self.activation](y)
+        if self.residual:
+            y = y + (x if self.projection is None else x @ self.projection.T)
         return y if self.norm is None else self.norm(y)
 
 
-def load_dense(folder: Path, modules: tuple[Dense, ...]) -> tuple[DenseLayer, ...]:
-    """Load the weights of a model's Dense modules. Raises BrokenModel."""
-    layers = []
-    for module in modules:
-        file = SafetensorsFile(folder / module.folder / "model.safetensors")
-        weight = _tensor(file, "linear.weight", (module.outputs, module.inputs))
-        bias = _tensor(file, "linear.bias", (module.outputs,)) if module.bias else None
-        layers.append(DenseLayer(weight, bias, module.activation))
-    return tuple(layers)
+def normalized(x: Floats) -> Floats:
+    """Rows of length 1; a row of zeros stays zeros. float32 [B, columns] → float32 [B, columns]."""
+    # sentence-transformers, too, divides by max(norm, 1e-12).
+    y: Floats = x / np.maximum(np.sqrt(np.einsum("ij,ij->i", x, x)), np.float32(1e-12))[:, None]
+    return y
+
+
+def load_modules(folder: Path, modules: Sequence[dense.Module]) -> tuple[Callable[[Floats], Floats], ...]:
+    """The modules after a model's pooling, with their weights. Raises BrokenModel."""
+    return tuple(_loaded(folder, module) for module in modules)
+
+
+def _loaded(folder: Path, module: dense.Module) -> Callable[[Floats], Floats]:
+    if isinstance(module, dense.Normalize):
+        return normalized
+    file = SafetensorsFile(folder / module.folder / "model.safetensors")
+    if isinstance(module, dense.LayerNorm):
+        gamma, beta = (_tensor(file, f"norm.{part}", (module.columns,)) for part in ("weight", "bias"))
+        return LayerNorm(gamma, beta, TORCH_EPSILON)
+    shape = (module.outputs, module.inputs)
+    projects = module.residual and module.inputs != module.outputs
+    return DenseLayer(
+        _tensor(file, "linear.weight", shape),
+        _tensor(file, "linear.bias", (module.outputs,)) if module.bias else None,
+        module.activation,
+        residual=module.residual,
+        projection=_tensor(file, "residual.weight", shape) if projects else None,
+    )
 
 
 def _tensor(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> Floats:

@@ -1,17 +1,18 @@
-"""The embedding head after pooling, in numpy: Dense modules, the Matryoshka cut, L2 normalisation.
+"""The embedding head after pooling, in numpy: the modules after it, the Matryoshka cut, L2 normalisation.
 
-Encoders that fuse the cut and the normalisation into their own work call it only where there are Dense modules.
+Encoders that fuse the cut and the normalisation into their own work call it only where there are modules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.heads.dense import Dense
-from embert.engine.heads.dense_layer import load_dense
+from embert.engine.heads.dense import Module
+from embert.engine.heads.dense_layer import load_modules
 
 __all__ = ["EmbeddingHead"]
 
@@ -21,9 +22,14 @@ Floats = npt.NDArray[np.float32]
 class EmbeddingHead:
     """Pooled rows to embeddings."""
 
-    def __init__(self, folder: Path, dense: tuple[Dense, ...]) -> None:
-        """Load the weights of the Dense modules of the model in `folder`. Raises BrokenModel."""
-        self._dense = load_dense(folder, dense)
+    def __init__(self, folder: Path, modules: Sequence[Module], *, rows: int = 0) -> None:
+        """Load the weights of the modules after pooling of the model in `folder`. Raises BrokenModel.
+
+        `rows` multiplies so many rows at once, the last ones beside rows of zeros: products of other shapes may add
+        their terms in another order, and a text has the same bits whatever it is batched with. 0: all at once.
+        """
+        self._modules = load_modules(folder, modules)
+        self._rows = rows
 
     def __call__(
         self,
@@ -31,14 +37,12 @@ class EmbeddingHead:
         dimensions: npt.NDArray[np.int32] | None = None,
         normalize: npt.NDArray[np.bool_] | None = None,
     ) -> Floats:
-        """float32 [B, hidden] → float32 [B, width]. May change `pooled`.
+        """float32 [B, pooled columns] → float32 [B, width]. May change `pooled`.
 
         `dimensions` [B] keeps the first dimensions[i] columns of row i (0: all) and zeroes the rest. `normalize` [B]
         says which rows are then divided by their L2 norm; None means all. A row of zeros stays zeros.
         """
-        vectors = pooled
-        for layer in self._dense:
-            vectors = layer(vectors)
+        vectors = self._through(pooled) if self._modules else pooled
         if dimensions is not None and dimensions.any():
             kept = np.where(dimensions == 0, vectors.shape[1], dimensions)
             vectors[np.arange(vectors.shape[1]) >= kept[:, None]] = 0
@@ -50,3 +54,16 @@ class EmbeddingHead:
                 scale[~normalize] = 1
             vectors *= scale[:, None]
         return vectors
+
+    def _through(self, pooled: Floats) -> Floats:
+        if not self._rows:
+            return self._block(pooled)
+        padded = np.zeros((max(1, -(-len(pooled) // self._rows)) * self._rows, pooled.shape[1]), np.float32)
+        padded[: len(pooled)] = pooled
+        blocks = [self._block(padded[first : first + self._rows]) for first in range(0, len(padded), self._rows)]
+        return np.concatenate(blocks)[: len(pooled)]
+
+    def _block(self, x: Floats) -> Floats:
+        for module in self._modules:
+            x = module(x)
+        return x

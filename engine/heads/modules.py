@@ -13,24 +13,24 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_json, read_object
 from embert.engine.heads.checkpoints.late_interaction import Mask, read_mask
 from embert.engine.heads.checkpoints.splade import read_splade_pooling
-from embert.engine.heads.dense import Dense, read_dense
-from embert.engine.heads.pooling import read_pooling
+from embert.engine.heads.dense import Dense, Module, Normalize, check_normalize, read_dense, read_layer_norm
+from embert.engine.heads.pooling import PoolingModule, read_pooling
 
 __all__ = ["Modules", "read_modules"]
 
 # A module → those that it may follow; "" is the beginning. "token Dense" and "token Normalize" take every token's row.
+AFTER_POOLING = ("Dense", "LayerNorm", "Normalize", "Dropout")
 FOLLOWS = {
     "Transformer": ("",),
     "Pooling": ("Transformer",),
-    "Dense": ("Pooling", "Dense"),
-    "Normalize": ("Pooling", "Dense"),
+    **dict.fromkeys(AFTER_POOLING, ("Pooling", *AFTER_POOLING)),
     "SpladePooling": ("Transformer",),
     "token Dense": ("Transformer", "token Dense"),
     "MultiVectorMask": ("token Dense", "token Normalize"),
     "token Normalize": ("token Dense", "MultiVectorMask"),
 }
 SUPPORTED = (
-    "Transformer, Pooling, then any number of Dense, then Normalize; Transformer, SpladePooling; "
+    "Transformer, Pooling, then Dense, LayerNorm, Normalize and Dropout in any order; Transformer, SpladePooling; "
     "Transformer, Dense on tokens, then MultiVectorMask and Normalize"
 )
 JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings-v3's own class: a Transformer with adapters
@@ -46,8 +46,9 @@ class Modules:
     lowercase: bool = False
     pooling: str | None = None
     alone: bool = True  # nothing follows the transformer
-    dense: tuple[Dense, ...] = ()  # after pooling
-    normalize: bool = False
+    include_prompt: bool = True  # a prompt's tokens are pooled
+    after_pooling: tuple[Module, ...] = ()  # without what ends the model and changes no direction
+    normalize: bool = False  # the model ends in Normalize
     splade: bool | None = None  # a SpladePooling module; true: it takes the logarithm twice
     token_dense: tuple[Dense, ...] = ()  # on every token: late interaction
     mask: Mask | None = None  # of late interaction; None: the model is PyLate's
@@ -71,11 +72,13 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
 
     kinds: list[str] = []
     transformer, splade, mask = "", None, None
-    dense: dict[str, list[Dense]] = {"Dense": [], "token Dense": []}
+    own = PoolingModule("", include_prompt=True)
+    after_pooling: list[Module] = []
+    token_dense: list[Dense] = []
     for module in listed:
         previous = kinds[-1] if kinds else ""
         kind = _kind(folder, module, previous)
-        if previous not in FOLLOWS.get(kind, ()) or (kind in kinds and "Dense" not in kind):
+        if previous not in FOLLOWS.get(kind, ()) or (kind in kinds and kind not in (*AFTER_POOLING, "token Dense")):
             raise UnsupportedModel(
                 f"{path}: module {module['type']} {f'after {previous} ' if previous else 'first '}is not supported; "
                 f"supported: {SUPPORTED}"
@@ -84,32 +87,42 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         if kind == "Transformer":
             transformer = module["path"]
         elif kind == "Pooling":
-            pooling = pooling or read_pooling(folder / module["path"] / "config.json")
-        elif kind in dense:
-            of = "token_embeddings" if kind == "token Dense" else "sentence_embedding"
-            dense[kind].append(read_dense(folder, module["path"], of=of))
+            own = read_pooling(folder / module["path"] / "config.json", replaced=pooling is not None)
+        elif kind == "Dense":
+            after_pooling.append(read_dense(folder, module["path"]))
+        elif kind == "LayerNorm":
+            after_pooling.append(read_layer_norm(folder, module["path"]))
+        elif kind == "Normalize":
+            check_normalize(folder, module["path"])
+            after_pooling.append(Normalize())
+        elif kind == "token Dense":
+            token_dense.append(read_dense(folder, module["path"], of="token_embeddings"))
         elif kind == "SpladePooling":
             splade = read_splade_pooling(folder / module["path"] / "config.json")
         elif kind == "MultiVectorMask":
             mask = read_mask(folder / module["path"] / "config.json")
-    if dense["token Dense"] and not _is_pylate(folder, listed):
+    if token_dense and not _is_pylate(folder, listed):
         for kind in ("MultiVectorMask", "token Normalize"):
             if kind not in kinds:
                 raise UnsupportedModel(
                     f"{path}: Dense on tokens without {kind.rpartition(' ')[2]} is not supported; "
                     f"supported: {SUPPORTED}"
                 )
+    normalize = bool(after_pooling) and isinstance(after_pooling[-1], Normalize)
+    while after_pooling and isinstance(after_pooling[-1], Normalize):
+        after_pooling.pop()
     max_length, lowercase = _read_transformer(folder / transformer)
     return Modules(
         transformer=transformer,
         max_length=max_length,
         lowercase=lowercase,
-        pooling=pooling,
+        pooling=pooling or own.pooling or None,
+        include_prompt=own.include_prompt,
         alone=len(kinds) == 1,
-        dense=tuple(dense["Dense"]),
-        normalize="Normalize" in kinds,
+        after_pooling=tuple(after_pooling),
+        normalize=normalize,
         splade=splade,
-        token_dense=tuple(dense["token Dense"]),
+        token_dense=tuple(token_dense),
         mask=mask,
     )
 

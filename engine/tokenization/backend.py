@@ -131,6 +131,11 @@ class Backend:
         """Each text's ids with their offsets. Raises TypeError for a text with a lone surrogate."""
         return self._library.encode_batch(texts, add_special_tokens=False)
 
+    def is_special(self, token: int) -> bool:
+        """Whether an id is a special token's."""
+        added = self._library.get_added_tokens_decoder().get(token)
+        return added is not None and bool(added.special)
+
     def decode(self, sequences: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
         """Ids back to texts."""
         return self._library.decode_batch(sequences, skip_special_tokens=skip_special_tokens)

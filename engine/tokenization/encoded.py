@@ -22,6 +22,7 @@ class Encoded:
     truncated: int  # how many of the B texts were cut
     token_types: npt.NDArray[np.int32] | None = None  # [T]; None means all 0
     adapter: int = -1  # the place in Adapters.names of the one that they are for; -1: none
+    prompt_tokens: int = 0  # of each text, its first ones, that pooling leaves out
 
     @property
     def tokens(self) -> int:

@@ -6,6 +6,8 @@ Each kind of work can be done in turns (turns.py). A long text is divided where 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Required, TypedDict, Unpack, cast
 
@@ -27,6 +29,7 @@ TURN_CHARACTERS = 16_384
 BULK_TURN_CHARACTERS = 1 << 24  # where nobody waits for a turn: enough for all cores at once
 # The first part of a long text: likely to be enough, and small beside a turn.
 LEAST_PART_CHARACTERS, CHARACTERS_PER_TOKEN = 2048, 8
+PROMPTS = 64  # whose numbers of tokens are kept
 
 
 class EncodeOptions(TypedDict, total=False):
@@ -65,6 +68,8 @@ class Tokenizer:
         except BrokenModel as error:
             raise BrokenModel(f"{path}: {error}") from None
         self._pairs = Pairs(self._backend, model)
+        self._include_prompt = model.include_prompt
+        self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)
         room = self._frames[None].room
         self._part = max(LEAST_PART_CHARACTERS, min(TURN_CHARACTERS, CHARACTERS_PER_TOKEN * room))
 
@@ -113,7 +118,7 @@ class Tokenizer:
             turn_characters=turn_characters,
             refuse=lambda index, tokens: too_long(index, tokens + frame.overhead - 1, frame.limit, param, "more than "),
         )
-        return frame.around(bodies, truncate, direction, param)
+        return self._without_prompt(frame.around(bodies, truncate, direction, param), prompt, limit)
 
     def encode_known(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded | None:
         """As `encode`, but None unless every word was seen before. A tenth of the work: too little for a thread."""
@@ -123,7 +128,24 @@ class Tokenizer:
             texts = [prompt + text for text in texts]
         frame = self._frames[options.get("is_query")].within(options.get("limit"))
         bodies = self._backend.cached_ids(texts, frame.room + 1 if truncate else None, direction)
-        return None if bodies is None else frame.around(bodies, truncate, direction, options.get("param", "inputs"))
+        if bodies is None:
+            return None
+        encoded = frame.around(bodies, truncate, direction, options.get("param", "inputs"))
+        return self._without_prompt(encoded, prompt, options.get("limit"))
+
+    def _without_prompt(self, encoded: Encoded, prompt: str | None, limit: int | None) -> Encoded:
+        """The same, with the number of tokens that pooling leaves out where the model does not pool prompts."""
+        if not prompt or self._include_prompt:
+            return encoded
+        return dataclasses.replace(encoded, prompt_tokens=self._prompt_tokens(prompt, limit))
+
+    def _count_prompt_tokens(self, prompt: str, limit: int | None) -> int:
+        """The tokens of a prompt alone, without a special token at its end: as sentence-transformers counts them.
+
+        A text's own first letters may join the prompt's last token; the number stays the same.
+        """
+        alone = self.encode([prompt], truncate=True, limit=limit)
+        return len(alone.ids) - int(self._backend.is_special(int(alone.ids[-1])))
 
     def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]) -> Encoded:
         """Tokenize pairs, with the special tokens and token types of pairs. One first text is for all the second ones.

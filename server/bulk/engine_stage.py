@@ -81,7 +81,12 @@ class EngineStage:
         for span in batches:
             tokens = slice(places[span.start], places[span.stop])
             texts = Encoded(
-                ids[tokens], lengths[span], 0, None if types is None else types[tokens], adapter=block.adapter
+                ids[tokens],
+                lengths[span],
+                0,
+                None if types is None else types[tokens],
+                adapter=block.adapter,
+                prompt_tokens=block.prompt_tokens,
             )
             batch = packed(texts, dimensions=job.dimensions or 0, normalize=job.normalize)
             self._in_flight.append((opened, span, batch, self._encoder.submit(batch.wanting(job.task))))

@@ -44,6 +44,7 @@ class Block:
     digest: str = ""  # of the input up to the block's end
     texts: int = 0  # rows that are embedded
     adapter: int = -1  # of all texts, as in Encoded
+    prompt_tokens: int = 0  # likewise
     skipped: int = 0  # bad rows that were left out …
     warning: str = ""  # … and the first of them
     error: str = ""  # ends the run once everything before this block is written

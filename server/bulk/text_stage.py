@@ -75,6 +75,7 @@ class TextStage:
         order = by_length(encoded.lengths)
         packed = gathered(encoded, order, cumulative(encoded.lengths))
         block.texts, block.adapter = encoded.sequences, encoded.adapter
+        block.prompt_tokens = encoded.prompt_tokens
         slots.put(block, "ids", packed.ids)
         slots.put(block, "lengths", packed.lengths)
         numbers = np.empty(len(order), np.int64)

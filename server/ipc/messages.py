@@ -38,6 +38,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     adapter: int = -1  # the model's that runs on all of its texts; -1: none
     model: int = 0  # its number
     trace: bytes = b""  # of a sampled request: RequestTrace.context
+    prompt_tokens: int = 0  # first tokens of each text, that pooling leaves out
 
 
 class Submit(msgspec.Struct, array_like=True):

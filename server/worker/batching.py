@@ -32,6 +32,7 @@ class Payload:
     adapter: int = -1  # of each text; -1: none
     weights: int = 0  # of its sparse vectors so far
     trace: bytes = b""  # of a sampled request: RequestTrace.context
+    prompt_tokens: int = 0  # first ones of each text, that pooling leaves out
 
 
 def pack(slices: list[Slice]) -> PackedBatch:
@@ -59,6 +60,7 @@ def pack(slices: list[Slice]) -> PackedBatch:
     normalize = [payload.normalize for payload in payloads]
     tasks = [payload.tasks for payload in payloads]
     adapters = [payload.adapter for payload in payloads]
+    prompt_tokens = [payload.prompt_tokens for payload in payloads]
     return PackedBatch(
         np.concatenate(ids) if len(ids) > 1 else ids[0],
         cu_seqlens,
@@ -67,6 +69,7 @@ def pack(slices: list[Slice]) -> PackedBatch:
         normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
         tasks=np.repeat(np.array(tasks, np.uint8), sizes) if any(task != Task.EMBED for task in tasks) else None,
         adapters=np.repeat(np.array(adapters, np.int8), sizes) if any(each >= 0 for each in adapters) else None,
+        prompt_tokens=np.repeat(np.array(prompt_tokens, np.int32), sizes) if any(prompt_tokens) else None,
     )
 
 

@@ -100,6 +100,7 @@ class WorkQueue:
             request.alone,
             request.adapter,
             trace=request.trace,
+            prompt_tokens=request.prompt_tokens,
         )
         lengths = np.frombuffer(request.lengths, np.int32).tolist()
         if not request.bulk:

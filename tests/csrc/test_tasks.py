@@ -17,6 +17,7 @@ import transformers
 from embert import engine
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import EncoderError
+from embert.engine.heads.dense import Dense
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, TokenWeights
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
@@ -111,7 +112,7 @@ def linear(tensors: dict[str, torch.Tensor], layer: Layer, x: Doubles) -> Double
 def reference(folder: Path, pooling: str, states: list[Doubles]) -> dict[Task, Doubles]:
     """Every task of every text, in float64; SPARSE: a weight a token."""
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    (dense_folder,) = (each.folder for each in engine.load_model(str(folder)).dense)
+    (dense_folder,) = (each.folder for each in engine.load_model(str(folder)).after_pooling if isinstance(each, Dense))
     tensors |= safetensors.torch.load_file(folder / dense_folder / "model.safetensors")
     dense = Layer("linear", "", HIDDEN, WIDTH, "linear.bias" in tensors, "tanh")
     pool = {

@@ -84,7 +84,7 @@ class StandInEncoder:
         self.batches: list[tuple[Any, ...]] = []
         self.fails: list[Exception] = []  # what the next submissions raise
         self._answers: dict[int, list[Answer]] = {}
-        self._layers = dataclasses.replace(gpu.model, dense=(), heads=NO_HEADS, embeds=True)
+        self._layers = dataclasses.replace(gpu.model, pooling="mean", after_pooling=(), heads=NO_HEADS, embeds=True)
         if gpu.model.architecture.adapters is None:
             self._cpu = TorchEncoder(self._layers, max_batch_tokens=1 << 20)
 

@@ -242,7 +242,7 @@ def test_heads(default_model: Model, data: st.DataObject) -> None:
     pooled = data.draw(arrays.arrays(np.float32, (n, 384), elements=st.floats(-100, 100, width=32)))
     dimensions = data.draw(arrays.arrays(np.int32, n, elements=st.integers(0, 384)))
     normalize = data.draw(arrays.arrays(np.bool_, n))
-    vectors = EmbeddingHead(default_model.folder, default_model.dense)(pooled.copy(), dimensions, normalize)
+    vectors = EmbeddingHead(default_model.folder, default_model.after_pooling)(pooled.copy(), dimensions, normalize)
     assert np.isfinite(vectors).all()
     for row, vector, kept, unit_length in zip(pooled, vectors, dimensions, normalize, strict=True):
         kept = kept or 384
@@ -255,7 +255,7 @@ def test_heads(default_model: Model, data: st.DataObject) -> None:
 
 
 def test_heads_of_zero_rows_and_all_defaults(default_model: Model) -> None:
-    heads = EmbeddingHead(default_model.folder, default_model.dense)
+    heads = EmbeddingHead(default_model.folder, default_model.after_pooling)
     random = np.random.default_rng(0).standard_normal((3, 384)).astype(np.float32)
     random[1] = 0
     vectors = heads(random.copy())

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 import embert
 from embert import engine
 from embert.engine.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
+from embert.engine.heads.dense import Dense
 from embert.engine.model import Model
 from tests.engine.conftest import BuildBert, write_modules
 
@@ -47,7 +48,7 @@ def test_public_names() -> None:
 def test_the_default_model(default_model: Model) -> None:
     assert default_model.model_id == DEFAULT
     assert default_model.revision is None
-    assert (default_model.pooling, default_model.normalize, default_model.dense) == ("mean", True, ())
+    assert (default_model.pooling, default_model.normalize, default_model.after_pooling) == ("mean", True, ())
     assert (default_model.width, default_model.max_input_length) == (384, 256)
     assert (default_model.prompts, default_model.default_prompt_name, default_model.notices) == ({}, None, ())
     architecture = default_model.architecture
@@ -142,7 +143,7 @@ def test_files_of_sentence_transformers_6(build_bert: BuildBert) -> None:
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 77}')
     model = engine.load_model(str(folder))
     assert (model.pooling, model.normalize, model.width, model.max_input_length) == ("last-token", False, 32, 77)
-    assert [(layer.inputs, layer.outputs, layer.activation) for layer in model.dense] == [(64, 32, "relu")]
+    assert model.after_pooling == (Dense("2_Dense", 64, 32, bias=True, activation="relu"),)
     assert (model.prompts, model.default_prompt_name) == ({"query": "query: ", "document": ""}, "query")
 
 
@@ -254,12 +255,10 @@ def test_files_that_are_not_json(build_bert: BuildBert, name: str) -> None:
 @pytest.mark.parametrize(
     ("pooling", "message"),
     [
-        ("weightedmean", "pooling weightedmean is not supported; supported: one of cls, max, mean, lasttoken"),
-        ("mean_sqrt_len_tokens", "pooling mean_sqrt_len_tokens is not supported"),
-        ({"pooling_mode": ["cls", "mean"]}, r"pooling cls \+ mean is not supported"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, r"pooling cls \+ max is not supported"),
-        ({"pooling_mode": 7}, "pooling 7 is not supported"),
-        ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt false is not supported; supported: true"),
+        ("sum", "pooling_mode sum is not supported; supported: cls, max, mean,"),
+        ({"pooling_mode": ["cls", "sum"]}, r"pooling_mode cls \+ sum is not supported"),
+        ({"pooling_mode": []}, r"pooling_mode \[\] is not supported"),
+        ({"pooling_mode": 7}, "pooling_mode 7 is not supported"),
     ],
 )
 def test_poolings_that_cannot_be_served(build_bert: BuildBert, pooling: str | dict[str, Any], message: str) -> None:
@@ -300,10 +299,10 @@ def test_modules_of_somebody_elses_code(build_bert: BuildBert) -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"activation_function": "torch.nn.SiLU"}, UnsupportedModel, r"activation_function torch\.nn\.SiLU is not"),
+        ({"activation_function": "torch.nn.PReLU"}, UnsupportedModel, r"activation_function torch\.nn\.PReLU is not"),
         ({"activation_function": "my.Tanh"}, UnsupportedModel, r"activation_function my\.Tanh is not supported"),
-        ({"use_residual": True}, UnsupportedModel, "use_residual True is not supported; supported: False"),
-        ({"in_features": "64"}, BrokenModel, "in_features and out_features must be positive ints, found '64', 32"),
+        ({"module_output_name": "x"}, UnsupportedModel, "module_output_name 'x' is not supported"),
+        ({"in_features": "64"}, BrokenModel, "in_features must be a positive int, found '64'"),
         ({"in_features": 63}, BrokenModel, "2_Dense takes 63 columns, but is given 64"),
     ],
 )

@@ -17,8 +17,15 @@ from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
 from embert.engine.encoders.cuda.adapters import Misfit, Part, adapted_tensors, encoders_of, joined, named, parts_of
-from embert.engine.encoders.cuda.heads import HostClassifier, Layout, captured_tasks, head_tensors
-from embert.engine.encoders.cuda_shapes import classifies_on_the_host, device_pooling, head_shapes, layer_shapes
+from embert.engine.encoders.cuda.heads import HostClassifier, HostEmbedding, Layout, captured_tasks, head_tensors
+from embert.engine.encoders.cuda_shapes import (
+    classifies_on_the_host,
+    device_pooling,
+    embeds_on_the_host,
+    head_shapes,
+    layer_shapes,
+    on_the_host,
+)
 from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
@@ -70,6 +77,7 @@ class Flight:
     number: int
     part: Part
     layout: Layout
+    kept: PackedBatch | None = None  # of a batch whose embeddings the host computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +141,8 @@ class CudaEncoder(Encoder):
         self.dtype, dtype_reason = _dtype(dtype, model, checkpoint)
         self._host_classifier = HostClassifier(model, checkpoint) if classifies_on_the_host(model) else None
 
+        self._host_embedding = HostEmbedding(model) if embeds_on_the_host(model) else None
+
         self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
 
         def made(fold: bool, adapter: int) -> tuple[Any, str]:
@@ -192,6 +202,8 @@ class CudaEncoder(Encoder):
             self.choice += ", a text's last bits may depend on its batch"
         if dtype_reason:
             self.choice += f"; {self.dtype} because {dtype_reason}"
+        if self._host_embedding is not None:
+            self.choice += f"; computed on the host, after the GPU: {on_the_host(model)}"
 
     @property
     def gemm(self) -> str:
@@ -225,8 +237,11 @@ class CudaEncoder(Encoder):
         flights: list[Flight] = []
         try:
             for part in parts_of(batch):
-                layout = Layout.of(part.batch, self._model)
-                flights.append(Flight(self._start(part), part, layout))
+                asked, kept, host = part.batch, None, self._host_embedding
+                if host is not None:
+                    asked, kept = host.asked(asked), host.kept(asked)
+                layout = Layout.of(asked, self._model)
+                flights.append(Flight(self._start(part, asked), part, layout, kept))
         except EncoderError:
             _, failure = self._collected(flights)  # their places are wanted again
             if isinstance(failure, EncoderLost):
@@ -234,9 +249,9 @@ class CudaEncoder(Encoder):
             raise
         return Ticket(tuple(flights))
 
-    def _start(self, part: Part) -> int:
-        """Hand a batch to the extension, and return the extension's number for it."""
-        batch, architecture = part.batch, self._architecture
+    def _start(self, part: Part, batch: PackedBatch) -> int:
+        """Hand the batch of a part to the extension, and return the extension's number for it."""
+        architecture = self._architecture
         tasks, normalize = batch.tasks, batch.normalize
         if self._host_classifier is not None:
             tasks, normalize = self._host_classifier.asked(tasks), np.zeros(batch.sequences, np.bool_)
@@ -279,7 +294,11 @@ class CudaEncoder(Encoder):
                     failure = translated
                 continue
             rows = {Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in found}
-            answers.append(rows if self._host_classifier is None else self._host_classifier.answered(rows))
+            if self._host_classifier is not None:
+                rows = self._host_classifier.answered(rows)
+            if self._host_embedding is not None and flight.kept is not None:
+                rows = self._host_embedding.answered(rows, flight.kept)
+            answers.append(rows)
         return answers, failure
 
     def close(self) -> None:
@@ -298,7 +317,8 @@ class CudaEncoder(Encoder):
         """
         ids = known_text(model.architecture)[: self.max_batch_tokens]
         pooled = vector_of(ids, model.architecture, checkpoint, device_pooling(model), adapter)
-        expected = EmbeddingHead(model.folder, model.dense)(pooled[None], None, np.zeros(1, np.bool_))[0]
+        modules = () if embeds_on_the_host(model) else model.after_pooling
+        expected = EmbeddingHead(model.folder, modules)(pooled[None], None, np.zeros(1, np.bool_))[0]
         for lengths in _known_batches(len(ids), model.architecture.max_positions, self.max_batch_tokens):
             cu_seqlens = cumulative(np.array(lengths, np.int32))
             filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.architecture.vocab_size

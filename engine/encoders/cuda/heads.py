@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,17 +11,19 @@ import numpy.typing as npt
 
 from embert.engine.architecture.tensor_names import WORD_EMBEDDINGS
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cuda_shapes import classifies_on_the_host
+from embert.engine.encoders.cuda_shapes import classifies_on_the_host, embeds_on_the_host, pools_on_the_host
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.dense_layer import DenseLayer, LayerNorm, load_dense
+from embert.engine.heads.dense_layer import DenseLayer, LayerNorm, load_modules
 from embert.engine.heads.description import Layer, Splade, TokenWeights
+from embert.engine.heads.embedding import EmbeddingHead
+from embert.engine.heads.pooled_rows import pooled_rows
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import NO_TASK, Task
 
-__all__ = ["HostClassifier", "Layout", "captured_tasks", "head_tensors"]
+__all__ = ["HostClassifier", "HostEmbedding", "Layout", "captured_tasks", "head_tensors"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -34,7 +37,7 @@ def captured_tasks(model: Model) -> Task:
     """The tasks whose small batches are worth a graph each: those of which a model's requests usually want one."""
     if classifies_on_the_host(model):
         return Task.EMBED
-    return model.tasks & (Task.EMBED | Task.CLASSIFY)
+    return model.tasks & (Task.CLASSIFY if pools_on_the_host(model) else Task.EMBED | Task.CLASSIFY)
 
 
 def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[tuple[str, int, Floats]]:
@@ -44,7 +47,9 @@ def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[t
     not hold.
     """
     heads = model.heads
-    yield from _named("dense", load_dense(model.folder, model.dense))
+    if not embeds_on_the_host(model):
+        modules = load_modules(model.folder, model.after_pooling)
+        yield from _named("dense", [module for module in modules if isinstance(module, DenseLayer)])
     if heads.classifier is not None and not classifies_on_the_host(model):
         yield from _named("classifier", _layers(checkpoint, heads.classifier.layers))
     if heads.multi_vector is not None:
@@ -144,6 +149,50 @@ class HostClassifier:
         for layer in self._layers:
             x = layer(x)
         return x
+
+
+class HostEmbedding:
+    """What follows the last layer, or the extension's pooling, where the extension has no kernel for it."""
+
+    def __init__(self, model: Model) -> None:
+        """Raises BrokenModel for tensors that are missing or of another shape."""
+        self._pooling = model.pooling if pools_on_the_host(model) else ""
+        self._width = model.width
+        self._head = EmbeddingHead(model.folder, model.after_pooling, rows=ROWS)
+
+    def asked(self, batch: PackedBatch) -> PackedBatch:
+        """What the extension is asked for in a batch's place: rows of tokens for EMBED, or pooled rows as they are."""
+        tasks = batch.tasks
+        if self._pooling and batch.sequences:
+            tasks = np.full(batch.sequences, Task.EMBED, np.uint8) if tasks is None else tasks
+            rest = tasks & ~np.uint8(Task.EMBED)
+            tasks = np.where(tasks & np.uint8(Task.EMBED), rest | np.uint8(Task.TOKENS), rest).astype(np.uint8)
+        return dataclasses.replace(batch, tasks=tasks, dimensions=None, normalize=np.zeros(batch.sequences, np.bool_))
+
+    @staticmethod
+    def kept(batch: PackedBatch) -> PackedBatch:
+        """What `answered` needs of a batch: a copy, because its arrays may be reused once it is submitted."""
+        arrays = {name: getattr(batch, name) for name in ("tasks", "dimensions", "normalize", "prompt_tokens")}
+        copies = {name: None if array is None else array.copy() for name, array in arrays.items()}
+        return PackedBatch(np.empty(0, np.int32), batch.cu_seqlens.copy(), **copies)
+
+    def answered(self, rows: dict[Task, Rows], batch: PackedBatch) -> dict[Task, Rows]:
+        """The rows of each task, with EMBED's. `rows` answer what `asked` asked, `batch` is what `kept` kept."""
+        wanting = batch.sequences_of(Task.EMBED)
+        if not len(wanting):
+            return rows if batch.sequences else {Task.EMBED: Rows.one_each(np.empty((0, self._width), np.float32))}
+        dimensions = None if batch.dimensions is None else batch.dimensions[wanting]
+        normalize = None if batch.normalize is None else batch.normalize[wanting]
+        if not self._pooling:
+            return rows | {Task.EMBED: Rows.one_each(self._head(rows[Task.EMBED].values, dimensions, normalize))}
+        states, others = rows.pop(Task.TOKENS), batch.sequences_of(Task.TOKENS)
+        given = np.union1d(wanting, others)
+        own = states.taken(np.searchsorted(given, wanting))
+        prompt_tokens = None if batch.prompt_tokens is None else batch.prompt_tokens[wanting]
+        pooled = pooled_rows(own.values, own.offsets, self._pooling, prompt_tokens)
+        if len(others):
+            rows = rows | {Task.TOKENS: states.taken(np.searchsorted(given, others))}
+        return rows | {Task.EMBED: Rows.one_each(self._head(pooled, dimensions, normalize))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from embert.engine.encoders.torch.groups import Group
 from embert.engine.encoders.torch.heads import Hidden, kernels_of, load_heads
 from embert.engine.encoders.torch.host import cpu_name, keep_freed_memory
 from embert.engine.encoders.torch.layer import products_of
-from embert.engine.encoders.torch.pooling import ONE_ROW, pooled_rows
+from embert.engine.encoders.torch.pooling import ONE_ROW, one_row_each
 from embert.engine.encoders.torch.products.int8 import check_exact
 from embert.engine.encoders.torch.products.linear import kernel_rows, limit_kernel_caches, row_counts
 from embert.engine.encoders.torch.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Run, cut_into_runs
@@ -83,6 +83,7 @@ class _Ticket:
     adapters: Ints | None  # [T]: of the token's sequence, -1: none
     dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
+    prompt_tokens: Ints | None  # [B] shortest first: first ones of each sequence, that are not pooled
 
     def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
         """Whether each sequence wants a task: [B], shortest first."""
@@ -130,7 +131,9 @@ class TorchEncoder(Encoder):
         self._has = model.tasks
         # The row of a sequence that a task reads, by the name of a pooling; a task that is not here reads all of them.
         classifier = model.heads.classifier
-        self._reads = {Task.EMBED: model.pooling, Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
+        self._reads = {Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
+        if model.include_prompt:
+            self._reads[Task.EMBED] = model.pooling
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
         limit_kernel_caches(products_of(model.architecture) + kernels_of(model.heads))
@@ -146,7 +149,7 @@ class TorchEncoder(Encoder):
                 model.architecture, checkpoint, DTYPES[self.dtype], int8=self.dtype == "int8", portable=portable
             )
             self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], products=self._transformer.products)
-        self._embedding = EmbeddingHead(model.folder, model.dense)
+        self._embedding = EmbeddingHead(model.folder, model.after_pooling)
         self.choice = PRODUCTS[self._transformer.products]
         if self._transformer.products == "packed" and prepared:
             self._prepare(model.max_input_length)
@@ -229,6 +232,7 @@ class TorchEncoder(Encoder):
             adapters=None if batch.adapters is None else np.repeat(batch.adapters[order].astype(np.int64), lengths),
             dimensions=None if batch.dimensions is None else batch.dimensions.copy(),
             normalize=None if batch.normalize is None else batch.normalize.copy(),
+            prompt_tokens=None if batch.prompt_tokens is None else batch.prompt_tokens[order].astype(np.int64),
         )
 
     def wait(self, ticket: _Ticket) -> dict[Task, Rows]:
@@ -286,7 +290,7 @@ class TorchEncoder(Encoder):
         wanted = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
         with torch.inference_mode():  # the mode belongs to the thread
             one_row = self._one_row(wanted)
-            chosen = pooled_rows(groups, one_row) if one_row else None
+            chosen = one_row_each(groups, one_row) if one_row else None
             rows = self._transformer(
                 torch.from_numpy(ids),
                 torch.from_numpy(ticket.positions[run.tokens]),
@@ -297,7 +301,8 @@ class TorchEncoder(Encoder):
             )
             if chosen is not None:  # as if each sequence had one token
                 ids, groups = ids[chosen.numpy()], [Group(0, len(chosen), 1)]
-            hidden = Hidden(rows, ids, groups)
+            prompt_tokens = None if ticket.prompt_tokens is None else ticket.prompt_tokens[run.sequences]
+            hidden = Hidden(rows, ids, groups, prompt_tokens)
             return {
                 task: head(hidden.of(ticket.wanting(task)[run.sequences]))
                 for task, head in self._heads.items()

@@ -43,6 +43,7 @@ class Hidden:
     rows: torch.Tensor  # [T, hidden], in the layers' dtype
     ids: npt.NDArray[np.int64]  # [T]
     groups: Sequence[Group]  # of all n sequences, in order
+    prompt_tokens: npt.NDArray[np.int64] | None = None  # [n]: first ones, that are not pooled
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -61,7 +62,8 @@ class Hidden:
             if n := int(np.count_nonzero(chosen[first:last])):
                 groups.append(Group(start, n, group.length, group.keys))
                 start += n * group.length
-        return Hidden(self.rows[torch.from_numpy(tokens)], self.ids[tokens], groups)
+        prompt_tokens = None if self.prompt_tokens is None else self.prompt_tokens[chosen]
+        return Hidden(self.rows[torch.from_numpy(tokens)], self.ids[tokens], groups, prompt_tokens)
 
 
 class Head(Protocol):
@@ -100,14 +102,20 @@ def kernels_of(heads: description.Heads) -> int:
 
 
 class Pooled:
-    """EMBED before the Dense modules and the normalisation, which `EmbeddingHead` does for all sequences at once."""
+    """EMBED before what follows pooling, which `EmbeddingHead` does for all sequences at once."""
 
     def __init__(self, pooling: str, products: Products) -> None:
         self._pooling, self._own_kernels = pooling, products == "avx512"
 
     def __call__(self, hidden: Hidden) -> Rows:
-        """[n, hidden]."""
-        rows = pooled(hidden.rows, hidden.groups, self._pooling, own_kernels=self._own_kernels)
+        """[n, hidden · modes]."""
+        rows = pooled(
+            hidden.rows,
+            hidden.groups,
+            self._pooling,
+            own_kernels=self._own_kernels,
+            prompt_tokens=hidden.prompt_tokens,
+        )
         return Rows.one_each(rows.numpy())
 
     def prepare(self, rows: int) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from embert.engine.encoders.torch import avx512
 from embert.engine.encoders.torch.groups import Group
+from embert.engine.heads.pooled_rows import pooled_rows
+from embert.engine.heads.pooling import POOLINGS
+from embert.engine.packing import cumulative
 
-__all__ = ["ONE_ROW", "pooled", "pooled_rows"]
+__all__ = ["ONE_ROW", "one_row_each", "pooled"]
 
 # Poolings that take one row of each sequence: the last layer then computes only these rows after its attention.
 ONE_ROW = ("cls", "last-token")
 
 
-def pooled_rows(groups: Sequence[Group], pooling: str) -> torch.Tensor:
+def one_row_each(groups: Sequence[Group], pooling: str) -> torch.Tensor:
     """The rows that a pooling of ONE_ROW takes, one a sequence: int64 [n]."""
     rows = [
         torch.arange(n) * length + start + (0 if pooling == "cls" else length - 1) for start, n, length, _ in groups
@@ -23,10 +28,24 @@ def pooled_rows(groups: Sequence[Group], pooling: str) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def pooled(hidden: torch.Tensor, groups: Sequence[Group], pooling: str, *, own_kernels: bool = False) -> torch.Tensor:
-    """[T, hidden] → float32 [n, hidden] for the groups' n sequences. `own_kernels` take float32."""
+def pooled(
+    hidden: torch.Tensor,
+    groups: Sequence[Group],
+    pooling: str,
+    *,
+    own_kernels: bool = False,
+    prompt_tokens: npt.NDArray[np.integer] | None = None,
+) -> torch.Tensor:
+    """[T, hidden] → float32 [n, hidden · modes] for the groups' n sequences, by `Model.pooling`.
+
+    `own_kernels` take float32. `prompt_tokens` [n] are not pooled.
+    """
+    if pooling not in POOLINGS or prompt_tokens is not None:
+        counts = [group.sequences for group in groups]
+        lengths = np.repeat(np.array([group.length for group in groups], np.int32), counts)
+        return torch.from_numpy(pooled_rows(hidden.float().numpy(), cumulative(lengths), pooling, prompt_tokens))
     if pooling in ONE_ROW:
-        return hidden[pooled_rows(groups, pooling)].float()
+        return hidden[one_row_each(groups, pooling)].float()
     if own_kernels and pooling == "mean":
         return avx512.means(hidden, groups)
     rows = [_pooled(hidden, group, pooling) for group in groups]

@@ -126,6 +126,7 @@ class Router:
             adapter=encoded.adapter,
             model=model,
             trace=b"" if trace is None else trace.context,
+            prompt_tokens=encoded.prompt_tokens,
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.heads.dense import ACTIVATION_CLASSES
 from embert.engine.heads.dense_layer import ACTIVATIONS, DenseLayer, LayerNorm
 
 TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -19,7 +20,12 @@ TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "softmax": lambda x: F.softmax(x, -1),
+    "softmin": lambda x: F.softmin(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
 }
+# As a Dense module's files name the others: made without arguments, in inference.
+TORCH |= {ours: getattr(torch.nn, kind)().eval() for kind, ours in ACTIVATION_CLASSES.items() if ours not in TORCH}
 
 
 def test_every_activation_has_its_oracle() -> None:

@@ -151,6 +151,7 @@ class Harness:
         token_types: Sequence[Sequence[int]] = (),
         model: int = 0,
         bulk: bool = False,
+        prompt_tokens: int = 0,
     ) -> EncodeRequest:
         self._ids += 1
         ids = np.array([token for text in texts for token in text], np.int32)
@@ -169,6 +170,7 @@ class Harness:
             bulk,
             alone,
             model=model,
+            prompt_tokens=prompt_tokens,
         )
 
     def receive(self, texts: int) -> dict[int, list[Part]]:

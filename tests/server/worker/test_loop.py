@@ -57,6 +57,21 @@ def test_a_large_request_is_split_and_lets_a_small_one_through(engine: Harness) 
     assert all(batch.tokens <= BUDGET for batch in engine.encoder.batches)
 
 
+def test_each_text_of_a_batch_has_its_own_prompt(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    engine.send([[2, 2]])
+    engine.send([[3, 3], [4, 4, 4]], prompt_tokens=2)
+    engine.wait_until(lambda: engine.queued() == 3)
+    engine.release(2)
+    engine.receive(4)
+    first, second = engine.encoder.batches
+    assert first.prompt_tokens is None
+    assert second.prompt_tokens is not None
+    assert second.prompt_tokens.tolist() == [0, 2, 2]
+
+
 def test_what_a_client_no_longer_wants_is_not_run(engine: Harness) -> None:
     engine.hold()
     engine.send([[1]])

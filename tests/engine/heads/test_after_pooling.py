@@ -1,0 +1,159 @@
+"""Poolings, and modules after pooling, beside sentence-transformers: on the CPU, and on the host after a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
+from transformers import PreTrainedTokenizerFast
+
+from embert import engine
+from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.errors import EncoderError
+from embert.engine.packing import PackedBatch
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
+from tests.engine.conftest import BuildBert, small_tokenizer
+from tests.engine.stand_in_gpu import StandInGpu
+
+HIDDEN = 64
+TEXTS = ["a cat", "b", "the longest of these texts, by far", "dogs 42"]
+PROMPT = "query: "
+
+
+@pytest.fixture
+def save(build_bert: BuildBert, tmp_path: Path) -> Callable[..., tuple[SentenceTransformer, Path]]:
+    """Saves a model of these modules as sentence-transformers does, which is the oracle too."""
+
+    def saved(
+        *after: torch.nn.Module, pooling: Any = "mean", include_prompt: bool = True
+    ) -> tuple[SentenceTransformer, Path]:
+        source, folder = build_bert(pooling=None), tmp_path / "saved"
+        special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+        tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=small_tokenizer(64), model_max_length=64, **special
+        )
+        tokenizer.save_pretrained(source)
+        torch.manual_seed(1)
+        for module in after:
+            for weight in module.parameters():
+                torch.nn.init.normal_(weight, mean=0.3, std=0.4)
+        parts = [Transformer(str(source)), Pooling(HIDDEN, pooling, include_prompt=include_prompt)]
+        made = SentenceTransformer(modules=[*parts, *after], device="cpu", prompts={"query": PROMPT, "document": ""})
+        made.save_pretrained(str(folder))
+        return SentenceTransformer(str(folder), device="cpu"), folder
+
+    return saved
+
+
+def dense(inputs: int, outputs: int, activation: str = "Identity", **more: Any) -> Dense:
+    return Dense(inputs, outputs, activation_function=getattr(torch.nn, activation)(), **more)
+
+
+CASES: dict[str, tuple[Callable[[], tuple[torch.nn.Module, ...]], Any]] = {
+    "mean_sqrt_len_tokens": (tuple, "mean_sqrt_len_tokens"),
+    "weightedmean": (tuple, "weightedmean"),
+    "weightedmean, max": (tuple, ("weightedmean", "max")),
+    "all, not in the order of flags": (
+        tuple,
+        ("lasttoken", "weightedmean", "mean_sqrt_len_tokens", "mean", "max", "cls"),
+    ),
+    "cls twice": (lambda: (dense(2 * HIDDEN, 10, "Tanh"),), ("cls", "cls")),
+    "LayerNorm": (lambda: (LayerNorm(HIDDEN),), "mean"),
+    "Normalize, Dense, Dropout, LayerNorm, Normalize": (
+        lambda: (Normalize(), dense(HIDDEN, 24, "GELU"), Dropout(0.5), LayerNorm(24), Normalize()),
+        "mean",
+    ),
+    "Dense, Normalize, Dense": (lambda: (dense(HIDDEN, 24), Normalize(), dense(24, 8, "Mish")), "cls"),
+    "a residual": (lambda: (dense(HIDDEN, HIDDEN, "SiLU", use_residual=True),), "max"),
+    "a projected residual": (lambda: (dense(HIDDEN, 20, "Hardswish", use_residual=True),), "lasttoken"),
+    "mean_sqrt_len_tokens before Dense": (lambda: (dense(HIDDEN, 12, "Sigmoid", bias=False),), "mean_sqrt_len_tokens"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sentence_transformers(
+    save: Callable[..., tuple[SentenceTransformer, Path]], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    after, pooling = CASES[case]
+    oracle, folder = save(*after(), pooling=pooling)
+    model = engine.load_model(str(folder))
+    gpu = StandInGpu(model)
+    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    tokenizer = engine.Tokenizer(model)
+    for encoder in (engine.load_encoder(model, device="cpu"), CudaEncoder(model, dtype="float32")):
+        loaded = engine.Engine(model, tokenizer, encoder)
+        for normalize in {True, model.normalize}:
+            wanted = oracle.encode(TEXTS, normalize_embeddings=normalize)
+            vectors = loaded.embed(TEXTS, normalize=normalize)
+            assert vectors.shape == wanted.shape == (len(TEXTS), model.width)
+            np.testing.assert_allclose(vectors, wanted, rtol=1e-4, atol=1e-5)
+        cut = oracle.encode(TEXTS, normalize_embeddings=True, truncate_dim=5)
+        np.testing.assert_allclose(loaded.embed(TEXTS, dimensions=5), cut, rtol=1e-4, atol=1e-5)
+        assert loaded.embed([]).shape == (0, model.width)
+        if encoder.name == "cuda":
+            assert "computed on the host, after the GPU: " in encoder.choice
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken", ("weightedmean", "mean_sqrt_len_tokens")])
+def test_prompts_that_are_not_pooled(
+    save: Callable[..., tuple[SentenceTransformer, Path]], monkeypatch: pytest.MonkeyPatch, pooling: Any
+) -> None:
+    oracle, folder = save(pooling=pooling, include_prompt=False)
+    model = engine.load_model(str(folder))
+    gpu = StandInGpu(model)
+    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    tokenizer = engine.Tokenizer(model)
+    for encoder in (engine.load_encoder(model, device="cpu"), CudaEncoder(model, dtype="float32")):
+        loaded = engine.Engine(model, tokenizer, encoder)
+        for name in ("query", "document"):  # an empty prompt has no tokens
+            texts = [*TEXTS, "x" * 100, ""]
+            wanted = oracle.encode(texts, prompt_name=name, normalize_embeddings=True)
+            if pooling == "max":  # theirs is not a number where nothing is left
+                texts, wanted = texts[:-1], wanted[:-1]
+            np.testing.assert_allclose(loaded.embed(texts, prompt_name=name), wanted, rtol=1e-4, atol=1e-5)
+        known = tokenizer.encode_known(TEXTS, truncate=True, prompt=PROMPT)
+        assert known is not None
+        assert known.prompt_tokens == 3  # [CLS], a word and a colon that are not in the vocabulary
+
+
+def test_tasks_share_a_batch_on_the_host(
+    save: Callable[..., tuple[SentenceTransformer, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = save(dense(2 * HIDDEN, 20), pooling=("weightedmean", "cls"))
+    model = engine.load_model(str(folder))
+    gpu = StandInGpu(model)
+    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    on_gpu, on_cpu = CudaEncoder(model, dtype="float32"), engine.load_encoder(model, device="cpu")
+    ids = np.random.default_rng(0).integers(5, 30, 11).astype(np.int32)
+    tasks = np.array([Task.EMBED, Task.TOKENS, Task.EMBED | Task.TOKENS, Task.EMBED], np.uint8)
+    mixed = PackedBatch(
+        ids,
+        np.array([0, 3, 4, 9, 11], np.int32),
+        tasks=tasks,
+        dimensions=np.array([0, 0, 7, 0], np.int32),
+        normalize=np.array([True, True, False, True]),
+    )
+    ticket = on_gpu.submit(mixed)
+    tasks[:] = 0  # as soon as it is submitted, its arrays may be used again
+    mixed.dimensions[:] = 3  # type: ignore[index]
+    answers = on_gpu.wait(ticket)
+    tasks[:] = [1, 2, 3, 1]
+    mixed.dimensions[:] = [0, 0, 7, 0]  # type: ignore[index]
+    wanted: dict[Task, Rows] = on_cpu.wait(on_cpu.submit(mixed))
+    assert set(answers) == set(wanted) == {Task.EMBED, Task.TOKENS}
+    for task, rows in wanted.items():
+        assert answers[task].offsets.tolist() == rows.offsets.tolist()
+        np.testing.assert_allclose(answers[task].values, rows.values, rtol=1e-4, atol=1e-5)
+    with pytest.raises(EncoderError, match=r"dimensions of sequence 0 must be 0 to 20, found 21"):
+        on_gpu.submit(PackedBatch(ids[:3], np.array([0, 3], np.int32), dimensions=np.array([21], np.int32)))
+    alone = on_gpu.encode(PackedBatch(ids[:3], np.array([0, 3], np.int32)))
+    np.testing.assert_array_equal(alone[0], answers[Task.EMBED].values[0])  # the same bits whatever it is batched with
