@@ -10,13 +10,11 @@ from loadtests.thresholds import Threshold, enforce
 from loadtests.users import EmbeddingUser, passages, queries
 
 QUERIES, PASSAGES = queries(), passages()
-enforce(Threshold("32 passages reranked", p99_ms=10_000))
+enforce(Threshold("32 passages reranked", p99_ms=10_000, refused=0.05))
 
 
 class Reranking(EmbeddingUser):
     """One request after the other."""
-
-    allows_refusals = True
 
     @task
     def order(self) -> None:

@@ -15,8 +15,6 @@ __all__ = ["AnySize", "Bulk", "Query"]
 class AnySize(EmbeddingUser):
     """Requests of all sizes, with pauses."""
 
-    allows_refusals = True
-
     def wait_time(self) -> float:
         """Return a pause of up to a second."""
         return random.random()

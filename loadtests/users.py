@@ -19,6 +19,7 @@ from locust.user.users import UserMeta
 
 from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
 from embert.engine import load_model
+from loadtests.verdict import FAILED, REFUSED
 
 __all__ = ["EmbeddingUser", "OpenLoopUser", "late_s", "options_of", "passages", "queries"]
 
@@ -59,11 +60,13 @@ def _tokenizer() -> Any:
 
 
 class EmbeddingUser(FastHttpUser):
-    """Asks for embeddings, or for documents by relevance. 200 is an answer; every other status is a failure."""
+    """Asks for embeddings, or for documents by relevance. 200 is an answer; every other status is a failure.
+
+    A 429 with Retry-After is neither. It has a row of its own, and so have failures: times are those of answers.
+    """
 
     abstract = True
     wait_time = constant(0)
-    allows_refusals = False  # if so, a 429 with Retry-After is a row of its own instead of a failure
 
     def on_start(self) -> None:
         """Build the headers."""
@@ -95,13 +98,16 @@ class EmbeddingUser(FastHttpUser):
             meta: dict[str, Any] = answer.request_meta
             if due is not None:
                 meta["response_time"] = (time.perf_counter() - due) * 1e3
-            if answer.status_code == 429 and self.allows_refusals and answer.headers.get("retry-after"):
-                meta["name"] = f"{name} refused"
+            if answer.status_code == 429 and (wait_s := answer.headers.get("retry-after")):
+                meta["name"] = f"{name}{REFUSED}"
                 answer.success()
             elif answer.status_code != 200:
+                meta["name"] = f"{name}{FAILED}"
                 answer.failure(f"status {answer.status_code}")
             elif len(answer.json()[field]) != rows:
                 answer.failure("an answer with another number of rows")
+        if answer.status_code == 429 and due is None:
+            gevent.sleep(float(wait_s or 1))  # as clients should; one that waits for its answers would only spin
 
 
 class _AbstractUserMeta(ABCMeta, UserMeta):

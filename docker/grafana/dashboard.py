@@ -41,6 +41,7 @@ from panels import (
 REPLICAS = SELECT.rpartition(",")[0]  # what is chosen before a replica is
 
 DURATION = "embert_request_duration_seconds"
+ANSWERED = f'{WORK}, outcome="answered"'
 PARTS = {  # of a request; together they are its duration
     "tokenise": ("embert_tokenize_duration_seconds", WORK),
     "queue": ("embert_queue_duration_seconds", WORK_ON_ENGINE),
@@ -59,18 +60,23 @@ def healthy() -> Iterator[Panel]:
         "percentunit",
         steps((RED, None), (GREEN, 1)),
     )
-    bad = rate("embert_requests_total", f'{WORK}, status=~"424|5.."')
-    yield stat(
-        "Failed requests",
-        'Share answered with 424 or 5xx. Which, and why: "Answers by status" and "Refused, by reason".',
-        f"({bad} or vector(0)) / ({rate('embert_requests_total', WORK)} > 0)",
-        "percentunit",
-        steps((GREEN, None), (YELLOW, 0.001), (RED, 0.01)),
-    )
+    for what, outcome, why in (
+        ("Failed requests", "failed", "Share that the server answered with 424 or 5xx."),
+        ("Refused requests", "refused", "Share refused because of too much work: add replicas, or find who floods."),
+    ):
+        bad = rate("embert_requests_total", f'{WORK}, outcome="{outcome}"')
+        yield stat(
+            what,
+            f'{why} Which, and why: "Answers by status" and "Refused, by reason".',
+            f"({bad} or vector(0)) / ({rate('embert_requests_total', WORK)} > 0)",
+            "percentunit",
+            steps((GREEN, None), (YELLOW, 0.001), (RED, 0.01)),
+        )
     yield stat(
         "99 of 100 answered within",
-        'The slow end of latency, HTTP included. When it is high, "Where the time goes" says which part is.',
-        quantile(0.99, DURATION, WORK),
+        "The slow end of latency, HTTP included, of requests that got an answer: refusing takes no time. When it is "
+        'high, "Where the time goes" says which part is.',
+        quantile(0.99, DURATION, ANSWERED),
         "s",
         steps((GREEN, None), (YELLOW, 0.5), (RED, 1)),
     )
@@ -83,8 +89,9 @@ def healthy() -> Iterator[Panel]:
     )
     yield stat(
         "Queue full",
-        "Tokens admitted ÷ the limit, of the fullest replica. At 100 % requests get 429: add replicas before.",
-        f"max(embert_admitted_tokens{{{SELECT}}} / embert_queue_limit_tokens{{{SELECT}}})",
+        "Tokens admitted ÷ the limit, of the fullest queue: of a model on a replica. At 100 % requests get 429: add "
+        "replicas before.",
+        f"max(embert_admitted_tokens{{{OF_MODEL}}} / embert_queue_limit_tokens{{{OF_MODEL}}})",
         "percentunit",
         steps((GREEN, None), (YELLOW, 0.5), (RED, 0.8)),
     )
@@ -102,25 +109,29 @@ def fast() -> Iterator[Panel]:
     """How fast, and which part is slow?"""
     yield lines(
         "Latency of requests",
-        "From a request's head to its answer's end. Half, 90 % and 99 % of the requests stay below the curves. A dot "
+        "From a request's head to its answer's end. Half, 90 % and 99 % of the answers stay below the curves. A dot "
         "is a request, with the id of its trace, or its own: the access log has it (--access-log).",
-        [with_exemplars(target(quantile(share, DURATION, WORK), f"p{share * 100:g}")) for share in (0.5, 0.9, 0.99)],
+        [
+            with_exemplars(target(quantile(share, DURATION, ANSWERED), f"p{share * 100:g}"))
+            for share in (0.5, 0.9, 0.99)
+        ],
         "s",
     )
     yield heat_map(
         "Latency, all of it",
-        "Requests by how long they took. Two bands mean two kinds of requests, such as queries beside bulk jobs.",
-        rate(f"{DURATION}_bucket", WORK, "le"),
+        "Answers by how long they took. Two bands mean two kinds of requests, such as queries beside bulk jobs.",
+        rate(f"{DURATION}_bucket", ANSWERED, "le"),
         "s",
     )
     yield lines(
         "Where the time goes, on average",
-        "The whole stack is the mean duration of a request. Tokenise and encode run in the HTTP processes, queue is "
+        "The whole stack is the time spent for each answer: its mean duration, and what others took that got none, "
+        "such as requests that waited in vain. Tokenise and encode run in the HTTP processes, queue is "
         "waiting for a batch, inference is the batch itself, other is HTTP and the client. "
         "Thick queue: too little capacity, add replicas. Thick inference: long texts, or batches that are too large. "
         "Thick tokenise or encode: add --workers. Thick other: slow clients, or the same.",
         [
-            target(f"{rate(f'{metric}_sum', WORK)} / {rate(f'{DURATION}_count', WORK)}", part)
+            target(f"{rate(f'{metric}_sum', WORK)} / {rate(f'{DURATION}_count', ANSWERED)}", part)
             for part, (metric, _) in PARTS.items()
         ],
         "s",
@@ -129,7 +140,7 @@ def fast() -> Iterator[Panel]:
     yield lines(
         "Mean latency by model and priority",
         "Which requests are slow. Choose that model and that priority at the top; all of this row then shows theirs.",
-        [target(mean(DURATION, WORK, "model, priority"), "{{model}} {{priority}}")],
+        [target(mean(DURATION, ANSWERED, "model, priority"), "{{model}} {{priority}}")],
         "s",
     )
     yield lines(
@@ -181,8 +192,8 @@ def full() -> Iterator[Panel]:
         "Tokens waiting for a batch (the HPA scales on this), all admitted ones, and the limit of those before 429.",
         [
             target(f"sum by (instance, model) (embert_queue_tokens{{{OF_MODEL}}})", "waiting {{instance}} {{model}}"),
-            target(f"embert_admitted_tokens{{{SELECT}}}", "admitted {{instance}}"),
-            target(f"min(embert_queue_limit_tokens{{{SELECT}}})", "limit of a replica"),
+            target(f"embert_admitted_tokens{{{OF_MODEL}}}", "admitted {{instance}} {{model}}"),
+            target(f"min by (model) (embert_queue_limit_tokens{{{OF_MODEL}}})", "limit of a replica {{model}}"),
         ],
         "short",
     )
@@ -252,8 +263,9 @@ def traffic() -> Iterator[Panel]:
     )
     yield lines(
         "Answers by status",
-        "4xx are the clients' doing, except 424 (inference failed) and 429 (the queue is full); 499: the client left.",
-        [target(rate("embert_requests_total", WORK, "status"), "{{status}}")],
+        "And by outcome: answered, refused, failed by the server, expired (the client's own time was over before), "
+        "client_error, disconnected.",
+        [target(rate("embert_requests_total", WORK, "status, outcome"), "{{status}} {{outcome}}")],
         "reqps",
         stacked=True,
     )

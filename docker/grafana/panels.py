@@ -45,7 +45,7 @@ def panel(kind: str, title: str, help_: str, targets: list[Panel], width: int, h
     }  # fmt: skip
 
 
-def stat(title: str, help_: str, expr: str, unit: str, thresholds: Panel, width: int = 4) -> Panel:
+def stat(title: str, help_: str, expr: str, unit: str, thresholds: Panel, width: int = 3) -> Panel:
     """One number, coloured by how bad it is."""
     defaults = {"unit": unit, "thresholds": thresholds, "color": {"mode": "thresholds"}, "noValue": "no traffic"}
     options = {

@@ -35,18 +35,23 @@ _HEAD = """\
 
 `GET /metrics` answers in Prometheus' text format, and so does `--metrics-port` where that is set. Any HTTP process
 answers for all HTTP processes, the engine processes and the supervisor. Every metric exists, at zero, from the moment
-the engine is ready, but the durations of a route, and all of bulk requests, appear with the first one. No label holds a
-text, a user or a request id. Units are seconds, tokens, texts, bytes and watts. Histograms have `_bucket`, `_sum` and
-`_count` as usual; `--latency-buckets` sets the buckets of those of times. A client that accepts gzip gets that.
+the engine is ready, but the durations and errors of a route, and all of bulk requests, appear with the first one. No
+label holds a text, a user or a request id. Units are seconds, tokens, texts, bytes and watts. Histograms have
+`_bucket`, `_sum` and `_count` as usual; `--latency-buckets` sets the buckets of those of times. A client that accepts
+gzip gets that.
 
 `Accept: application/openmetrics-text`, which Prometheus sends, gets OpenMetrics. There, each bucket of
 `embert_request_duration_seconds` has an exemplar: the newest request that fell into it, by the `trace_id` of its
 `traceparent` header, or else by its `request_id`, which is its `X-Request-Id` if it has one. They are up to a second
 old. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 
-**How many series?** A server of one model on one engine has 316 at rest. Each route in use adds 22 for each of its
-priorities: its durations, and a status. The first bulk request adds 100, another engine about 100. A route that nobody
-asks costs one.
+**How many series?** A server of one model on one engine has 317 at rest. Each route in use adds 26 for each of its
+priorities, its durations and its errors, and for each further outcome 22. The first bulk request adds 101, another
+engine about 100. A route that nobody asks costs one.
+
+**What became of a request** is its `outcome`. Durations of what was `refused` say nothing of how long answers take, so
+latency is that of `outcome="answered"`; the server's own failures are `outcome="failed"`. From the first request of a
+route to a model on, its errors (424, 429, 500, 503) have series, at zero.
 
 **The parts of a request** are tokenise, queue, inference, encode and other. Each is observed once for every request
 that reaches it, when the request ends, and together they last as long as the request: the sum of their `_sum`, divided
@@ -94,7 +99,7 @@ def document() -> str:
     usual = ", ".join(f"{bound:g}" for bound in REQUEST_BUCKETS_S)
     values = {
         "`route` (below `/models/NAME` that of the route without it)": METRIC_ROUTES,
-        "`reason` (`queue_full` is answered with 429, `too_large` with 413, the others with 503)": REJECT_REASONS,
+        "`reason` (`queue_full` is answered with 429, `too_large` with 413, `unauthorized` with 401, the others with 503)": REJECT_REASONS,
         "`stage`": CANCEL_STAGES,
         "`priority` (empty on routes that ask nothing of a model)": PRIORITIES,
     }
@@ -107,6 +112,12 @@ def document() -> str:
             "\n## Values of labels\n\nNothing that clients send becomes a label.\n\n",
             *labels,
             _bullet("`status`: the HTTP status of the answer, or 499"),
+            _bullet(
+                "`outcome`: `answered`; `refused`, because of too much work, too many connections or bodies (429, 503) "
+                "or while draining (503); `failed`, by the server (5xx, 424); `expired`, because the time that the "
+                "client gave it, less than `--request-timeout`, was over (503); `client_error` (other 4xx, and 424 for "
+                "a task that the model does not have); `disconnected` (499)"
+            ),
             _bullet(
                 "`model`: the name that clients use for it; empty where the request was refused before it was known, "
                 "and on routes that ask nothing of a model"

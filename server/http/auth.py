@@ -51,6 +51,8 @@ class AuthMiddleware:
             app = self._hot.get(path, self._app) if scope["method"] == "POST" else self._app
             await app(scope, receive, send)
         except ServerError as error:
+            if isinstance(error, Unauthorized):
+                self._metrics.rejected["unauthorized"].inc()
             await send_error(send, error, self._dialects[path])
 
     def _refuse_surplus(self, scope: Scope) -> None:

@@ -17,6 +17,8 @@ from enum import Enum
 import orjson
 from starlette.types import Send
 
+from embert.server.observability.request_record import CLIENT_ERROR, REFUSED
+
 __all__ = [
     "BadRequest",
     "Dialect",
@@ -64,6 +66,7 @@ class ServerError(Exception):
     openai_type: str = field(default="server_error", init=False)
     openai_code: str | None = field(default=None, init=False)
     reject_reason: str | None = field(default=None, init=False)
+    outcome: str = field(default="", init=False)  # for metrics, where the status does not say it
 
     def __str__(self) -> str:
         return self.message
@@ -168,6 +171,7 @@ class TaskMissing(ServerError):
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 424, "Backend", "invalid_request_error"
+        self.outcome = CLIENT_ERROR
 
 
 @dataclass(eq=False)
@@ -188,6 +192,8 @@ class Unavailable(ServerError):
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 503, "Unhealthy", "server_error"
         self.reject_reason = self.reason
+        if self.reason in ("draining", "connections", "bodies"):
+            self.outcome = REFUSED
 
 
 def error_body(error: ServerError, dialect: Dialect) -> bytes:
@@ -218,5 +224,6 @@ async def send_error(send: Send, error: ServerError, dialect: Dialect) -> None:
     if error.status == 415:
         headers.append((b"accept-encoding", b"identity"))
     begin = {"type": "http.response.start", "status": status_of(error, dialect), "headers": headers}
-    await send({**begin, "reason": error.message})  # the reason is for traces; servers ignore it
+    # The last two are for traces and metrics; servers ignore them.
+    await send({**begin, "reason": error.message, "outcome": error.outcome})
     await send({"type": "http.response.body", "body": body})

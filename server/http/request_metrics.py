@@ -18,14 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from embert.server.http.errors import Dialects, ServerError, send_error
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.request_record import BULK, INTERACTIVE, SCOPE_KEY, RequestRecord
+from embert.server.observability.request_record import BULK, CLIENT_LEFT, INTERACTIVE, SCOPE_KEY, RequestRecord
 from embert.server.observability.tracing.request_trace import RequestTracer
 
 __all__ = ["RequestMetricsMiddleware", "ids_of"]
 
 log = logging.getLogger(__name__)
 
-CLIENT_LEFT = 499  # nginx's number, for the counter only
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # https://www.w3.org/TR/trace-context/#traceparent-header: version, trace id, parent id, flags
 _TRACE_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
@@ -67,7 +66,9 @@ class RequestMetricsMiddleware:
 
         async def send_noting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
+                record.status = status = message["status"]
+                if status >= 400:
+                    record.outcome = message.get("outcome", "")
                 if trace is not None:
                     trace.reason = message.get("reason", "")
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
@@ -80,7 +81,7 @@ class RequestMetricsMiddleware:
         try:
             await self._app(scope, receive, send_noting)
         except asyncio.CancelledError:
-            record.status = CLIENT_LEFT
+            record.status, record.outcome = CLIENT_LEFT, ""
         except Exception as error:  # noqa: BLE001 - a bug of ours: the client still gets an answer
             _log_bug(error, request_id, route)
             if trace is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +20,7 @@ from prometheus_client.utils import floatToGoString
 from embert.server.observability.buffered_histogram import BufferedHistogram, RequestHistogram
 from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.metrics import REJECT_REASONS, counter, gauge, histogram
-from embert.server.observability.request_record import INTERACTIVE, RequestRecord
+from embert.server.observability.request_record import EXPIRED, INTERACTIVE, RequestRecord, outcome_of
 from embert.server.observability.scraping.exemplars import ExemplarOf
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ __all__ = ["ApiMetrics", "Work"]
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _TOKEN_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LABELS = ["model", "priority"]
+# At zero from the first request of a route to a model on: a rate misses the error that makes its series.
+_ERRORS = ((424, ""), (429, ""), (500, ""), (503, ""), (503, EXPIRED))
 
 HistogramT = TypeVar("HistogramT", bound=BufferedHistogram)
 
@@ -54,18 +57,18 @@ class ApiMetrics:
         """
         self._families = _Families(buckets)
         self._work: dict[tuple[str, str], Work] = {}
-        self._durations: dict[tuple[str, str, str], RequestHistogram] = {}
+        self._durations: dict[tuple[str, str, str, str], RequestHistogram] = {}
         answered_help = "HTTP requests answered; status 499: the client disconnected first."
-        self._requests = counter("requests_total", answered_help, ["route", *_LABELS, "status"])
-        self._answers: dict[tuple[str, str, str, int], int] = {}
+        self._requests = counter("requests_total", answered_help, ["route", *_LABELS, "status", "outcome"])
+        self._answers: dict[tuple[str, str, str, int, str], _Answers] = {}  # by their labels
         self.requests_in_flight = 0
-        self.admitted_tokens = self.queue_limit = 0
+        self.queues: dict[str, tuple[int, int]] = {}  # by model: tokens admitted by this process, and the limit of all
         self.open_connections: Callable[[], int] = int  # none, until somebody counts them
         self.connections_limit = 0
         self._in_flight = gauge("requests_in_flight", "HTTP requests in progress, including this scrape.")
-        self._admitted = gauge("admitted_tokens", "Tokens admitted and not yet answered.")
+        self._admitted = gauge("admitted_tokens", "Tokens admitted and not yet answered.", ["model"])
         limit_help = "Limit of admitted tokens, which a low measured rate reduces; above it, 429."
-        self._queue_limit = gauge("queue_limit_tokens", limit_help, mode="livemax")  # the same in all processes
+        self._queue_limit = gauge("queue_limit_tokens", limit_help, ["model"], "livemax")  # the same in all processes
         self._connections = gauge("open_connections", "Connections that clients have open, idle ones included.")
         self._connections_limit = gauge(
             "connections_limit", "Most open connections of all HTTP processes; above it, 503 or closed at once."
@@ -75,9 +78,9 @@ class ApiMetrics:
         self.unread_answers = counter("unread_answers_total", "Answers aborted because the client did not read them.")
         for route in routes:
             for model in models if route in tasks else ("",):
-                key = route, model, INTERACTIVE if route in tasks else "", 200
-                self._requests.labels(*map(str, key))
+                self._count(route, model, INTERACTIVE if route in tasks else "", 200)
         for model in models:
+            self.queues[model] = 0, 0
             work = self.work(model, INTERACTIVE)
             for engine in range(engines):
                 work.on(engine)
@@ -92,32 +95,45 @@ class ApiMetrics:
 
     def count(self, route: str, status: int) -> None:
         """Count an answer that no app gave."""
-        self._count((route, "", "", status))
+        self._count(route, "", "", status).inc()
 
     def observe(self, record: RequestRecord, seconds: float) -> None:
         """Count a request that has ended, and where its time went."""
-        key = record.route, record.model, record.priority
-        self._count((*key, record.status))
-        duration = self._durations.get(key)
-        if duration is None:
-            duration = self._durations[key] = self._families.duration(*key)
-        duration.observe_request(record, seconds)
-        if record.priority:
-            self.work(record.model, record.priority).observe(record, seconds)
+        key = record.route, record.model, record.priority, record.status, record.outcome
+        answers = self._answers.get(key) or self._made(*key)
+        answers.new += 1
+        answers.duration.observe_request(record, seconds)
+        if answers.work is not None:
+            answers.work.observe(record, seconds)
 
     def exemplars(self) -> list[ExemplarOf]:
         """A request of each bucket of their durations; of a trace's request, the trace."""
         found = []
-        for (route, model, priority), histogram_ in self._durations.items():
-            labels = {"route": route, "model": model, "priority": priority}
+        for (route, model, priority, outcome), histogram_ in self._durations.items():
+            labels = {"route": route, "model": model, "priority": priority, "outcome": outcome}
             for bucket, (record, seconds, time) in histogram_.newest.items():
                 kind, id_ = ("trace_id", record.trace_id) if record.trace_id else ("request_id", record.id)
                 le = self._families.duration_bounds[bucket]
                 found.append(ExemplarOf({**labels, "le": le}, kind, id_.decode(), seconds, time))
         return [each for each in found if each.fits]
 
-    def _count(self, key: tuple[str, str, str, int]) -> None:
-        self._answers[key] = self._answers.get(key, 0) + 1
+    def _made(self, route: str, model: str, priority: str, status: int, outcome: str) -> _Answers:
+        """The series of the first request that ends so, and beside them those of errors, at zero."""
+        if model:
+            for error in _ERRORS:
+                self._count(route, model, priority, *error)
+        labels = route, model, priority, outcome or outcome_of(status)
+        duration = self._durations.get(labels)
+        if duration is None:
+            duration = self._durations[labels] = self._families.duration(*labels)
+        work = self.work(model, priority) if priority else None
+        answers = _Answers(self._count(route, model, priority, status, outcome), duration, work)
+        self._answers[route, model, priority, status, outcome] = answers
+        return answers
+
+    def _count(self, route: str, model: str, priority: str, status: int, outcome: str = "") -> Counter:
+        """The counter of these answers; it is there, at zero, from now on."""
+        return self._requests.labels(route, model, priority, str(status), outcome or outcome_of(status))
 
     def write(self) -> None:
         """Publish everything that has been observed since the last call."""
@@ -125,14 +141,26 @@ class ApiMetrics:
             work.write()
         for each in self._families.made:
             each.write()
-        for key, answers in self._answers.items():
-            self._requests.labels(*map(str, key)).inc(answers)
-        self._answers.clear()
+        for answers in self._answers.values():
+            if answers.new:
+                answers.counter.inc(answers.new)
+                answers.new = 0
         self._in_flight.set(self.requests_in_flight)
-        self._admitted.set(self.admitted_tokens)
-        self._queue_limit.set(self.queue_limit)
+        for model, (admitted, limit) in self.queues.items():
+            self._admitted.labels(model).set(admitted)
+            self._queue_limit.labels(model).set(limit)
         self._connections.set(self.open_connections())
         self._connections_limit.set(self.connections_limit)
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Requests of one route, model and priority that ended with one status and outcome."""
+
+    counter: Counter
+    duration: RequestHistogram
+    work: Work | None  # where their time went; None: they ask nothing of a model
+    new: int = 0  # since the last write
 
 
 class Work:
@@ -200,7 +228,9 @@ class _Families:
         self.made: list[BufferedHistogram] = []
         self._sizes: dict[str, tuple[BufferedHistogram, BufferedHistogram]] = {}
         duration_help = "From the request's headers to the end of its answer."
-        durations = histogram("request_duration_seconds", duration_help, buckets.request, ["route", *_LABELS])
+        durations = histogram(
+            "request_duration_seconds", duration_help, buckets.request, ["route", *_LABELS, "outcome"]
+        )
         self.duration = partial(self._make, RequestHistogram, durations, buckets.request)
         bounds = (*buckets.request, math.inf)
         self.duration_bounds: list[str] = [floatToGoString(bound) for bound in bounds]  # type: ignore[no-untyped-call]

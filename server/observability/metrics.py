@@ -37,7 +37,7 @@ __all__ = [
     "use_folder",
 ]
 
-REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections", "bodies")
+REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections", "bodies", "unauthorized")
 CANCEL_STAGES = ("queued", "batched")
 MODEL_FACTS = ("model", "model_id", "dtype", "backend", "device")
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -8,11 +8,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["BULK", "INTERACTIVE", "PRIORITIES", "SCOPE_KEY", "Parts", "RequestRecord"]
+__all__ = [
+    "BULK",
+    "CLIENT_ERROR",
+    "CLIENT_LEFT",
+    "EXPIRED",
+    "INTERACTIVE",
+    "OUTCOMES",
+    "PRIORITIES",
+    "REFUSED",
+    "SCOPE_KEY",
+    "Parts",
+    "RequestRecord",
+    "outcome_of",
+]
 
 INTERACTIVE, BULK = "interactive", "bulk"
 PRIORITIES = (INTERACTIVE, BULK)
 SCOPE_KEY = "embert"
+# What became of a request. `expired`: its own deadline, shorter than the server's, passed.
+ANSWERED, REFUSED, FAILED, EXPIRED, CLIENT_ERROR, DISCONNECTED = OUTCOMES = (
+    "answered", "refused", "failed", "expired", "client_error", "disconnected",
+)  # fmt: skip
+CLIENT_LEFT = 499  # nginx's number, for metrics and the access log only
+
+
+def outcome_of(status: int) -> str:
+    """One of OUTCOMES, where the error itself does not say it."""
+    if status < 400:
+        return ANSWERED
+    if status == 429:
+        return REFUSED
+    if status == CLIENT_LEFT:
+        return DISCONNECTED
+    return FAILED if status >= 500 or status == 424 else CLIENT_ERROR
 
 
 class Parts(Protocol):
@@ -36,5 +65,6 @@ class RequestRecord:
     priority: str = ""  # one of PRIORITIES; empty on routes that ask nothing of a model
     model: str = ""  # its served name; empty where the request was refused before it was known
     status: int = 0
+    outcome: str = ""  # one of OUTCOMES, where an error says it; empty: `outcome_of` its status
     key: str = ""  # the name of the key that it was sent with
     parts: Parts | None = None

@@ -176,6 +176,17 @@ assert exceeded(Threshold("query", 90, 0.02)) == [("query", "p99", "90 ms")]
 assert exceeded(Threshold("query", 100)) == [("query", "failed", "0.00%")]
 assert exceeded(Threshold("bulk", 1)) == [("bulk", "requests answered", "at least 1")]
 
+# An overload: refusing takes 5 ms, and times are those of the answers.
+flooded = RequestStats()
+for _ in range(4):
+    flooded.log_request("POST", "query", 9000, 10)
+for _ in range(96):
+    flooded.log_request("POST", "query refused", 5, 10)
+told = {check.what: (check.measured, check.kept) for check in checks(flooded, (Threshold("query", 1000),), None)}
+assert told["p99"] == ("9000 ms", False)
+assert told["refused"] == ("96.00%", False)
+assert told["failed"] == ("0.00%", True)
+
 def generator(*late_ms, **runner):
     late_s.clear()
     late_s.extend(ms / 1e3 for ms in late_ms)

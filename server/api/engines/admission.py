@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from embert.server.api.engines.shares import wait_s, work_within
-from embert.server.api.input.request_options import RequestOptions
+from embert.server.api.input.request_options import TIMEOUT_HEADER, RequestOptions
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Overloaded, Unavailable
 from embert.server.ipc.control import EngineState, ModelInfo
 from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.observability.request_record import EXPIRED
 
 __all__ = ["Admission"]
 
@@ -223,7 +224,10 @@ class Admission:
         """The answer to a request that is out of time; `why` it cannot be met where the time is not over yet."""
         could = f"cannot be answered in time, {why}: it has" if why else "was not answered within"
         message = f"the request {could} {options.timeout_s:g} s ({options.set_by})"
-        return Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")
+        error = Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")
+        if options.set_by == TIMEOUT_HEADER:
+            error.outcome = EXPIRED
+        return error
 
     def _overloaded(self, admitted: int, tokens: str, limit: int) -> Overloaded:
         whole, rate = self.queue_limit, self.tokens_per_s

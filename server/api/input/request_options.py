@@ -13,8 +13,9 @@ from embert.server.api.input.request_body import describe_name
 from embert.server.http.errors import Invalid
 from embert.server.observability.request_record import BULK, INTERACTIVE
 
-__all__ = ["RequestOptions", "read_request_options"]
+__all__ = ["TIMEOUT_HEADER", "RequestOptions", "read_request_options"]
 
+TIMEOUT_HEADER = "X-Request-Timeout"
 _SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
@@ -41,9 +42,9 @@ def read_request_options(headers: list[tuple[bytes, bytes]], arrived: float, lim
         if name == b"x-request-timeout":
             timeout_s = float(value) if _SECONDS.fullmatch(value) else 0.0
             if not timeout_s:
-                raise _invalid("X-Request-Timeout", "a number of seconds above 0", value)
+                raise _invalid(TIMEOUT_HEADER, "a number of seconds above 0", value)
             if timeout_s < limit_s:
-                options.timeout_s, options.set_by = timeout_s, "X-Request-Timeout"
+                options.timeout_s, options.set_by = timeout_s, TIMEOUT_HEADER
                 options.deadline = arrived + timeout_s
         elif name == b"x-priority":
             if value not in (b"interactive", b"bulk"):

@@ -102,8 +102,8 @@ class Services:
 
     def write_metrics(self) -> None:
         """Make everything that happened until now visible to scrapes."""
-        self.metrics.admitted_tokens = sum(service.admission.admitted_tokens for service in self.all)
-        self.metrics.queue_limit = sum(service.queue_limit for service in self.all)
+        for service in self.all:
+            self.metrics.queues[service.served.name] = service.admission.admitted_tokens, service.queue_limit
         self.metrics.write()
 
     def close(self) -> None:

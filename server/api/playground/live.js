@@ -25,6 +25,7 @@ function parseMetrics(text) {
     else if (name === "engine_up") found.up += Number(value);
     else if (!WORK.includes(label("route"))) continue;
     else if (name === "requests_total") found.requests += Number(value);
+    else if (label("outcome") !== "answered") continue; // refusals take no time
     else if (name === "request_duration_seconds_count") found.count += Number(value);
     else if (name === "request_duration_seconds_sum") found.seconds += Number(value);
     else if (name === "request_duration_seconds_bucket") {

@@ -13,6 +13,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 from opentelemetry.trace import TraceState
 
+from embert.server.observability.request_record import CLIENT_LEFT
 from embert.server.observability.tracing.records import BatchRecord, RequestRecord
 from embert.server.observability.tracing.trace_context import SPAN_BYTES, TRACE_BYTES
 
@@ -20,7 +21,6 @@ __all__ = ["SpanBuilder", "pair"]
 
 # Of W3C's flags and OTLP's: sampled; it is known whether the parent is remote; it is.
 _LOCAL, _REMOTE = 0x101, 0x301
-_CLIENT_LEFT = 499
 _METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"))
 _OTHER_METHOD = "_OTHER"  # OpenTelemetry's word, as are the names of attributes without `embert.`
 
@@ -72,7 +72,7 @@ class SpanBuilder:
             attributes += _kept("embert.model", record.model), _kept("embert.priority", priority)
         if record.texts:
             attributes += pair("embert.texts", record.texts), pair("embert.tokens", record.tokens)
-        if record.status == _CLIENT_LEFT:
+        if record.status == CLIENT_LEFT:
             attributes.append(_kept("embert.client_left", True))
         elif record.status:
             attributes.append(_kept("http.response.status_code", record.status))

@@ -20,6 +20,7 @@ from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, G
 from embert.server.observability.scraping.exposition import Exposition, Form
 from embert.server.observability.scraping.scrapes import Scrapes
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
+from tests.server.stand_in import FAIL, SLEEP
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
@@ -140,7 +141,7 @@ def test_zero_from_the_start(at_rest: dict[str, float]) -> None:
 def test_labels_that_are_known_are_all_there(at_rest: dict[str, float]) -> None:
     for route in METRIC_ROUTES:
         model, priority = (MODEL, "interactive") if route in METRIC_TASKS else ("", "")
-        labels = f'model="{model}",priority="{priority}",route="{route}"'
+        labels = f'model="{model}",outcome="answered",priority="{priority}",route="{route}"'
         assert f'embert_requests_total{{{labels},status="200"}}' in at_rest
         assert (f"embert_request_duration_seconds_count{{{labels}}}" in at_rest) == (route in ASKED)
     for part in ("tokenize", "queue", "inference", "response_encode", "request_other"):
@@ -224,6 +225,39 @@ def test_requests_count(fresh: Live, at_rest: dict[str, float]) -> None:
     assert after["embert_padding_tokens_total" + '{engine="0"}'] == 0
     assert after["embert_queue_tokens"] == after["embert_queue_texts"] == 0
     assert after["embert_requests_in_flight"] == 1  # the one that asks
+
+
+def test_every_request_has_an_outcome(fresh: Live) -> None:
+    """Refusals and clients' own mistakes are told from failures, and errors have series before they happen."""
+
+    def counted(route: str) -> dict[tuple[str, str], float]:
+        """By status and outcome, and that durations say the same by outcome."""
+        samples = fresh.metrics()
+        wanted = [(sample, value) for sample, value in samples.items() if f'route="{route}"' in sample and value]
+        durations = sum(v for s, v in wanted if s.startswith("embert_request_duration_seconds_count"))
+        found = {
+            (re.findall('status="(.+?)"', sample)[0], re.findall('outcome="(.+?)"', sample)[0]): value
+            for sample, value in wanted
+            if sample.startswith("embert_requests_total")
+        }
+        for _, outcome in found:
+            at_least = f'embert_request_duration_seconds_count{{route="{route}",outcome="{outcome}"}}'
+            assert samples[at_least] == sum(value for (_, other), value in found.items() if other == outcome)
+        assert durations == sum(found.values())
+        return found
+
+    labels = f'model="{MODEL}",outcome="%s",priority="interactive",route="/similarity",status="%d"'
+    fresh.post("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}})
+    samples = fresh.metrics()
+    for status, outcome in ((424, "failed"), (429, "refused"), (500, "failed"), (503, "failed")):
+        assert samples[f"embert_requests_total{{{labels % (outcome, status)}}}"] == 0
+    fresh.post("/rerank", {"query": "a", "texts": ["b"]})
+    assert counted("/rerank") == {("424", "client_error"): 1}
+    fresh.post("/", {"inputs": [101, FAIL, 102]})
+    late = fresh.post("/", {"inputs": [101, SLEEP + 10, 102]}, headers={"x-request-timeout": "0.1"})
+    assert late.status_code == 503
+    fresh.post("/", {"inputs": ""})
+    assert counted("/") == {("424", "failed"): 1, ("503", "expired"): 1, ("400", "client_error"): 1}
 
 
 def test_many_lengths_are_observed_as_one_by_one(tmp_path: Path) -> None:

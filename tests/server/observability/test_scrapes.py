@@ -175,23 +175,28 @@ def test_files_of_a_process_that_has_just_begun(form: Form, tmp_path: Path, monk
 
 def test_series_are_as_few_as_documented() -> None:
     said = re.search(
-        r"has (\d+) at rest\..* adds (\d+) for each.* bulk request adds (\d+),", METRICS.read_text(), re.DOTALL
+        r"has (\d+) at rest\..* adds (\d+) for each.* outcome (\d+)\..* bulk request adds (\d+),",
+        METRICS.read_text(),
+        re.DOTALL,
     )
     assert said is not None
 
     def series() -> int:
-        return sum('status="503"' not in sample for sample in server.metrics())  # which probes get until it is ready
+        probed = 'route="/readyz"', 'outcome="failed"'  # until the server is ready
+        return sum(not all(each in sample for each in probed) for sample in server.metrics())
 
     with live(*STAND_IN) as server:
         counts = [series()]  # this scrape's own durations are there at the next
         counts.append(series())
-        server.post("/v1/rerank", {"query": "a", "documents": ["b"]})  # 424: another status than the one at rest
+        server.post("/embed", {"inputs": "a"})
+        counts.append(series())
+        server.post("/embed", {"inputs": ""})
         counts.append(series())
         server.post("/embed", {"inputs": "a"}, headers={"x-priority": "bulk"})
         counts.append(series())
-    _, at_rest, route, bulk = counts
-    assert [at_rest, route - at_rest] == [int(said[1]), int(said[2])]
-    assert bulk - route == int(said[3]) + int(said[2])
+    _, at_rest, route, failed, bulk = counts
+    assert [at_rest, route - at_rest, failed - route] == [int(said[1]), int(said[2]), int(said[3])]
+    assert bulk - failed == int(said[4]) + int(said[2])
 
 
 def test_connections_are_counted(two: Live) -> None:
