@@ -225,7 +225,7 @@ def test_rules_are_evaluated_without_errors(watched: Prometheus) -> None:
 
 
 def test_parts_add_up_to_the_duration(watched: Prometheus) -> None:
-    """The stacked panel is as high as the time that all took for each answer: within 2 %, which Prometheus' extrapolation may err."""
+    """The stacked panel is as high as all time for each answer: within 2 %, which Prometheus' extrapolation may err."""
     (panel,) = [panel for panel in PANELS if panel["title"].startswith("Where the time goes")]
     spent = "sum (rate(embert_request_duration_seconds_sum{{priority=~'{priority}'}}[10s]))"
     answers = "sum (rate(embert_request_duration_seconds_count{{priority=~'{priority}',outcome='answered'}}[10s]))"
