@@ -99,7 +99,7 @@ def document() -> str:
     usual = ", ".join(f"{bound:g}" for bound in REQUEST_BUCKETS_S)
     values = {
         "`route` (below `/models/NAME` that of the route without it)": METRIC_ROUTES,
-        "`reason` (`queue_full` is answered with 429, `too_large` with 413, `unauthorized` with 401, the others with 503)": REJECT_REASONS,
+        "`reason` (answered with: `queue_full` 429, `too_large` 413, `unauthorized` 401, others 503)": REJECT_REASONS,
         "`stage`": CANCEL_STAGES,
         "`priority` (empty on routes that ask nothing of a model)": PRIORITIES,
     }
