@@ -5,25 +5,35 @@ Ids are bytes of int32 in native order here: joining bytes is ten times as fast 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import string
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Library
 
-from embert.engine.errors import BrokenModel
+from embert.engine.errors import BrokenModel, EngineError
 from embert.engine.files.json_files import read_object
 from embert.engine.tokenization.encoded import Direction, TokenInfo
 from embert.engine.tokenization.split_points import SplitPoints, split_points_of
 from embert.engine.tokenization.word_cache import WordCache
 
-__all__ = ["ID_BYTES", "Backend", "PairTemplate", "SpecialTokens"]
+__all__ = ["ID_BYTES", "Backend", "PairTemplate", "SpecialTokens", "TokenizerFailed"]
 
 ID_BYTES = 4  # int32
+_NOT_THE_LIBRARYS = (TypeError, KeyboardInterrupt, SystemExit)  # the first is about a lone surrogate
+PROBED_TOKENS = 1000  # of the vocabulary, where no letter has a token
+
+
+class TokenizerFailed(Exception):
+    """The library cannot tokenize a text; the message does not contain the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +77,55 @@ class Backend:
     """
 
     def __init__(self, path: Path, *, vocab_size: int, lowercase: bool) -> None:
-        """Read a tokenizer.json. Raises BrokenModel if it cannot be read or has more than `vocab_size` tokens.
+        """Read a tokenizer.json. Raises BrokenModel if it cannot be read or has a token whose id is over the table.
 
-        `lowercase` lowercases texts before everything else: do_lower_case of sentence_bert_config.json.
+        Ids are 0 … `vocab_size` - 1. `lowercase` lowercases texts before everything else: do_lower_case of
+        sentence_bert_config.json.
         """
+        self.path, self.vocab_size = path, vocab_size
         description = read_object(path)
-        try:
-            # Rust reads the whole file again, which costs less than handing over the parsed object.
-            self._library = Library.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise BrokenModel(f"{path} is not a tokenizer that can be read: {error}") from error
+        with _readable(path):
+            self._read(description, lowercase=lowercase)
+
+    def _read(self, description: dict[str, Any], *, lowercase: bool) -> None:
+        # Rust reads the whole file again, which costs less than handing over the parsed object.
+        self._library = Library.from_file(str(self.path))
         self._library.no_padding()
         self._library.no_truncation()
-        if self._library.get_vocab_size() > vocab_size:
-            raise BrokenModel(
-                f"{path} has {self._library.get_vocab_size()} tokens, the model has embeddings for {vocab_size}"
-            )
         if lowercase:
             normalizer = self._library.normalizer
             self._library.normalizer = normalizers.Sequence(
                 [normalizers.Lowercase(), *([normalizer] if normalizer else [])]
             )
+        vocabulary = description["model"]["vocab"]  # of Unigram a list of tokens with their scores
+        if isinstance(vocabulary, list):
+            vocabulary = {token: token_id for token_id, (token, _) in enumerate(vocabulary)}
+        added = {token.content: token_id for token_id, token in self._library.get_added_tokens_decoder().items()}
+        for tokens in (vocabulary, added):
+            if max(tokens.values(), default=0) >= self.vocab_size:
+                self.check_ids((token_id, token) for token, token_id in tokens.items())
+        self.probe = self._probe(vocabulary)
         self.special = self._special_tokens()
         self._words = WordCache(self.library_ids) if not lowercase and WordCache.supports(description) else None
         self.split_points: SplitPoints = split_points_of(description, self._library)
-        self.lead_tokens = len(self.library_ids([self.split_points.lead])[0]) // ID_BYTES
+        try:
+            self.lead_tokens = len(self.library_ids([self.split_points.lead])[0]) // ID_BYTES
+        except TokenizerFailed:
+            self.split_points, self.lead_tokens = SplitPoints(), 0
+
+    def check_ids(self, tokens: Iterable[tuple[int, str]]) -> None:
+        """Raise BrokenModel for a token, an id and a name, that the model has no embedding for."""
+        for token_id, token in tokens:
+            if token_id >= self.vocab_size:
+                raise BrokenModel(
+                    f"{self.path}: the token {token!r} has the id {token_id}; the model has embeddings for ids 0 to "
+                    f"{self.vocab_size - 1}"
+                )
 
     def ids(self, texts: Sequence[str], wanted: int | None, direction: Direction) -> list[bytes]:
         """Ids of each text. Of a text with more than `wanted` tokens, at least its first (last) `wanted` ones.
 
-        Raises TypeError for a text with a lone surrogate.
+        Raises TypeError for a text with a lone surrogate, TokenizerFailed for one that the library cannot tokenize.
         """
         words = self._words
         if words is None:
@@ -122,14 +151,24 @@ class Backend:
         return words.known(split)
 
     def library_ids(self, texts: Sequence[str]) -> list[bytes]:
-        """Ids of each text from the library. Raises TypeError for a text with a lone surrogate."""
-        # The batch calls release the GIL; `encode` holds it.
-        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Ids of each text from the library. Raises as `ids`."""
+        try:
+            # The batch calls release the GIL; `encode` holds it.
+            encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        except _NOT_THE_LIBRARYS:
+            raise
+        except BaseException as error:
+            raise TokenizerFailed(_reason(error)) from error
         return [array("i", encoding.ids).tobytes() for encoding in encodings]
 
     def encodings(self, texts: list[str]) -> list[Encoding]:
-        """Each text's ids with their offsets. Raises TypeError for a text with a lone surrogate."""
-        return self._library.encode_batch(texts, add_special_tokens=False)
+        """Each text's ids with their offsets. Raises as `ids`."""
+        try:
+            return self._library.encode_batch(texts, add_special_tokens=False)
+        except _NOT_THE_LIBRARYS:
+            raise
+        except BaseException as error:
+            raise TokenizerFailed(_reason(error)) from error
 
     def is_special(self, token: int) -> bool:
         """Whether an id is a special token's."""
@@ -146,7 +185,7 @@ class Backend:
         Raises BrokenModel if the post-processor has no place for a second text, or names a type that the model has not.
         """
         said = "the tokenizer cannot encode pairs of texts: its post-processor"
-        pair, (bare,) = self._library.encode("a", "a"), self.library_ids(["a"])
+        pair, (bare,) = self._library.encode(self.probe, self.probe), self.library_ids([self.probe])
         ids, kinds, texts, length = array("i", pair.ids), pair.type_ids, pair.sequence_ids, len(bare) // ID_BYTES
         if 0 not in texts or 1 not in texts:
             raise BrokenModel(f"{said} leaves one of them out")
@@ -165,8 +204,21 @@ class Backend:
             types = np.array(kinds[: first + 1] + kinds[between : second + 1] + kinds[after:], np.int32)
         return PairTemplate(ids[:first].tobytes(), ids[between:second].tobytes(), ids[after:].tobytes(), types)
 
+    def _probe(self, vocabulary: Iterable[str]) -> str:
+        """A text with a token of its own, so that what the post-processor adds can be told from it."""
+        for text in itertools.chain(string.ascii_letters + string.digits, itertools.islice(vocabulary, PROBED_TOKENS)):
+            with contextlib.suppress(TokenizerFailed):
+                if text and self.library_ids([text])[0]:
+                    return text
+        raise BrokenModel(f"{self.path}: the tokenizer makes no token of any letter, nor of its first tokens")
+
     def _special_tokens(self) -> SpecialTokens:
-        bare, full = (self._library.encode("a", add_special_tokens=special) for special in (False, True))
+        bare, full = (self._library.encode(self.probe, add_special_tokens=special) for special in (False, True))
+        pair = self._library.encode(self.probe, self.probe)
+        for encoding in (full, pair):
+            self.check_ids(zip(encoding.ids, encoding.tokens, strict=True))
+        if 0 not in full.special_tokens_mask:
+            raise BrokenModel("the tokenizer's post-processor leaves the text out")
         before = full.special_tokens_mask.index(0)
         after = before + len(bare)
         if full.ids[before:after] != bare.ids:
@@ -180,6 +232,22 @@ class Backend:
             prefix=array("i", full.ids[:before]).tobytes(),
             suffix=array("i", full.ids[after:]).tobytes(),
         )
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """BrokenModel for whatever the library raises."""
+    try:
+        yield
+    except (EngineError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exception, and its panics are no Exception at all
+        raise BrokenModel(f"{path} is not a tokenizer that can be read: {error}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The library's exceptions name a missing token; a panic, which is no Exception, may quote the text."""
+    return str(error) if isinstance(error, Exception) else "the tokenizer panicked"
 
 
 def _kept(chunks: list[str], wanted: int | None, direction: Direction) -> list[str]:

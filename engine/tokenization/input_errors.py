@@ -7,7 +7,16 @@ from typing import cast
 
 from embert.engine.errors import InputError, InputTooLarge
 
-__all__ = ["bad_id", "check_sequence", "check_text", "check_texts", "check_unicode", "too_long", "unbroken"]
+__all__ = [
+    "bad_id",
+    "check_sequence",
+    "check_text",
+    "check_texts",
+    "check_unicode",
+    "too_long",
+    "unbroken",
+    "untokenizable",
+]
 
 
 def check_texts(texts: object, param: str) -> None:
@@ -63,6 +72,11 @@ def bad_id(index: int, token_id: object, vocab_size: int, param: str) -> InputEr
         f"`{param}`: sequence {index} has the token id {shown}; ids are integers from 0 to {vocab_size - 1}",
         param=param,
     )
+
+
+def untokenizable(index: int, reason: str, param: str) -> InputError:
+    """The tokenizer fails on a text."""
+    return InputError(f"`{param}`: text {index} cannot be tokenized: {reason}", param=param, kind="tokenizer")
 
 
 def check_unicode(texts: Sequence[str], param: str) -> None:

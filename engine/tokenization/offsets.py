@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from embert.engine.tokenization.backend import Backend
+from embert.engine.tokenization.backend import Backend, TokenizerFailed
 from embert.engine.tokenization.encoded import TokenInfo
-from embert.engine.tokenization.input_errors import check_unicode
+from embert.engine.tokenization.input_errors import check_unicode, untokenizable
 from embert.engine.tokenization.parts import TextParts
 from embert.engine.tokenization.turns import groups
 
@@ -35,7 +35,7 @@ def tokens_with_offsets(
         answer = [(index, [*special.before] if add_special_tokens else []) for index in parts]
         while parts:
             try:
-                _append_tokens(backend, parts, dict(answer))
+                _append_tokens(backend, parts, dict(answer), param)
             except TypeError:
                 check_unicode(texts, param)
                 raise
@@ -48,11 +48,21 @@ def tokens_with_offsets(
             answer = [(index, []) for index in parts]
 
 
-def _append_tokens(backend: Backend, parts: dict[int, TextParts], answer: dict[int, list[TokenInfo]]) -> None:
+def _append_tokens(
+    backend: Backend, parts: dict[int, TextParts], answer: dict[int, list[TokenInfo]], param: str
+) -> None:
     """Append the tokens of the next part of each text."""
     starts = [part.start for part in parts.values()]
     taken = [part.take(TURN_CHARACTERS) for part in parts.values()]
-    encodings = backend.encodings([text for _, text in taken])
+    try:
+        encodings = backend.encodings([text for _, text in taken])
+    except TokenizerFailed:
+        for index, (_, text) in zip(parts, taken, strict=True):
+            try:
+                backend.encodings([text])
+            except TokenizerFailed as error:
+                raise untokenizable(index, str(error), param) from error
+        raise
     for tokens, at, (led, text), encoding in zip(answer.values(), starts, taken, encodings, strict=True):
         first = backend.lead_tokens if led else 0
         shift = at - (len(backend.split_points.lead) if led else 0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from embert.engine.errors import InputError
-from embert.engine.tokenization.backend import ID_BYTES, Backend
+from embert.engine.tokenization.backend import ID_BYTES, Backend, TokenizerFailed
 from embert.engine.tokenization.encoded import Direction
-from embert.engine.tokenization.input_errors import check_unicode, unbroken
+from embert.engine.tokenization.input_errors import check_unicode, unbroken, untokenizable
 from embert.engine.tokenization.split_points import NoSplitPoint, SplitPoints
 from embert.engine.tokenization.turns import Turns, groups
 
@@ -21,14 +21,14 @@ class TextParts:
 
     __slots__ = (
         "_end",
-        "_index",
         "_left",
         "_most",
-        "_param",
         "_pattern",
         "_shorten",
         "_split_points",
         "_text",
+        "index",
+        "param",
         "start",
     )
 
@@ -48,7 +48,7 @@ class TextParts:
         `offsets` asks for split points that keep offsets, too, and not only ids.
         """
         self._text, self._split_points, self._most = text, split_points, most
-        self._index, self._param = index, param
+        self.index, self.param = index, param
         self._left = direction == "left"
         self._pattern = split_points.of_offsets if offsets else split_points.of_ids
         self._shorten = not offsets  # shortening moves offsets
@@ -73,7 +73,7 @@ class TextParts:
                 inside = self._end - size if self._left else self.start + size
                 shorter = self._split_points.shorten(self._text, inside) if self._shorten else None
                 if shorter is None:
-                    raise unbroken(self._index, self._end - self.start, self._most, self._param) from None
+                    raise unbroken(self.index, self._end - self.start, self._most, self.param) from None
                 self._end -= len(self._text) - len(shorter)
                 self._text = shorter
         if self._left:
@@ -115,7 +115,7 @@ def read_bodies(
     tokens = 0
     try:
         if sum(sizes) + len(sizes) * TEXT_CHARACTERS <= turn_characters and max(sizes, default=0) <= part:
-            return backend.ids(texts, wanted, direction)
+            return _ids(backend, texts, wanted, direction, enumerate(texts), param)
         for group in groups([min(size, part) + TEXT_CHARACTERS for size in sizes], turn_characters):
             parts = [
                 TextParts(text, backend.split_points, direction, most_unbroken, index=index, param=param)
@@ -143,6 +143,27 @@ def _next_bodies(
 ) -> list[bytes]:
     """Ids of the next part of each text, of `size` characters or somewhat more."""
     taken = [part.take(size) for part in parts]
-    bodies = backend.ids([text for _, text in taken], wanted, direction)
+    places = ((part.index, text) for part, (_, text) in zip(parts, taken, strict=True))
+    bodies = _ids(backend, [text for _, text in taken], wanted, direction, places, parts[0].param)
     lead = backend.lead_tokens * ID_BYTES
     return [body[lead:] if led else body for (led, _), body in zip(taken, bodies, strict=True)]
+
+
+def _ids(
+    backend: Backend,
+    texts: Sequence[str],
+    wanted: int | None,
+    direction: Direction,
+    places: Iterable[tuple[int, str]],
+    param: str,
+) -> list[bytes]:
+    """As `Backend.ids`. Raises InputError for the first of `places`, indices and texts, that cannot be tokenized."""
+    try:
+        return backend.ids(texts, wanted, direction)
+    except TokenizerFailed:
+        for index, text in places:
+            try:
+                backend.library_ids([text])
+            except TokenizerFailed as error:
+                raise untokenizable(index, str(error), param) from error
+        raise

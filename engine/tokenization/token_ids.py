@@ -63,7 +63,8 @@ class Frame:
     def around(self, bodies: Sequence[bytes], truncate: bool, direction: Direction, param: str) -> Encoded:
         """Cut the ids of texts, put them between the others, and lay them end to end.
 
-        Raises InputError, which names `param`, for a text that is too long while `truncate` is false.
+        Raises InputError, which names `param`, for a text that is too long while `truncate` is false, or has no tokens
+        where none are put around it.
         """
         limit, truncated = self.room * ID_BYTES, 0
         lengths = array("i")
@@ -80,6 +81,9 @@ class Frame:
                 pieces.append(self.filler * (self.filled - tokens))
                 tokens = self.filled
             lengths.append(tokens)
+        if not self.overhead and 0 in lengths:
+            index = lengths.index(0)
+            raise InputError(f"`{param}`: text {index} has no tokens", param=param, kind="tokenizer")
         # A bytearray, because torch wants a writable array.
         ids = np.frombuffer(bytearray().join(pieces), np.int32)
         return Encoded(ids, np.frombuffer(lengths, np.int32) if lengths else np.zeros(0, np.int32), truncated)

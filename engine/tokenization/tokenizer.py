@@ -56,6 +56,10 @@ class Tokenizer:
         self.max_input_length = model.max_input_length  # tokens, special tokens included
         self._backend = Backend(path, vocab_size=self.vocab_size, lowercase=model.lowercase)
         head = model.heads.multi_vector
+        for role in () if head is None else (head.query, head.document):
+            expansion = None if role.expansion is None else role.expansion.token
+            markers = (("the marker", role.marker), ("the expansion", expansion))
+            self._backend.check_ids((token_id, name) for name, token_id in markers if token_id is not None)
         try:
             self._frames = {
                 is_query: Frame.of(
@@ -72,6 +76,11 @@ class Tokenizer:
         self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)
         room = self._frames[None].room
         self._part = max(LEAST_PART_CHARACTERS, min(TURN_CHARACTERS, CHARACTERS_PER_TOKEN * room))
+
+    @property
+    def probe(self) -> str:
+        """A text that has a token, whatever the tokenizer."""
+        return self._backend.probe
 
     def least_limit(self, is_query: bool | None = None) -> int:
         """The least `limit` for a text: beside the special tokens it has one of its own."""

@@ -341,7 +341,7 @@ def test_a_tokenizer_that_cannot_be_read(build_bert: BuildBert) -> None:
 def test_a_tokenizer_with_more_tokens_than_the_model(build_bert: BuildBert) -> None:
     folder = build_bert(vocab_size=50)
     change(folder / "config.json", vocab_size=49)
-    with pytest.raises(BrokenModel, match=r"tokenizer\.json has 50 tokens, the model has embeddings for 49$"):
+    with pytest.raises(BrokenModel, match=r"has the id 49; the model has embeddings for ids 0 to 48$"):
         engine.Tokenizer(engine.load_model(str(folder)))
 
 

@@ -73,10 +73,10 @@ class TextPairs:
             tokens += min(first_words + second_words, longest)
         return tokens
 
-    def of_kind(self, *, single: bool) -> TextPairs:
-        """The single texts, or the pairs. Empty texts stand in the others' places, so errors name the right index."""
+    def of_kind(self, *, single: bool, filler: str) -> TextPairs:
+        """The single texts, or the pairs. `filler` stands in the others' places, so errors name the right index."""
         here = [(second is None) == single for second in self.seconds]
-        firsts = [self.first(index) if is_here else "" for index, is_here in enumerate(here)]
+        firsts = [self.first(index) if is_here else filler for index, is_here in enumerate(here)]
         seconds = [second or "" if is_here else "" for second, is_here in zip(self.seconds, here, strict=True)]
         return TextPairs(firsts, seconds)
 
@@ -101,10 +101,14 @@ class PairTokenizer:
         with input_errors():
             if not any(are_single):
                 return await self._encode_pairs(texts, receive, check, how)
-            singles = await self._encode_firsts(texts.of_kind(single=True), receive, check, how)
+            singles = await self._encode_firsts(
+                texts.of_kind(single=True, filler=self.tokenizer.probe), receive, check, how
+            )
             if all(are_single):
                 return singles
-            pairs = await self._encode_pairs(texts.of_kind(single=False), receive, check, how)
+            pairs = await self._encode_pairs(
+                texts.of_kind(single=False, filler=self.tokenizer.probe), receive, check, how
+            )
             return interleaved(are_single, singles, pairs)
 
     async def _encode_pairs(

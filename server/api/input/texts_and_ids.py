@@ -21,8 +21,8 @@ _INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words: half a
 _INLINE_IDS = 16384
 _WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the event loop
 
-# What stands for an item of the other kind where a list has both, so that errors name the right index.
-_NO_TEXT, _NO_IDS = "", [0]
+# What stands for texts where a list has ids, too, so that errors name the right index.
+_NO_IDS = [0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,9 @@ class TextTokenizer:
             if given.kind is list:
                 return await self._pack(given.items, given.ids, receive, check, how)
             are_texts = [isinstance(item, str) for item in given.items]
-            texts = [item if is_text else _NO_TEXT for item, is_text in zip(given.items, are_texts, strict=True)]
+            texts = [
+                item if is_text else self.tokenizer.probe for item, is_text in zip(given.items, are_texts, strict=True)
+            ]
             lists = [_NO_IDS if is_text else item for item, is_text in zip(given.items, are_texts, strict=True)]
             encoded = await self._encode(texts, given.characters, receive, check, as_texts)
             return interleaved(are_texts, encoded, await self._pack(lists, given.ids, receive, check, how))

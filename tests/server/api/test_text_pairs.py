@@ -59,9 +59,9 @@ def test_the_query_counts_in_every_pair() -> None:
 
 def test_texts_and_pairs_come_back_in_their_places(tokenizer: engine.Tokenizer) -> None:
     pairs = TextPairs(["a", "b", "c", "d"], ["x", None, "y", None])
-    singles, others = pairs.of_kind(single=True), pairs.of_kind(single=False)
-    assert [*singles.firsts] == ["", "b", "", "d"]
-    assert ([*others.firsts], [*others.seconds]) == (["a", "", "c", ""], ["x", "", "y", ""])
+    singles, others = (pairs.of_kind(single=single, filler="z") for single in (True, False))
+    assert [*singles.firsts] == ["z", "b", "z", "d"]
+    assert ([*others.firsts], [*others.seconds]) == (["a", "z", "c", "z"], ["x", "", "y", ""])
     encoded = interleaved(
         [False, True, False, True],
         tokenizer.encode(singles.firsts, truncate=True),
