@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.families import Architecture, read_architecture
+from embert.engine.families import Architecture, check_config, read_architecture
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
+from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
+from embert.engine.files.keys import check_keys
 from embert.engine.heads.checkpoints.bge_m3 import CONVERT
 from embert.engine.heads.checkpoints.classifier import read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.heads import read_vector_heads
@@ -84,19 +88,33 @@ def load_model(
     location = locate(model, revision=revision, progress=progress)
     folder, notices = location.folder, list(location.notices)
     modules = read_modules(folder, pooling=pooling) or Modules(pooling=pooling)
+    notices += modules.notices
     transformer = folder / modules.transformer
     if not (transformer / "config.json").is_file():
         raise BrokenModel(f"{transformer} has no config.json, so it is not a model folder")
     # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
     architecture = read_architecture(transformer / "config.json")
+    notices += check_config(transformer / "config.json")
     classifier = read_classifier(folder, modules.transformer, architecture) if modules.alone else None
     splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
     _check_files(transformer, auto_class if classifier is None else "AutoModelForSequenceClassification")
+    library = folder / "config_sentence_transformers.json"
+    library_fields = read_object(library) if library.is_file() else {}
+    notices += check_keys(library, library_fields, CONFIG_SENTENCE_TRANSFORMERS)
     prompts, default_prompt_name = read_prompts(folder)
     prompts = prompts_with_adapters(prompts, architecture.adapters)
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
-    found = read_vector_heads(folder, architecture, modules, prompts, usual_prompt, pooling=pooling, splade=splade)
+    found = read_vector_heads(
+        folder,
+        architecture,
+        modules,
+        prompts,
+        usual_prompt,
+        pooling=pooling,
+        splade=splade,
+        most_weights=_most_weights(library, library_fields),
+    )
     embeds = found.embeds and (classifier is None or pooling is not None)
     if classifier is not None:
         classifier = stored_classifier(classifier, architecture.tensors, transformer)
@@ -110,8 +128,10 @@ def load_model(
     if found.embeds and modules.pooling:
         pooling_mode = modules.pooling
     after_pooling = modules.after_pooling if found.embeds else ()
-    max_input_length = _max_input_length(transformer, architecture, modules.max_length)
+    max_input_length = _max_input_length(transformer, architecture, modules.transformer_module.max_length)
     multi_vector = found.multi_vector
+    if multi_vector is None:
+        modules.transformer_module.check_no_roles()
     if multi_vector is not None:
         # Queries and documents with lengths of their own are not bound by the transformer's: PyLate stores there the
         # length of whatever it encoded last.
@@ -129,7 +149,7 @@ def load_model(
         prompts=prompts,
         default_prompt_name=default_prompt_name,
         width=width_after(folder, after_pooling, architecture.hidden_size * len(modes_of(pooling_mode))),
-        lowercase=modules.lowercase,
+        lowercase=modules.transformer_module.lowercase,
         transformer=modules.transformer,
         notices=tuple(notices),
         heads=Heads(classifier, found.sparse, multi_vector),
@@ -139,16 +159,23 @@ def load_model(
 
 
 def _max_input_length(folder: Path, architecture: Architecture, modules_limit: int | None) -> int:
-    """The smallest limit that the model's files state, in tokens."""
-    limits = [architecture.max_positions]
-    if modules_limit is not None:
-        limits.append(modules_limit)
+    """The most tokens of a text: sentence-transformers' own limit is in place of the tokenizer's."""
+    limit = modules_limit
     path = folder / "tokenizer_config.json"
-    if path.is_file():
-        stated = read_object(path).get("model_max_length")
+    if limit is None and path.is_file():
+        fields = read_object(path)
+        stated = fields.get("model_max_length", fields.get("max_len"))
         if isinstance(stated, (int, float)) and 0 < stated < NO_LENGTH_LIMIT:
-            limits.append(int(stated))
-    return min(limits)
+            limit = int(stated)
+    return architecture.max_positions if limit is None else min(limit, architecture.max_positions)
+
+
+def _most_weights(library: Path, fields: Mapping[str, Any]) -> int | None:
+    """`max_active_dims` of a SparseEncoder. Raises BrokenModel."""
+    most = fields.get("max_active_dims")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise BrokenModel(f"{library}: max_active_dims must be a positive int, found {most!r}")
+    return most
 
 
 def _pickled(folder: Path, names: tuple[str, ...]) -> str:

@@ -82,6 +82,16 @@ class Rows:
         (rows,) = np.nonzero(~np.isfinite(self.values).all(1))
         return int(np.searchsorted(self.offsets, rows[0], side="right")) - 1
 
+    def largest(self, most: int) -> Rows:
+        """Of SPARSE: the pairs of each sequence with its `most` largest values; the first ones of equals."""
+        owners = np.repeat(np.arange(self.sequences), self.counts)
+        # A value that is not a number is kept, to be seen.
+        values = np.nan_to_num(self.values[:, 0], nan=np.inf)
+        order = np.lexsort((-values, owners))
+        kept = np.zeros(len(order), np.bool_)
+        kept[order] = np.arange(len(order)) - self.offsets[owners] < most
+        return self.where(kept)
+
     def sparse_vectors(self) -> list[SparseVector]:
         """Of SPARSE: the pairs of each sequence. Raises ValueError for the rows of another task."""
         if self.indices is None:

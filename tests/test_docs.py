@@ -105,7 +105,7 @@ def test_the_diff_that_adds_a_family_is_the_code_that_is_there() -> None:
             assert lines == code if path == "/dev/null" else lines in code, f"{new} has no\n{lines}"
         shown.append(f"--- {path}\n+++ b/{new}\n{hunks}")
     assert "".join(shown) == diff
-    assert len(shown) == 4
+    assert len(shown) == 5
 
 
 def test_every_limit_is_explained() -> None:

@@ -23,8 +23,11 @@ from embert.engine.families import (
     roberta,
 )
 from embert.engine.families.config.config_file import ConfigFile
+from embert.engine.files.json_files import read_object
+from embert.engine.files.key_tables import CONFIG, CONFIG_OF_FAMILY
+from embert.engine.files.keys import check_keys
 
-__all__ = ["FAMILIES", "Architecture", "read_architecture"]
+__all__ = ["FAMILIES", "Architecture", "check_config", "read_architecture"]
 
 # `model_type` in config.json → what reads the rest of the file.
 FAMILIES: dict[str, Callable[[ConfigFile], Architecture]] = {
@@ -54,3 +57,12 @@ def read_architecture(path: Path) -> Architecture:
     if config.fields.get("model_type") is None:
         raise BrokenModel(f"{path} has no model_type")
     return FAMILIES[config.one_of("model_type", tuple(FAMILIES))](config)
+
+
+def check_config(path: Path) -> tuple[str, ...]:
+    """Check a `config.json`, of a family above, against the tables of keys. Returns sentences for the start-up log.
+
+    Raises UnsupportedModel for a key whose value would change what the encoder computes.
+    """
+    fields = read_object(path)
+    return check_keys(path, fields, {**CONFIG, **CONFIG_OF_FAMILY[fields["model_type"]]})

@@ -7,10 +7,20 @@ import dataclasses
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import EMBEDDING_PROJECTION, Classification, MaskedLM, Scheme, TensorNames
 from embert.engine.errors import BrokenModel
-from embert.engine.families.bert import read_bert_like
+from embert.engine.families.bert import DEFAULTS, read_bert_like
 from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["read"]
+
+# What transformers takes where config.json does not say.
+OWN_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 30_000,
+    "embedding_size": 128,
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "intermediate_size": 16_384,
+}
 
 PARTS = {
     EMBEDDING_PROJECTION: "encoder.embedding_hidden_mapping_in",
@@ -38,6 +48,7 @@ def read(config: ConfigFile) -> Architecture:
     `num_hidden_layers` are spread evenly over `num_hidden_groups`, and each of them runs the `inner_group_num` layers
     of its group in turn.
     """
+    config = config.with_missing(**OWN_DEFAULTS)
     config = config.with_defaults(num_hidden_groups=1, inner_group_num=1, hidden_act="gelu_new")
     turns, groups, inner = (
         config.integer(name) for name in ("num_hidden_layers", "num_hidden_groups", "inner_group_num")

@@ -9,12 +9,24 @@ from embert.engine.architecture.tensor_names import Classification, MaskedLM, Sc
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.families.config.config_file import ConfigFile
 
-__all__ = ["ACTIVATIONS", "CLASSIFICATION", "GATES", "MASKED_LM", "read", "read_bert_like"]
+__all__ = ["ACTIVATIONS", "CLASSIFICATION", "DEFAULTS", "GATES", "MASKED_LM", "read", "read_bert_like"]
 
 # HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 # Those that families with gates have.
 GATES = {**ACTIVATIONS, "silu": "silu", "swish": "silu"}
+
+# What transformers takes where config.json does not say.
+DEFAULTS = {
+    "vocab_size": 30_522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+}
 
 MASKED_LM = MaskedLM(
     transform="cls.predictions.transform.dense",
@@ -29,7 +41,8 @@ CLASSIFICATION = Classification(dense="bert.pooler.dense", out="classifier")
 def read(config: ConfigFile) -> Architecture:
     """BERT's architecture. Raises BrokenModel or UnsupportedModel."""
     return read_bert_like(
-        config, TensorNames((Scheme(prefixes=("bert.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
+        config.with_missing(**DEFAULTS),
+        TensorNames((Scheme(prefixes=("bert.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION),
     )
 
 

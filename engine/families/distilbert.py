@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import TOKEN_TYPE_EMBEDDINGS, Classification, MaskedLM, Scheme, TensorNames
-from embert.engine.families.bert import read_bert_like
+from embert.engine.families.bert import DEFAULTS, read_bert_like
 from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["read"]
@@ -47,5 +47,6 @@ TENSORS = TensorNames(
 def read(config: ConfigFile) -> Architecture:
     """DistilBERT's architecture. Raises BrokenModel or UnsupportedModel."""
     # HuggingFace's code fixes the epsilon; config.json does not state it.
-    config = config.renamed(FIELDS).with_fields(type_vocab_size=1, layer_norm_eps=1e-12)
+    defaults = {FIELDS.get(name, name): value for name, value in {**DEFAULTS, "num_hidden_layers": 6}.items()}
+    config = config.renamed(FIELDS).with_missing(**defaults).with_fields(type_vocab_size=1, layer_norm_eps=1e-12)
     return read_bert_like(config, TENSORS)

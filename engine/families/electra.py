@@ -6,10 +6,19 @@ import dataclasses
 
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import Classification, MaskedLM, Scheme, TensorNames
-from embert.engine.families.bert import read_bert_like
+from embert.engine.families.bert import DEFAULTS, read_bert_like
 from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["read"]
+
+# What transformers takes where config.json does not say.
+OWN_DEFAULTS = {
+    **DEFAULTS,
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
 
 # HuggingFace's code fixes the activation of both heads, whatever hidden_act says.
 TENSORS = TensorNames(
@@ -27,6 +36,7 @@ TENSORS = TensorNames(
 
 def read(config: ConfigFile) -> Architecture:
     """ELECTRA's architecture. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**OWN_DEFAULTS)
     architecture = read_bert_like(config, TENSORS)
     columns = config.integer("embedding_size")
     return dataclasses.replace(architecture, embedding_size=None if columns == architecture.hidden_size else columns)

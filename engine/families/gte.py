@@ -21,13 +21,17 @@ from embert.engine.architecture.tensor_names import (
     TensorNames,
 )
 from embert.engine.errors import BrokenModel
-from embert.engine.families.bert import GATES, read_bert_like
+from embert.engine.families.bert import DEFAULTS, GATES, read_bert_like
 from embert.engine.families.config.config_file import ConfigFile
 from embert.engine.families.config.rope_parameters import check_pairs, with_rope_parameters, with_rotary
 
 __all__ = ["read"]
 
-THETA = 160_000.0  # transformers' own default
+# What transformers takes where config.json does not say.
+THETA = 160_000.0
+OWN_DEFAULTS = {**DEFAULTS, "vocab_size": 250_048, "max_position_embeddings": 8192, "type_vocab_size": 1}
+# What the older code's files state, beside `rope_theta`.
+OLDER_FIELDS = {"rope_scaling", "layer_norm_type", "logn_attention_scale", "pack_qkv"}
 PREFIXES = ("new.", "gte.")
 
 # The older code's `pack_qkv` decides between the first two; which tensors there are says the same.
@@ -77,7 +81,9 @@ HEAD_NAMES = {"new.pooler": "gte.pooler", "lm_head.norm": "lm_head.layer_norm"}
 
 def read(config: ConfigFile) -> Architecture:
     """GTE's architecture. Raises BrokenModel or UnsupportedModel."""
-    own = config.fields.get("rope_parameters") is not None
+    own = config.fields.get("rope_parameters") is not None or (
+        config.fields["model_type"] == "gte" and not OLDER_FIELDS & config.fields.keys()
+    )
     types = config.fields.get("type_vocab_size") != 0
     tensors = TensorNames(
         SCHEMES,
@@ -87,6 +93,8 @@ def read(config: ConfigFile) -> Architecture:
         classification=CLASSIFICATION,
         other_heads=HEAD_NAMES,
     )
+    if own:
+        config = config.with_missing(**OWN_DEFAULTS)
     known = config.with_fields(position_embedding_type="absolute")
     if not types:
         known = known.with_fields(type_vocab_size=1)

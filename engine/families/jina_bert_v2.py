@@ -10,7 +10,7 @@ import dataclasses
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import Joined, Scheme, TensorNames
 from embert.engine.families import bert
-from embert.engine.families.bert import CLASSIFICATION, MASKED_LM, read_bert_like
+from embert.engine.families.bert import CLASSIFICATION, DEFAULTS, MASKED_LM, read_bert_like
 from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["read", "read_bert"]
@@ -49,7 +49,8 @@ def read(config: ConfigFile) -> Architecture:
         masked_lm=MASKED_LM,
         classification=CLASSIFICATION,
     )
-    architecture = read_bert_like(config.with_fields(position_embedding_type="absolute"), tensors)
+    known = config.with_missing(**DEFAULTS).with_fields(position_embedding_type="absolute")
+    architecture = read_bert_like(known, tensors)
     return dataclasses.replace(
         architecture,
         family="jina_bert_v2",

@@ -70,6 +70,18 @@ FLASH_ADAPTED = dataclasses.replace(
     },
 )
 
+# What transformers takes where config.json does not say.
+DEFAULTS = {
+    "vocab_size": 250_002,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 8194,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+}
+
 MOST_ADAPTERS = 127  # each text carries the number of its own in 8 bits
 
 # PEFT's adapters are named as Python names are, where jina's API has these.
@@ -117,6 +129,7 @@ def read_flash(config: ConfigFile) -> Architecture:
 
 def read(config: ConfigFile) -> Architecture:
     """The architecture of a checkpoint of transformers' own. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**DEFAULTS)
     rope = config.fields.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise BrokenModel(f"{config.path}: rope_parameters must be an object, found {type(rope).__name__}")

@@ -30,6 +30,15 @@ THETAS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
 
 FIELDS = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
 # What transformers takes where config.json does not say.
+SHAPES = {
+    "vocab_size": 50_368,
+    "hidden_size": 768,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "intermediate_size": 1152,
+    "max_position_embeddings": 8192,
+    "norm_eps": 1e-5,
+}
 DEFAULTS = {
     "global_attn_every_n_layers": 3,
     "local_attention": 128,
@@ -74,7 +83,7 @@ BIASES = {
 
 def read(config: ConfigFile) -> Architecture:
     """ModernBERT's architecture. Raises BrokenModel or UnsupportedModel."""
-    config = config.renamed(FIELDS).with_defaults(**DEFAULTS).with_fields(type_vocab_size=1)
+    config = config.renamed(FIELDS).with_missing(**SHAPES).with_defaults(**DEFAULTS).with_fields(type_vocab_size=1)
     architecture = dataclasses.replace(
         read_bert_like(config, _tensors(config)), position_table=False, gated=True, pre_norm=True, first_norm=False
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import TOKEN_TYPE_EMBEDDINGS, Scheme, TensorNames
-from embert.engine.families.bert import read_bert_like
+from embert.engine.families.bert import DEFAULTS, read_bert_like
 from embert.engine.families.config.config_file import ConfigFile
 from embert.engine.families.roberta import CLASSIFICATION, MASKED_LM
 
@@ -34,5 +34,5 @@ TENSORS = TensorNames(
 def read(config: ConfigFile) -> Architecture:
     """MPNet's architecture. Raises BrokenModel or UnsupportedModel."""
     config.one_of("relative_attention_num_buckets", (BUCKETS,), BUCKETS)
-    config = config.with_fields(type_vocab_size=1)
+    config = config.with_missing(**{**DEFAULTS, "vocab_size": 30_527}).with_fields(type_vocab_size=1)
     return read_bert_like(config, TENSORS, first_position=FIRST_POSITION, relative_buckets=BUCKETS)

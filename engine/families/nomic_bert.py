@@ -22,13 +22,15 @@ from embert.engine.architecture.tensor_names import (
     TensorNames,
 )
 from embert.engine.errors import UnsupportedModel
-from embert.engine.families.bert import GATES, read_bert_like
+from embert.engine.families.bert import DEFAULTS, GATES, read_bert_like
 from embert.engine.families.config.config_file import ConfigFile
 from embert.engine.families.config.rope_parameters import check_pairs, stretched, with_rope_parameters, with_rotary
 
 __all__ = ["read"]
 
-THETA = 1000.0  # transformers' own default
+# What transformers takes where config.json does not say.
+THETA = 1000.0
+OWN_DEFAULTS = {**DEFAULTS, "vocab_size": 30_528, "max_position_embeddings": 2048, "hidden_act": "silu"}
 
 FIELDS = {
     "hidden_size": "n_embd",
@@ -107,6 +109,7 @@ def read(config: ConfigFile) -> Architecture:
 def _read(config: ConfigFile) -> Architecture:
     """transformers' own class, which decides nothing about biases."""
     tensors = _tensors(SCHEMES, (*ATTENTION, *INNER, "output.dense"))
+    config = config.with_missing(**OWN_DEFAULTS)
     config = config.with_fields(position_embedding_type="absolute")  # it looks at rope_parameters alone
     architecture = dataclasses.replace(read_bert_like(config, tensors, activations=GATES), gated=True)
     config.one_of("head_dim", (None, architecture.head_size))

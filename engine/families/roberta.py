@@ -5,7 +5,7 @@ from __future__ import annotations
 from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import Classification, MaskedLM, Scheme, TensorNames
 from embert.engine.errors import BrokenModel
-from embert.engine.families.bert import read_bert_like
+from embert.engine.families.bert import DEFAULTS, read_bert_like
 from embert.engine.families.config.config_file import ConfigFile
 
 __all__ = ["CLASSIFICATION", "MASKED_LM", "read"]
@@ -19,6 +19,8 @@ MASKED_LM = MaskedLM(
     activation="gelu",
 )
 
+VOCABULARY = {"roberta": 50_265}  # transformers' default, where it is not BERT's
+
 CLASSIFICATION = Classification(dense="classifier.dense", out="classifier.out_proj")
 
 
@@ -28,4 +30,6 @@ def read(config: ConfigFile) -> Architecture:
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise BrokenModel(f"{config.path}: pad_token_id must be an int of at least 0, found {padding!r}")
     tensors = TensorNames((Scheme(prefixes=("roberta.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
+    vocabulary = VOCABULARY.get(config.fields["model_type"], DEFAULTS["vocab_size"])
+    config = config.with_missing(**{**DEFAULTS, "vocab_size": vocabulary})
     return read_bert_like(config, tensors, first_position=padding + 1)

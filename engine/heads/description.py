@@ -68,6 +68,7 @@ class Splade:
     decoder: str  # the tensor [vocabulary, columns of the word table]; empty: the word table itself, tied
     bias: str  # the tensor [vocabulary]; empty: none
     twice: bool = False  # log(1 + log(1 + x))
+    most: int | None = None  # weights of a vector, the largest ones; None: all
 
 
 @dataclass(frozen=True, slots=True)

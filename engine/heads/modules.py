@@ -5,14 +5,17 @@ Versions 1 to 5 and version 6 write different files; both kinds are read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_json, read_object
+from embert.engine.files.key_tables import MODULE_CONFIGS, MODULES
+from embert.engine.files.keys import check_keys
 from embert.engine.heads.checkpoints.late_interaction import Mask, read_mask
 from embert.engine.heads.checkpoints.splade import read_splade_pooling
+from embert.engine.heads.checkpoints.transformer_module import TransformerModule, read_transformer_module
 from embert.engine.heads.dense import Dense, Module, Normalize, check_normalize, read_dense, read_layer_norm
 from embert.engine.heads.pooling import PoolingModule, read_pooling
 
@@ -42,8 +45,7 @@ class Modules:
     """What modules.json and the files it names say."""
 
     transformer: str = ""  # folder of the transformer inside the model's folder
-    max_length: int | None = None  # tokens
-    lowercase: bool = False
+    transformer_module: TransformerModule = field(default_factory=TransformerModule)
     pooling: str | None = None
     alone: bool = True  # nothing follows the transformer
     include_prompt: bool = True  # a prompt's tokens are pooled
@@ -52,6 +54,7 @@ class Modules:
     splade: bool | None = None  # a SpladePooling module; true: it takes the logarithm twice
     token_dense: tuple[Dense, ...] = ()  # on every token: late interaction
     mask: Mask | None = None  # of late interaction; None: the model is PyLate's
+    notices: tuple[str, ...] = ()
 
 
 def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
@@ -111,11 +114,10 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     normalize = bool(after_pooling) and isinstance(after_pooling[-1], Normalize)
     while after_pooling and isinstance(after_pooling[-1], Normalize):
         after_pooling.pop()
-    max_length, lowercase = _read_transformer(folder / transformer)
+    transformer_module = read_transformer_module(folder / transformer)
     return Modules(
         transformer=transformer,
-        max_length=max_length,
-        lowercase=lowercase,
+        transformer_module=transformer_module,
         pooling=pooling or own.pooling or None,
         include_prompt=own.include_prompt,
         alone=len(kinds) == 1,
@@ -124,6 +126,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         splade=splade,
         token_dense=tuple(token_dense),
         mask=mask,
+        notices=(*_check_keys(folder, listed), *transformer_module.notices),
     )
 
 
@@ -155,13 +158,12 @@ def _is_pylate(folder: Path, listed: list[dict[str, Any]]) -> bool:
     return stated or any(module["type"] == PYLATE_DENSE for module in listed)
 
 
-def _read_transformer(folder: Path) -> tuple[int | None, bool]:
-    """The length limit in tokens, and whether texts are lowercased, from sentence_bert_config.json."""
-    path = folder / "sentence_bert_config.json"
-    if not path.is_file():
-        return None, False
-    fields = read_object(path)
-    length = fields.get("max_seq_length")
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length <= 0):
-        raise BrokenModel(f"{path}: max_seq_length must be a positive int, found {length!r}")
-    return length, bool(fields.get("do_lower_case", False))
+def _check_keys(folder: Path, listed: list[dict[str, Any]]) -> list[str]:
+    """Check modules.json and each module's config.json against the tables of keys. Returns sentences for the log."""
+    notices: dict[str, None] = {}  # in order, each once
+    for module in listed:
+        notices |= dict.fromkeys(check_keys(folder / "modules.json", module, MODULES))
+        path, table = folder / module["path"] / "config.json", MODULE_CONFIGS.get(module["type"].rpartition(".")[2])
+        if table is not None and module["path"] and path.is_file():
+            notices |= dict.fromkeys(check_keys(path, read_object(path), table))
+    return [*notices]

@@ -236,7 +236,9 @@ def test_a_configuration_without_a_field(build_bert: BuildBert) -> None:
     fields = json.loads((folder / "config.json").read_text())
     del fields["hidden_size"]
     (folder / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(BrokenModel, match=r"config\.json has no hidden_size$"):
+    assert engine.load_model(str(folder)).architecture.hidden_size == 768  # transformers' default
+    (folder / "config.json").write_text(json.dumps({**fields, "hidden_size": None}))
+    with pytest.raises(BrokenModel, match=r"config\.json: hidden_size must be a positive int, found None$"):
         engine.load_model(str(folder))
 
 

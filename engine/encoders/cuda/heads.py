@@ -202,6 +202,7 @@ class Layout:
     offsets: dict[Task, Ints]  # of tasks with a row a token: [n + 1]
     ids: Ints | None  # of the tokens whose weights are wanted
     left_out: tuple[int, ...]  # ids that are in no sparse vector
+    most: int | None = None  # weights of a sparse vector
 
     @classmethod
     def of(cls, batch: PackedBatch, model: Model) -> Layout:
@@ -216,12 +217,14 @@ class Layout:
             wants[wanting[Task.SPARSE]] = True
             ids = batch.ids[np.repeat(wants, lengths)]
         left_out: tuple[int, ...] = getattr(model.heads.sparse, "special_ids", ())
-        return cls({task: cumulative(lengths[rows]) for task, rows in wanting.items()}, ids, left_out)
+        most: int | None = getattr(model.heads.sparse, "most", None)
+        return cls({task: cumulative(lengths[rows]) for task, rows in wanting.items()}, ids, left_out, most)
 
     def rows(self, task: Task, values: Floats, offsets: Ints | None, indices: Ints | None) -> Rows:
         """What the extension answers for a task."""
         if offsets is not None:
-            return Rows(values, offsets, indices)
+            rows = Rows(values, offsets, indices)
+            return rows if self.most is None or task != Task.SPARSE else rows.largest(self.most)
         if task == Task.SPARSE and self.ids is not None:
             return token_weight_rows(self.ids, self.offsets[task], values[:, 0], self.left_out)
         if task in self.offsets:

@@ -212,6 +212,7 @@ class Splade:
         vocabulary = architecture.vocab_size
         self._transform = _Layer(head.transform, checkpoint, dtype, products=products)
         self._norm, self._twice = _Norm(head.norm, head.transform.outputs, checkpoint), head.twice
+        self._most = head.most
         stored = checkpoint.of_head(head.decoder, (vocabulary, head.transform.outputs)) if head.decoder else None
         weight = as_torch(checkpoint.stored(WORD_EMBEDDINGS) if stored is None else stored)
         bias = as_torch(checkpoint.of_head(head.bias, (vocabulary,))) if head.bias else torch.zeros(vocabulary)
@@ -242,7 +243,8 @@ class Splade:
         owner, index = torch.cat(owners).numpy(), torch.cat(indices).numpy()
         order = np.argsort(owner, kind="stable")  # the indices of a sequence ascend already
         offsets = cumulative(np.bincount(owner, minlength=len(hidden.lengths)).astype(np.int32))
-        return Rows(weights.numpy()[order].reshape(-1, 1), offsets, index[order])
+        rows = Rows(weights.numpy()[order].reshape(-1, 1), offsets, index[order])
+        return rows if self._most is None else rows.largest(self._most)
 
     def prepare(self, rows: int) -> None:
         """See Head."""

@@ -39,6 +39,10 @@ class ConfigFile:
         """The same file with fields that the family's code fixes, whatever the file says of them."""
         return dataclasses.replace(self, fields={**self.fields, **fields})
 
+    def with_missing(self, **fields: Any) -> ConfigFile:
+        """The same file with fields that it lacks; null is no value, and stays one."""
+        return self.with_fields(**{**fields, **self.fields})
+
     def with_defaults(self, **fields: Any) -> ConfigFile:
         """The same file with fields that it lacks, or that are null in it."""
         return self.with_fields(**{name: value for name, value in fields.items() if self.fields.get(name) is None})

@@ -37,20 +37,25 @@ def read_vector_heads(
     *,
     pooling: str | None,
     splade: bool,
+    most_weights: int | None,
 ) -> VectorHeads:
     """The heads of the model in `folder`. `pooling` is the user's own wish, if any; `splade` asks for SPLADE's head.
+
+    `most_weights` bounds the weights of SPLADE's vectors.
 
     Raises BrokenModel or UnsupportedModel.
     """
     transformer = folder / modules.transformer
     hidden_size = architecture.hidden_size
     if splade:
-        head = read_splade(transformer, architecture, twice=bool(modules.splade))
+        head = read_splade(transformer, architecture, twice=bool(modules.splade), most=most_weights)
         return VectorHeads(sparse=head, embeds=False)
     multi_vector = None
     if modules.token_dense:
         width_after(folder, modules.token_dense, hidden_size)
-        multi_vector = read_late_interaction(folder, transformer, modules.token_dense, modules.mask, prompts)
+        multi_vector = read_late_interaction(
+            folder, transformer, modules.token_dense, modules.mask, modules.transformer_module, prompts
+        )
     elif modules.pooling is None and is_stanford(transformer / "config.json"):
         multi_vector = read_stanford(transformer, hidden_size)
     if multi_vector is not None:

@@ -16,6 +16,7 @@ from typing import Any
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.stored import stored_tensors
+from embert.engine.heads.checkpoints.transformer_module import TransformerModule
 from embert.engine.heads.checkpoints.vocabulary import Vocabulary
 from embert.engine.heads.dense import Dense
 from embert.engine.heads.description import Expansion, Layer, MultiVector, Role
@@ -52,6 +53,7 @@ def read_late_interaction(
     transformer: Path,
     dense: tuple[Dense, ...],
     mask: Mask | None,
+    module: TransformerModule,
     prompts: Mapping[str, str],
 ) -> MultiVector:
     """The head of a model with Dense modules on its tokens. Without a `mask` it is PyLate's.
@@ -59,8 +61,11 @@ def read_late_interaction(
     Raises BrokenModel or UnsupportedModel.
     """
     vocabulary = Vocabulary(transformer)
-    path = transformer / "sentence_bert_config.json" if mask else folder / "config_sentence_transformers.json"
-    fields = read_object(path) if path.is_file() else {}
+    path, fields = folder / "config_sentence_transformers.json", module.fields
+    if mask is not None:
+        path = module.path or transformer
+    else:
+        fields = read_object(path) if path.is_file() else {}
     # As sentence-transformers: no other prompt goes before a query or a document, not even the default one.
     query_prompt, document_prompt = prompts.get("query", ""), prompts.get("document", "")
     if mask is None:

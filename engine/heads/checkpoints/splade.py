@@ -34,8 +34,8 @@ def read_splade_pooling(path: Path) -> bool:
     return ACTIVATIONS[activation]
 
 
-def read_splade(folder: Path, architecture: Architecture, *, twice: bool = False) -> Splade:
-    """The masked language model's head of the checkpoint in `folder`.
+def read_splade(folder: Path, architecture: Architecture, *, twice: bool = False, most: int | None = None) -> Splade:
+    """The masked language model's head of the checkpoint in `folder`, for at most `most` weights of a text.
 
     Raises BrokenModel for a tensor that is missing or of another shape, UnsupportedModel for a checkpoint that is not
     of a masked language model.
@@ -70,4 +70,5 @@ def read_splade(folder: Path, architecture: Architecture, *, twice: bool = False
         decoder=stored.check(decoder, (vocabulary, columns)) if decoder in stored.shapes else "",
         bias="" if absent(bias) else stored.check(bias, (vocabulary,)),
         twice=twice,
+        most=most,
     )

@@ -1,0 +1,46 @@
+"""Writes the tables of docs/checkpoints.md from engine/files/key_tables.py.
+
+python -m docs.key_tables
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from embert.engine.files.key_tables import REFUSED_MODULES, TABLES
+from embert.engine.files.keys import Key, Table, Verdict
+
+__all__ = ["PAGE", "replaced"]
+
+PAGE = Path(__file__).parent / "checkpoints.md"
+START = "<!-- The tables below are written by scripts/document. -->\n"
+
+
+def rows(table: Table) -> Iterable[str]:
+    """The lines of a table; keys of which the same is said share one."""
+    yield "| keys | | |"
+    yield "|---|---|---|"
+    grouped: list[tuple[Key, list[str]]] = []
+    for name, key in table.items():
+        names = next((names for other, names in grouped if other == key), None)
+        if names is None:
+            grouped.append((key, names := []))
+        names.append(f"`{name}`")
+    for key, names in grouped:
+        accepted = ", ".join(f"`{json.dumps(value)}`" for value in key.accepted)
+        note = f"{key.note}; accepted: {accepted}" if key.verdict is Verdict.REFUSED and accepted else key.note
+        yield f"| {', '.join(names)} | {key.verdict} | {note} |"
+
+
+def replaced() -> str:
+    """The text of the page with its tables as the code has them."""
+    before, _, _ = PAGE.read_text().partition(START)
+    tables = ["\n".join([f"## {heading}\n", *rows(table)]) for heading, table in TABLES.items()]
+    refused = "## Modules that are refused\n\n" + "\n".join(f"- `{name}`" for name in REFUSED_MODULES)
+    return before + START + "\n" + "\n\n".join([*tables, refused]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(replaced())

@@ -1,0 +1,446 @@
+"""One table for each kind of JSON file in a checkpoint: every key that the libraries read, and what becomes of it here.
+
+The libraries are sentence-transformers 5.1 and 6.2, transformers 4.57 and 5.23, and tokenizers. docs/checkpoints.md
+shows the tables; tests/engine/test_key_tables.py walks them against the installed libraries.
+"""
+
+from __future__ import annotations
+
+from embert.engine.files.keys import Key, Table, honored, irrelevant, refused
+
+__all__ = [
+    "CONFIG",
+    "CONFIG_OF_FAMILY",
+    "CONFIG_SENTENCE_TRANSFORMERS",
+    "MODULES",
+    "MODULE_CONFIGS",
+    "PROCESSING_KWARGS",
+    "REFUSED_MODULES",
+    "SENTENCE_BERT_CONFIG",
+    "TABLES",
+    "TOKENIZER",
+    "TOKENIZER_CONFIG",
+]
+
+METADATA = irrelevant("a description for people and tools")
+TRAINING = irrelevant("training only")
+GENERATION = irrelevant("text generation only")
+DTYPE = irrelevant("--dtype decides; weights are read as they are stored")
+OUTPUT = irrelevant("which outputs a call returns beside the hidden states")
+KERNEL = irrelevant("which kernels compute the same")
+REMOTE_CODE = irrelevant("no remote code is ever run; families read what such code computes from the other keys")
+NO_PADDING = irrelevant("texts are packed, and nothing is padded")
+DECODING = irrelevant("ids to text only")
+OFFSETS = irrelevant("offsets only")
+CHAT = irrelevant("chat templates only")
+LOADING = irrelevant("how the library finds or caches files")
+
+MODULES: Table = {
+    "idx": irrelevant("modules run in the order of the list"),
+    "name": irrelevant("a name inside the library"),
+    "path": honored("the module's folder"),
+    "type": honored("the module's class; classes without a table below are refused"),
+    "kwargs": irrelevant("names of options of encode() that the module takes"),
+}
+
+SENTENCE_BERT_CONFIG: Table = {
+    "max_seq_length": honored("the most tokens of a text, in place of the tokenizer's model_max_length"),
+    "do_lower_case": honored("texts are lowercased first"),
+    "transformer_task": honored("feature-extraction, sequence-classification or fill-mask"),
+    "modality_config": honored("of text: the model's usual output; other modalities take no part; message is refused"),
+    "module_output_name": honored("the name of that output"),
+    "processing_kwargs": honored("text and common: see the next table"),
+    "query_length": honored("multi-vectors only, refused otherwise"),
+    "document_length": honored("multi-vectors only, refused otherwise"),
+    "query_expansion": honored("multi-vectors only, refused otherwise"),
+    "processor_kwargs": honored("these replace fields of tokenizer_config.json"),
+    "tokenizer_args": honored("the former name of processor_kwargs"),
+    "model_kwargs": honored("keys that change no result; others are refused"),
+    "model_args": honored("the former name of model_kwargs"),
+    "config_kwargs": honored("keys that change no result; others are refused"),
+    "config_args": honored("the former name of config_kwargs"),
+    "tokenizer_name_or_path": refused("a tokenizer of another model", None),
+    "unpad_inputs": NO_PADDING,
+    "backend": irrelevant("which library computes"),
+    "cache_dir": LOADING,
+}
+
+PROCESSING_KWARGS: Table = {
+    "max_length": honored("the most tokens of a text, in place of every other limit"),
+    "truncation": refused("which text of a pair is cut", None, True, "longest_first"),
+    "add_special_tokens": refused("texts without special tokens", True),
+    "split_special_tokens": refused("special tokens that texts spell out", None, False),
+    "is_split_into_words": refused("texts that are lists of words", False),
+    "return_token_type_ids": refused("token types", None),
+    "return_attention_mask": NO_PADDING,
+    "logits_to_keep": GENERATION,
+    "max_new_tokens": GENERATION,
+    **dict.fromkeys(("padding", "pad_to_multiple_of", "padding_side"), NO_PADDING),
+    "stride": irrelevant("texts that are cut have no second part"),
+    "verbose": METADATA,
+    **dict.fromkeys(
+        ("return_tensors", "return_special_tokens_mask", "return_offsets_mapping", "return_length"), OUTPUT
+    ),
+    "return_overflowing_tokens": refused("a row for each part of a long text", False),
+}
+
+CONFIG_SENTENCE_TRANSFORMERS: Table = {
+    "model_type": honored("SentenceTransformer, CrossEncoder, SparseEncoder, MultiVectorEncoder, ColBERT"),
+    "prompts": honored("texts before the input, by name"),
+    "default_prompt_name": honored("the prompt of requests that name none"),
+    "activation_fn": honored("what makes scores of a CrossEncoder's logits"),
+    "max_active_dims": honored("the most weights of a sparse vector: the largest are kept"),
+    "truncate_dim": refused("the dimensions of a vector; requests ask for them with `dimensions`", None),
+    "similarity_fn_name": irrelevant("how clients compare vectors"),
+    "keep_in_fp32_modules": DTYPE,
+    "__version__": METADATA,
+    "requirements": irrelevant("versions of Python packages that this server does not use"),
+    # PyLate, and the names of its fields in sentence-transformers.
+    "query_prefix": honored("late interaction: before queries"),
+    "document_prefix": honored("late interaction: before documents"),
+    "query_length": honored("late interaction: tokens of a query"),
+    "document_length": honored("late interaction: tokens of a document"),
+    "attend_to_expansion_tokens": honored("late interaction: whether a query sees its expansion"),
+    "attend_to_mask_tokens": refused("attend_to_expansion_tokens by its older name", None, False),
+    "do_query_expansion": honored("late interaction: whether queries are expanded"),
+    "skiplist_words": honored("late interaction: words without a vector"),
+}
+
+EMBEDDING_DIMENSION = irrelevant("follows from the weights")
+
+POOLING: Table = {
+    "pooling_mode": honored("one of the six, or several, whose rows are joined"),
+    **{
+        f"pooling_mode_{mode}": honored("the mode in versions 1 to 5")
+        for mode in (
+            "cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken",
+        )
+    },
+    "include_prompt": honored("whether a prompt's tokens are pooled"),
+    "embedding_dimension": EMBEDDING_DIMENSION,
+    "word_embedding_dimension": EMBEDDING_DIMENSION,
+}  # fmt: skip
+DENSE: Table = {
+    "in_features": honored("columns in"),
+    "out_features": honored("columns out"),
+    "bias": honored("whether there is a bias"),
+    "activation_function": honored("torch's class"),
+    "module_input_name": honored("sentence_embedding, or token_embeddings for late interaction"),
+    "module_output_name": honored("the same name; another one is refused"),
+    "use_residual": honored("whether the rows that it takes are added; refused for late interaction"),
+}
+NORMALIZE: Table = {
+    "module_input_name": honored("sentence_embedding, or token_embeddings for late interaction"),
+    "module_output_name": honored("the same name; another one is refused"),
+}
+LAYER_NORM: Table = {"dimension": honored("columns")}
+DROPOUT: Table = {"dropout": TRAINING}
+SPLADE_POOLING: Table = {
+    "pooling_strategy": honored("max"),
+    "activation_function": honored("relu or log1p_relu"),
+    "embedding_dimension": EMBEDDING_DIMENSION,
+    "word_embedding_dimension": EMBEDDING_DIMENSION,
+    "chunk_size": irrelevant("how much is computed together"),
+}
+MULTI_VECTOR_MASK: Table = {
+    "skiplist_words": honored("words without a vector"),
+    "skiplist_tasks": honored("query, document"),
+    "keep_only_token_ids": honored("other values than null are refused"),
+}
+# A module's class → the table of its config.json.
+MODULE_CONFIGS: dict[str, Table] = {
+    "Pooling": POOLING,
+    "Dense": DENSE,
+    "Normalize": NORMALIZE,
+    "LayerNorm": LAYER_NORM,
+    "Dropout": DROPOUT,
+    "SpladePooling": SPLADE_POOLING,
+    "MultiVectorMask": MULTI_VECTOR_MASK,
+}
+# Modules of sentence-transformers that modules.json may name and that are refused by that name.
+REFUSED_MODULES = (
+    "BoW", "CLIPModel", "CNN", "HierarchicalTokenPooling", "LSTM", "LambdaTokenPooling", "LogitScore",
+    "Router", "SparseAutoEncoder", "SparseStaticEmbedding", "StaticEmbedding", "TokenPooling", "WeightedLayerPooling",
+    "WordEmbeddings", "WordWeights",
+)  # fmt: skip
+
+SPECIAL_TOKEN = honored("the token, and where the class puts it into its template")
+TOKENIZER_CONFIG: Table = {
+    "tokenizer_class": honored("the class whose normalizer, pre-tokenizer and template replace tokenizer.json's"),
+    **dict.fromkeys(
+        ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"), SPECIAL_TOKEN
+    ),
+    "additional_special_tokens": honored("further special tokens, by version 4's name"),
+    "extra_special_tokens": honored("further special tokens"),
+    "model_specific_special_tokens": honored("further special tokens, by name"),
+    "added_tokens_decoder": honored("all added tokens, in place of tokenizer.json's"),
+    "do_lower_case": honored("BERT's, MPNet's and ALBERT's classes"),
+    "strip_accents": honored("BERT's and MPNet's classes"),
+    "tokenize_chinese_chars": honored("BERT's and MPNet's classes"),
+    "keep_accents": honored("ALBERT's class"),
+    "add_prefix_space": honored("RoBERTa's, XLM-RoBERTa's, CamemBERT's and ALBERT's classes"),
+    "model_max_length": honored("the most tokens of a text"),
+    "max_len": honored("model_max_length by its older name"),
+    "truncation_side": honored("the end that is cut off, where a request does not say"),
+    "split_special_tokens": honored("special tokens that texts spell out are text"),
+    "model_input_names": honored("whether pairs have token types"),
+    "trim_offsets": OFFSETS,
+    "fast_tokenizer_files": refused("another file than tokenizer.json", None, [], ["tokenizer.json"]),
+    "init_inputs": refused("positional arguments of a class", None, []),
+    "fix_mistral_regex": refused("another pre-tokenizer of Mistral's models", None, False),
+    **dict.fromkeys(("padding_side", "pad_to_multiple_of", "pad_token_type_id", "padding"), NO_PADDING),
+    **dict.fromkeys(
+        ("stride", "truncation_strategy", "max_length", "truncation"),
+        irrelevant("the library cuts by model_max_length, the longest text first, whatever this says"),
+    ),
+    **dict.fromkeys(
+        ("add_bos_token", "add_eos_token"), irrelevant("the library drops it where there is a tokenizer.json")
+    ),
+    **dict.fromkeys(
+        ("do_basic_tokenize", "never_split", "wordpieces_prefix", "do_subword_tokenize", "word_tokenizer_type",
+         "subword_tokenizer_type", "errors", "sp_model_kwargs", "legacy", "remove_space", "from_slow", "use_fast",
+         "clean_text", "normalization", "full_tokenizer_file"),
+        irrelevant("read by version 4's classes in Python, not by those that read tokenizer.json"),
+    ),
+    **dict.fromkeys(
+        ("clean_up_tokenization_spaces", "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"),
+        DECODING,
+    ),
+    **dict.fromkeys(("chat_template", "chat_control_tokens", "response_template", "response_schema"), CHAT),
+    **dict.fromkeys(
+        ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file", "spm_file",
+         "is_local", "local_files_only", "files_loaded", "cache_dir", "gguf_file", "_commit_hash", "vocab_size",
+         "added_tokens_file", "tokenizer_config_file", "chat_template_file", "subfolder", "revision", "token"),
+        LOADING,
+    ),
+    **dict.fromkeys(("backend", "processor_class", "verbose", "__version__", "transformers_version"), METADATA),
+    "auto_map": REMOTE_CODE,
+}  # fmt: skip
+
+TOKENIZER: Table = {
+    "version": METADATA,
+    "truncation": honored("its direction; the library's limits come from the other files"),
+    "padding": NO_PADDING,
+    "added_tokens": honored("unless tokenizer_config.json has added_tokens_decoder"),
+    "normalizer": honored("unless the class replaces it"),
+    "pre_tokenizer": honored("unless the class replaces it"),
+    "post_processor": honored("unless the class replaces it"),
+    "decoder": DECODING,
+    "model": honored("its vocabulary; its other fields unless the class replaces them"),
+}
+
+TOKEN_IDS = irrelevant("the tokenizer's files say it")
+DROPOUTS = (
+    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout", "classifier_dropout_prob",
+    "dropout", "embd_pdrop", "embedding_dropout", "emb_pdrop", "hidden_dropout_prob", "mlp_dropout", "qa_dropout",
+    "resid_pdrop", "seq_classif_dropout", "summary_first_dropout", "summary_last_dropout", "pooler_dropout",
+    "lora_dropout_p",
+)  # fmt: skip
+SHAPE = honored("a shape, by the family's name for it; the defaults are transformers'")
+
+# config.json: keys of all families.
+CONFIG: Table = {
+    "model_type": honored("the family"),
+    "architectures": honored("whether there is a head, and which"),
+    "id2label": honored("labels of a classifier"),
+    "num_labels": honored("labels of a classifier without id2label"),
+    "problem_type": honored("what makes scores of a classifier's logits"),
+    "sentence_transformers": honored("activation_fn of a CrossEncoder; version is a description"),
+    "sbert_ce_default_activation_function": honored("what makes scores of a CrossEncoder's logits"),
+    "vocab_size": SHAPE,
+    "max_position_embeddings": SHAPE,
+    "tie_word_embeddings": honored("SPLADE: the decoder is the word table where the file has no other"),
+    "is_encoder_decoder": refused("a decoder", False, None),
+    "is_decoder": refused("a mask of later tokens", False, None),
+    "add_cross_attention": refused("a decoder", False, None),
+    "pruned_heads": refused("attention without some heads", None, {}),
+    "quantization_config": refused("quantized weights; --dtype int8 quantizes plain ones", None),
+    "chunk_size_feed_forward": irrelevant("how much is computed together"),
+    "output_hidden_states": OUTPUT,
+    "output_attentions": OUTPUT,
+    "return_dict": OUTPUT,
+    "use_return_dict": OUTPUT,
+    "output_past": OUTPUT,
+    "label2id": irrelevant("id2label says it"),
+    **dict.fromkeys(("dtype", "torch_dtype", "use_bfloat16"), DTYPE),
+    **dict.fromkeys(
+        ("attn_implementation", "_attn_implementation", "_attn_implementation_internal",
+         "_attn_implementation_autoset", "use_flash_attn", "use_memory_efficient_attention", "unpad_inputs",
+         "torchscript", "fused_bias_fc", "fused_dropout_add_ln", "use_xentropy", "pad_logits",
+         "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
+        KERNEL,
+    ),
+    "auto_map": REMOTE_CODE,
+    **dict.fromkeys(
+        ("_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "adapter", "directionality",
+         "finetuning_task", "language", "model_name", "task_specific_params", "_num_labels", "custom_pipelines",
+         "prefix", "license", "matryoshka_dimensions", "model_max_length", "_diffusers_version", "xla_device"),
+        METADATA,
+    ),
+    **dict.fromkeys(
+        (*DROPOUTS, "initializer_range", "initializer_cutoff_factor", "gradient_checkpointing", "tf_legacy_loss",
+         "layerdrop", "net_structure_type", "residual_in_fp32", "loss_type", "label_smoothing", "mlm_probability",
+         "use_recompute", "sparse_prediction", "sparse_pred_ignore_index"),
+        TRAINING,
+    ),
+    **dict.fromkeys(
+        ("use_cache", "bad_words_ids", "begin_suppress_tokens", "cross_attention_hidden_size",
+         "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+         "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "length_penalty",
+         "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+         "output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
+         "suppress_tokens", "temperature", "tie_encoder_decoder", "top_k", "top_p", "typical_p"),
+        GENERATION,
+    ),
+    **dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "unk_token_id",
+         "pad_token_id", "tokenizer_class"),
+        TOKEN_IDS,
+    ),
+    **dict.fromkeys(
+        ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+         "pooler_type", "summary_activation", "summary_type", "summary_use_proj", "add_pooling_layer"),
+        irrelevant("heads of other tasks, which no family here has"),
+    ),
+}  # fmt: skip
+
+SHAPES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+BERT_LIKE: dict[str, Key] = {
+    **dict.fromkeys(SHAPES, SHAPE),
+    "type_vocab_size": SHAPE,
+    "hidden_act": honored("gelu, gelu_new, gelu_pytorch_tanh or relu"),
+    "layer_norm_eps": honored("of every norm"),
+    "position_embedding_type": honored("absolute, or what the family names"),
+    "tokenizer_class": honored("where tokenizer_config.json names no class"),
+}
+ROBERTA_LIKE: dict[str, Key] = {**BERT_LIKE, "pad_token_id": honored("positions start after its row")}
+ROPE_PARAMETERS = honored("rotary positions: rope_theta, rope_type, factor, partial_rotary_factor 1")
+JINA_FLASH: dict[str, Key] = {
+    "rotary_emb_base": honored("θ of the rotary positions"),
+    "lora_adaptations": honored("names of adapters"),
+    "lora_rank": honored("of the adapters"),
+    "lora_alpha": honored("of the adapters"),
+    "lora_main_params_trainable": TRAINING,
+    "load_trained_adapters": honored("whether there are adapters"),
+    "task_instructions": honored("prompts of the adapters"),
+    "emb_pooler": honored("null or mean"),
+    "truncate_dim": honored("null"),
+}
+# A `model_type` → its keys beside those of CONFIG.
+CONFIG_OF_FAMILY: dict[str, Table] = {
+    "bert": {
+        **BERT_LIKE,
+        "feed_forward_type": honored("JinaBERT v2: original, geglu, reglu"),
+    },
+    "roberta": ROBERTA_LIKE,
+    "camembert": ROBERTA_LIKE,
+    "xlm-roberta": {**ROBERTA_LIKE, **JINA_FLASH},
+    "jina_embeddings_v3": {
+        **ROBERTA_LIKE,
+        **JINA_FLASH,
+        "rope_parameters": ROPE_PARAMETERS,
+        "head_dim": honored("hidden_size / num_attention_heads"),
+    },
+    "distilbert": {
+        **dict.fromkeys(("dim", "n_layers", "n_heads", "hidden_dim"), SHAPE),
+        "activation": honored("gelu, gelu_new, gelu_pytorch_tanh or relu"),
+        "sinusoidal_pos_embds": irrelevant("how the table of positions was first made; it is stored"),
+        "position_embedding_type": honored("absolute"),
+        "tokenizer_class": honored("where tokenizer_config.json names no class"),
+    },
+    "mpnet": {
+        **BERT_LIKE,
+        "type_vocab_size": irrelevant("the family has no token types"),
+        "relative_attention_num_buckets": honored("32, which the library's code fixes"),
+    },
+    "electra": {**BERT_LIKE, "embedding_size": SHAPE},
+    "albert": {
+        **BERT_LIKE,
+        "embedding_size": SHAPE,
+        "num_hidden_groups": SHAPE,
+        "inner_group_num": SHAPE,
+        "down_scale_factor": irrelevant("never read by the library"),
+        "gap_size": irrelevant("never read by the library"),
+        "num_memory_blocks": irrelevant("never read by the library"),
+    },
+    "modernbert": {
+        **{name: key for name, key in BERT_LIKE.items() if name not in ("hidden_act", "layer_norm_eps")},
+        "type_vocab_size": irrelevant("the family has no token types"),
+        "position_embedding_type": irrelevant("positions are always rotary"),
+        "layer_norm_eps": irrelevant("norm_eps says it"),
+        "hidden_activation": honored("gelu, gelu_new, gelu_pytorch_tanh or relu"),
+        "norm_eps": honored("of every norm"),
+        **dict.fromkeys(
+            ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias", "decoder_bias"),
+            honored("whether these biases exist"),
+        ),
+        "classifier_activation": honored("of the heads"),
+        "classifier_pooling": honored("cls or mean"),
+        "global_attn_every_n_layers": honored("version 4: which layers see all tokens"),
+        "global_rope_theta": honored("version 4: θ of those layers"),
+        "local_rope_theta": honored("version 4: θ of the others"),
+        "layer_types": honored("which layers see all tokens"),
+        "rope_parameters": honored("rope_theta by the layer's type"),
+        "rope_scaling": honored("the default kind"),
+        "local_attention": honored("the width of windows"),
+        "sliding_window": honored("half of it"),
+    },
+    "nomic_bert": {
+        **BERT_LIKE,
+        "hidden_act": honored("silu, gelu, gelu_new, gelu_pytorch_tanh or relu"),
+        "head_dim": honored("hidden_size / num_attention_heads"),
+        "rope_parameters": ROPE_PARAMETERS,
+        "rope_scaling": honored("null"),
+        "rope_theta": honored("where rope_parameters do not state it"),
+        # nomic-ai/nomic-bert-2048
+        **dict.fromkeys(("n_embd", "n_layer", "n_head", "n_inner", "n_positions"), SHAPE),
+        "activation_function": honored("swiglu, geglu or gelu"),
+        "layer_norm_epsilon": honored("of every norm"),
+        "pad_vocab_size_multiple": honored("rows of the word table are rounded up to it"),
+        "num_heads_kv": honored("n_head"),
+        **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), honored("whether these biases exist")),
+        **dict.fromkeys(
+            ("rotary_emb_base", "rotary_emb_fraction", "rotary_scaling_factor", "max_trained_positions"),
+            honored("rotary positions"),
+        ),
+        **dict.fromkeys(
+            ("prenorm", "parallel_block", "causal", "use_rms_norm", "norm_mlp", "rotary_emb_interleaved",
+             "rotary_emb_scale_base", "moe_every_n_layers", "num_experts"),
+            honored("the value that leaves it out"),
+        ),
+        **dict.fromkeys(
+            ("parallel_block_tied_norm", "expert_choice_router", "ffn_div", "moe_impl", "moe_normalize_expert_weights",
+             "moe_resid_pdrop", "moe_top_k", "num_shared_experts", "rotary_emb_dim", "reorder_and_upcast_attn"),
+            irrelevant("options of what is left out, or never read by its code"),
+        ),
+        "scale_attn_weights": refused("scores without scaling", True, None),
+        "scale_attn_by_inverse_layer_idx": refused("scores scaled by the layer", False, None),
+    },
+    "gte": {
+        **BERT_LIKE,
+        "hidden_act": honored("silu, gelu, gelu_new, gelu_pytorch_tanh or relu"),
+        "rope_parameters": ROPE_PARAMETERS,
+        # Alibaba-NLP/new-impl
+        "rope_theta": honored("θ of the rotary positions"),
+        "rope_scaling": honored("ntk"),
+        "layer_norm_type": honored("layer_norm"),
+        "logn_attention_scale": honored("false"),
+        "pack_qkv": irrelevant("which tensors there are says it"),
+        "logn_attention_clip1": irrelevant("an option of logn_attention_scale"),
+        "intermediate_size_multiple": irrelevant("never read by its code"),
+    },
+}  # fmt: skip
+CONFIG_OF_FAMILY["new"] = CONFIG_OF_FAMILY["gte"]
+
+# Of the documentation: a heading → its table.
+TABLES: dict[str, Table] = {
+    "modules.json": MODULES,
+    **{f"config.json of {name}": table for name, table in MODULE_CONFIGS.items()},
+    "sentence_bert_config.json and its six older names": SENTENCE_BERT_CONFIG,
+    "processing_kwargs of sentence_bert_config.json": PROCESSING_KWARGS,
+    "config_sentence_transformers.json": CONFIG_SENTENCE_TRANSFORMERS,
+    "tokenizer_config.json and special_tokens_map.json": TOKENIZER_CONFIG,
+    "tokenizer.json": TOKENIZER,
+    "config.json of every model": CONFIG,
+    **{f"config.json of {name}": table for name, table in CONFIG_OF_FAMILY.items()},
+}

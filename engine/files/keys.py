@@ -1,0 +1,72 @@
+"""What becomes of each key of a checkpoint's JSON files: honored, irrelevant, or refused by name.
+
+A table says it for one kind of file. Readers check a file against its table, so that no key is ignored in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from embert.engine.errors import UnsupportedModel
+
+__all__ = ["Key", "Table", "Verdict", "check_keys", "honored", "irrelevant", "refused"]
+
+
+class Verdict(StrEnum):
+    """What becomes of a key."""
+
+    HONORED = "honored"  # it does what it does in the library that writes the file, or its value is refused
+    IRRELEVANT = "irrelevant"  # no value of it changes a vector, a score or a token
+    REFUSED = "refused"  # values that change nothing are accepted, others are an error that names the key
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One row of a table."""
+
+    verdict: Verdict
+    note: str  # what it does here; why it is irrelevant; what it would do
+    accepted: tuple[object, ...] = ()  # of a refused key: the values that change nothing
+
+
+Table = Mapping[str, Key]
+
+
+def honored(note: str) -> Key:
+    """A row of a key that a reader reads."""
+    return Key(Verdict.HONORED, note)
+
+
+def irrelevant(reason: str) -> Key:
+    """A row of a key that changes nothing."""
+    return Key(Verdict.IRRELEVANT, reason)
+
+
+def refused(note: str, *accepted: object) -> Key:
+    """A row of a key whose other values than `accepted` are an error."""
+    return Key(Verdict.REFUSED, note, accepted)
+
+
+def check_keys(path: Path, fields: Mapping[str, Any], table: Table) -> tuple[str, ...]:
+    """Check a file's keys against its table. Returns a sentence for the start-up log where some are unknown.
+
+    Raises UnsupportedModel for a refused key, naming the file, the key, its value and the values that are accepted.
+    """
+    for name, value in fields.items():
+        key = table.get(name)
+        if key is not None and key.verdict is Verdict.REFUSED and not any(_is(value, each) for each in key.accepted):
+            supported = ", ".join(map(repr, key.accepted)) or "none of its values"
+            raise UnsupportedModel(f"{path}: {name} {value!r} is not supported ({key.note}); supported: {supported}")
+    unknown = [name for name in fields if name not in table]
+    if not unknown:
+        return ()
+    return (f"{path}: unknown keys, which are ignored and may change vectors: {', '.join(unknown)}",)
+
+
+def _is(value: object, accepted: object) -> bool:
+    """Equal, and true is not 1."""
+    return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)

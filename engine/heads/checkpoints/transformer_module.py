@@ -1,0 +1,161 @@
+"""Reads what sentence-transformers stores of its Transformer module: sentence_bert_config.json, or one of its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.files.json_files import read_object
+from embert.engine.files.key_tables import PROCESSING_KWARGS, SENTENCE_BERT_CONFIG
+from embert.engine.files.keys import check_keys
+
+__all__ = ["TransformerModule", "read_transformer_module"]
+
+# The names that sentence-transformers tries, in its order.
+NAMES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+# `transformer_task` → the output of the model, and the name that sentence-transformers gives it.
+OUTPUTS = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+    "fill-mask": ("logits", "token_embeddings"),
+}
+# Versions 1 to 5 have the former name of each.
+RENAMED = {"tokenizer_args": "processor_kwargs", "model_args": "model_kwargs", "config_args": "config_kwargs"}
+# Keyword arguments of `from_pretrained` that change no weight and no product's definition.
+MODEL_KWARGS = {
+    "attn_implementation", "device_map", "dtype", "ignore_mismatched_sizes", "local_files_only", "low_cpu_mem_usage",
+    "token", "torch_dtype", "trust_remote_code", "use_safetensors",
+}  # fmt: skip
+HUB_KWARGS = {"cache_dir", "local_files_only", "token", "trust_remote_code", "use_fast"}
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerModule:
+    """What the file says; all defaults where there is none."""
+
+    path: Path | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)  # as the file has them
+    max_length: int | None = None  # tokens, in place of the tokenizer's own limit
+    lowercase: bool = False
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)  # in place of fields of tokenizer_config.json
+    notices: tuple[str, ...] = ()
+
+    def check_no_roles(self) -> None:
+        """Raise UnsupportedModel where queries and documents differ: only late interaction tells them apart."""
+        for name in ("query_length", "document_length", "query_expansion"):
+            if self.fields.get(name) is not None:
+                raise UnsupportedModel(
+                    f"{self.path}: {name} {self.fields[name]!r} is not supported for models without multi-vectors; "
+                    "supported: null"
+                )
+
+
+def read_transformer_module(folder: Path) -> TransformerModule:
+    """Read the first file of NAMES in the transformer's `folder` that holds anything.
+
+    Raises BrokenModel for a value of a wrong type, UnsupportedModel for what the engine does not do.
+    """
+    for name in NAMES:
+        path = folder / name
+        if path.is_file() and (stored := read_object(path)):
+            return _read(path, stored)
+    return TransformerModule()
+
+
+def _read(path: Path, stored: dict[str, Any]) -> TransformerModule:
+    notices = check_keys(path, stored, SENTENCE_BERT_CONFIG)
+    fields = {RENAMED.get(name, name): value for name, value in stored.items()}
+    _check_outputs(path, fields)
+    model_kwargs = _object(path, fields, "model_kwargs")
+    for name in model_kwargs.keys() - MODEL_KWARGS:
+        raise UnsupportedModel(
+            f"{path}: {_stored_name(stored, 'model_kwargs')}.{name} {model_kwargs[name]!r} is not supported; "
+            f"supported: {', '.join(sorted(MODEL_KWARGS))}"
+        )
+    config_kwargs = _object(path, fields, "config_kwargs")
+    for name in config_kwargs.keys() - HUB_KWARGS:
+        raise UnsupportedModel(
+            f"{path}: {_stored_name(stored, 'config_kwargs')}.{name} {config_kwargs[name]!r} is not supported; "
+            "put it into config.json"
+        )
+    tokenizer = {
+        name: value for name, value in _object(path, fields, "processor_kwargs").items() if name not in HUB_KWARGS
+    }
+    length = _length(path, fields, "max_seq_length")
+    if "model_max_length" in tokenizer:  # sentence-transformers prefers it to max_seq_length
+        length = _length(path, tokenizer, "model_max_length")
+    processed, further = _processing(path, fields)
+    return TransformerModule(
+        path=path,
+        fields=fields,
+        max_length=length if processed is None else processed,
+        lowercase=bool(fields.get("do_lower_case", False)),
+        tokenizer=tokenizer,
+        notices=notices + further,
+    )
+
+
+def _check_outputs(path: Path, fields: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel unless the rows that the next module takes are the model's usual ones."""
+    task = fields.get("transformer_task", "feature-extraction")
+    if task not in OUTPUTS:
+        raise UnsupportedModel(f"{path}: transformer_task {task!r} is not supported; supported: {', '.join(OUTPUTS)}")
+    output, stored_as = OUTPUTS[task]
+    modalities = _object(path, fields, "modality_config")
+    if not modalities:
+        return
+    if "message" in modalities:
+        raise UnsupportedModel(
+            f"{path}: modality_config with message, which puts texts into a chat template, is not supported; "
+            "supported: text"
+        )
+    text = _object(path, modalities, "text")
+    for field_name, accepted in (("method", ("forward",)), ("method_output_name", (output, [output]))):
+        if text.get(field_name) not in accepted:
+            raise UnsupportedModel(
+                f"{path}: modality_config.text.{field_name} {text.get(field_name)!r} is not supported; "
+                f"supported: {accepted[0]!r}"
+            )
+    if fields.get("module_output_name") != stored_as:
+        raise UnsupportedModel(
+            f"{path}: module_output_name {fields.get('module_output_name')!r} is not supported for {output}; "
+            f"supported: {stored_as!r}"
+        )
+
+
+def _processing(path: Path, fields: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+    """The most tokens of a text that processing_kwargs state, and notices."""
+    stated = _object(path, fields, "processing_kwargs")
+    # sentence-transformers calls the tokenizer with the arguments of texts, then with the common ones.
+    called = {**_object(path, stated, "text"), **_object(path, stated, "common")}
+    where = path.with_name(f"{path.name}: processing_kwargs")
+    notices = check_keys(where, called, PROCESSING_KWARGS)
+    return _length(path, called, "max_length"), notices
+
+
+def _stored_name(stored: Mapping[str, Any], name: str) -> str:
+    """What the file calls a field."""
+    return next((old for old, new in RENAMED.items() if new == name and old in stored), name)
+
+
+def _object(path: Path, fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BrokenModel(f"{path}: {name} must be an object, found {value!r}")
+    return value
+
+
+def _length(path: Path, fields: Mapping[str, Any], name: str) -> int | None:
+    length = fields.get(name)
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length <= 0):
+        raise BrokenModel(f"{path}: {name} must be a positive int, found {length!r}")
+    return length
