@@ -24,14 +24,16 @@ class CudaProcess:
     """A process that holds the CUDA encoder.
 
     `pooling` None is the model's own. `build` is the file of the extension, empty for the installed one. Batches have
-    at most `max_tokens`.
+    at most `max_tokens`. `gemm` is CudaEncoder's.
     """
 
-    def __init__(self, folder: Path, pooling: str | None, build: str = "", max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(
+        self, folder: Path, pooling: str | None, build: str = "", max_tokens: int = MAX_TOKENS, gemm: str = "auto"
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(str(folder), pooling, theirs, build, max_tokens), daemon=True
+            target=_serve, args=(str(folder), pooling, theirs, build, max_tokens, gemm), daemon=True
         )
         self._process.start()
         theirs.close()  # so that recv raises EOFError when the process exits
@@ -52,12 +54,12 @@ class CudaProcess:
         self._process.join()
 
 
-def _serve(folder: str, pooling: str | None, pipe: Connection, build: str, max_tokens: int) -> None:
+def _serve(folder: str, pooling: str | None, pipe: Connection, build: str, max_tokens: int, gemm: str) -> None:
     """Load the encoder, send its load time and memory, then answer `ask` until None comes."""
     if build:
         use_build(build)
     start = time.perf_counter()
-    encoder = CudaEncoder(engine.load_model(folder, pooling=pooling), max_batch_tokens=max_tokens)
+    encoder = CudaEncoder(engine.load_model(folder, pooling=pooling), max_batch_tokens=max_tokens, gemm=gemm)
     pipe.send((time.perf_counter() - start, encoder.memory))
     while (asked := pipe.recv()) is not None:
         what, batch = asked

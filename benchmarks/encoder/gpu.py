@@ -1,7 +1,7 @@
 """The CUDA encoder beside its rivals on one GPU, from token ids, FP16.
 
     python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER modernbert nomic-v1.5 gte-multilingual]
-        [--compile base:passage]
+        [--compile base:passage] [--gemm cublaslt]
 
 embert is timed as a server uses it: numpy in, numpy out, two batches in flight, by wall clock from answer to answer, in
 a process of its own. The rivals are timed on the device alone, with inputs already there: transformers (sdpa) on one
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "rows": [],
     }
     suffix = "" if options.pooling == "mean" else f"-{options.pooling}"
+    suffix += "-portable" if options.gemm == "cublaslt" else ""
     suffix += f"-{options.name}" if options.name else ""
     for name in options.models:
         with tempfile.TemporaryDirectory() as scratch:
@@ -102,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         "--sustained", nargs="*", default=["passage"], help="workloads to time under sustained load too"
     )
     parser.add_argument("--pooling", choices=("mean", "cls"), default="mean")
+    parser.add_argument(
+        "--gemm", choices=("auto", "cublaslt"), default="auto", help="cublaslt: the path of GPUs other than Hopper"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--name", default="", help="of the results' file, after encoder-gpu")
     return parser
@@ -112,7 +116,7 @@ def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float
     architecture = engine.load_model(str(folder)).architecture
     workloads = [each for each in options.workloads if lengths_of(each).max() <= architecture.max_positions]
     tokens = max([MAX_TOKENS, *(int(lengths_of(each).sum()) for each in workloads)])
-    ours = CudaProcess(folder, options.pooling, max_tokens=tokens)
+    ours = CudaProcess(folder, options.pooling, max_tokens=tokens, gemm=options.gemm)
     ready, (weights, _, total) = ours.started
     print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
     packs = PACKED.get(transformers.AutoConfig.from_pretrained(folder).model_type)

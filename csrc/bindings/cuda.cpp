@@ -60,7 +60,7 @@ std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
   return shapes;
 }
 
-std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inner, int vocabulary, int positions,
+std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int padded_head, int inner, int vocabulary, int positions,
                                       int types, bool position_table, bool padding, bool relative, int embedding,
                                       const std::vector<AttentionOf>& attention, bool gated, bool pre_norm,
                                       bool first_norm, const std::vector<int>& shared, float epsilon,
@@ -74,6 +74,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int inn
   model.hidden = hidden;
   model.layers = layers;
   model.heads = heads;
+  model.padded_head = padded_head;
   model.inner = inner;
   model.vocabulary = vocabulary;
   model.positions = positions;
@@ -251,7 +252,7 @@ NB_MODULE(_cuda, m) {
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
   m.def(
-      "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "inner"_a, "vocabulary"_a,
+      "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "padded_head"_a, "inner"_a, "vocabulary"_a,
       "positions"_a, "types"_a, "position_table"_a, "padding"_a, "relative"_a, "embedding"_a, "attention"_a, "gated"_a,
       "pre_norm"_a, "first_norm"_a, "shared"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a,
       "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a, "multi"_a,

@@ -39,6 +39,9 @@ Status Architecture::check() const {
   if (!layernorm_takes(dtype, hidden) || hidden % 8 != 0)
     return refuse("hidden size " + std::to_string(hidden) + ": it must be a multiple of 8 of at most " +
                   std::to_string(dtype == DType::kFloat32 ? 1024 : 2048));
+  if (padded_head != 0 && (padded_head < hidden / heads || int8 || !angle_tables().empty()))
+    return refuse("heads of " + std::to_string(hidden / heads) + " columns, padded to " + std::to_string(padded_head) +
+                  (int8 ? ", in int8" : ", with rotary positions"));
   if (!attention_takes(dtype, head_size()))
     return refuse("head size " + std::to_string(head_size()) + ": it must be a multiple of 8 from 8 to 128");
   if (inner <= 0 || inner % 8 != 0)

@@ -28,6 +28,7 @@ struct LayerAttention {
 // one more follows the last layer.
 struct Architecture {
   int hidden = 0, layers = 0, heads = 0, inner = 0;
+  int padded_head = 0;  // columns of a head with zeros after hidden / heads of them; 0: it has no zeros
   int vocabulary = 0, types = 0;  // rows of the embedding tables; types 0: the model has none
   int positions = 0;              // tokens of the longest text
   bool position_table = true;     // positions have rows of a table
@@ -47,7 +48,8 @@ struct Architecture {
   // The layers' matrices are int8, rotated, with a scale for each of their rows (norm/quantise.h).
   bool int8 = false;
 
-  int head_size() const { return hidden / heads; }
+  int head_size() const { return padded_head > 0 ? padded_head : hidden / heads; }
+  int attention_columns() const { return heads * head_size(); }  // of queries, of keys, of values and of the context
   int max_length() const { return positions; }
   int position_rows() const { return positions + (padding ? 1 : 0); }
   int embedding_columns() const { return embedding > 0 ? embedding : hidden; }

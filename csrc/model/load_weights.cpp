@@ -37,7 +37,7 @@ size_t elements_of(const TensorShape& shape) {
 }  // namespace
 
 Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
-  const size_t hidden = model_.hidden, matrix = hidden * hidden;
+  const size_t hidden = model_.hidden, matrix = size_t(model_.attention_columns()) * hidden;
   // Where each begins, in elements: the gate's rows take turns with inner's (row_order.h).
   const std::pair<const char*, size_t> places[] = {{"query.weight", 0},
                                                    {"key.weight", matrix},
@@ -102,8 +102,8 @@ const void* Weights::ordered(const std::string& name, int layer, const void* hos
   while (model_.stored(user) != layer) ++user;
   const int turned = model_.attention_of(user).turned;
   if (turned == 0) return host;
-  memory.resize(model_.hidden * row_bytes);
-  for (int i = 0; i < model_.hidden; ++i) {
+  memory.resize(model_.attention_columns() * row_bytes);
+  for (int i = 0; i < model_.attention_columns(); ++i) {
     const size_t from = rotary_row(i, model_.head_size(), turned);
     std::memcpy(memory.data() + i * row_bytes, static_cast<const uint8_t*>(host) + from * row_bytes, row_bytes);
   }
@@ -138,7 +138,7 @@ Status Weights::load_into(const WeightPlace& place, const std::string& name, int
   const size_t count = elements_of(place.shape);
   if (!place.apart && place.pitch > 0 && place.pitch != place.shape[1]) return upload_rows(host, stored, place, stream);
   std::vector<uint8_t> memory;
-  const void* const from = ordered(name, layer, host, count / model_.hidden * bytes_of(stored), memory);
+  const void* const from = ordered(name, layer, host, count / model_.attention_columns() * bytes_of(stored), memory);
   float* exact = nullptr;
   EMBERT_TRY(exact_place(name, layer, stored, exact));
   if (place.apart) {

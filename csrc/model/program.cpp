@@ -24,7 +24,7 @@ class Compiler {
     }
     const bool apart = model_.gated && !able_.gates;  // gates and what they make
     made_.inner_from = apart ? 2 * model_.inner : 0;
-    made_.wide = std::max({4 * model_.hidden, (apart ? 3 : 1) * model_.inner, model_.embedding_columns()});
+    made_.wide = std::max({4 * model_.attention_columns(), (apart ? 3 : 1) * model_.inner, model_.embedding_columns()});
     return made_;
   }
 

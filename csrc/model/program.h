@@ -39,8 +39,8 @@ enum class Place : int {
   kNothing,
   kX,         // [rows, hidden]: what a layer is given, and leaves
   kSum,       // [rows, hidden]: between the parts of a layer
-  kQkv,       // [rows, 3·hidden]
-  kContext,   // [rows, hidden]
+  kQkv,       // [rows, 3·attention columns]
+  kContext,   // [rows, attention columns]
   kInner,     // [rows, inner]
   kGates,     // [rows, 2·inner]: gate, value, gate, value, …
   kEmbedded,  // [rows, embedding]

@@ -17,6 +17,7 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
   Carver carver(base);
   const size_t size = bytes_of(model_.dtype);
   const size_t hidden = model_.hidden, inner = model_.inner, embedding = model_.embedding_columns();
+  const size_t attention = model_.attention_columns();
   const auto matrix = [&](size_t rows, size_t columns) { return carver.take(rows * columns * size); };
   const auto vector = [&](size_t count) { return reinterpret_cast<float*>(carver.take(count * sizeof(float))); };
   const auto norm = [&](size_t columns) {
@@ -34,10 +35,10 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
   const auto of_layer = [&](size_t rows, size_t columns) { return carver.take(rows * columns * layer_size); };
   const auto scales = [&](size_t rows) { return model_.int8 ? vector(rows) : nullptr; };
   for (LayerWeights& layer : layers_) {
-    layer.qkv_weight = of_layer(3 * hidden, hidden);
-    layer.qkv_scale = scales(3 * hidden);
-    layer.qkv_bias = vector(3 * hidden);
-    layer.attention_weight = of_layer(hidden, hidden);
+    layer.qkv_weight = of_layer(3 * attention, hidden);
+    layer.qkv_scale = scales(3 * attention);
+    layer.qkv_bias = vector(3 * attention);
+    layer.attention_weight = of_layer(hidden, attention);
     layer.attention_scale = scales(hidden);
     layer.attention_bias = vector(hidden);
     layer.attention_norm = norm(hidden);
@@ -70,8 +71,8 @@ Status Weights::allocate() {
   EMBERT_TRY(storage_.allocate(bytes));
   carve(storage_.as(), bytes);
   if (!model_.position_table) EMBERT_TRY(storage_.zero());
-  const size_t hidden = model_.hidden, inner = model_.inner;
-  const size_t largest = std::max({size_t(model_.vocabulary), size_t(model_.positions), inner}) * hidden;
+  const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
+  const size_t largest = std::max({size_t(model_.vocabulary), size_t(model_.positions), inner, attention}) * hidden;
   EMBERT_TRY(conversion_.allocate(std::max(largest, heads_.largest()) * 4));
   return model_.gated ? apart_.allocate(inner * hidden * 4) : Status();
 }
@@ -109,7 +110,7 @@ Status Weights::find(const std::string& name, int layer, WeightPlace& place) con
 
 bool Weights::find_layer(const std::string& name, int number, WeightPlace& place) const {
   const LayerWeights& w = layers_[number];
-  const size_t hidden = model_.hidden, inner = model_.inner;
+  const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
   const auto matrix = [&](const char* of_name, uint8_t* base, size_t rows, size_t columns, size_t before = 0) {
     if (name != of_name) return false;
     place = {base + before * rows * columns * bytes_of(matrix_dtype()), {rows, columns}, matrix_dtype()};
@@ -139,11 +140,12 @@ bool Weights::find_layer(const std::string& name, int number, WeightPlace& place
   };
   if (model_.gated && (apart("gate", 0) || apart("inner", 1))) return true;
   const bool has_norm = !model_.pre_norm || model_.first_norm || number != model_.stored(0);
-  return matrix("query.weight", w.qkv_weight, hidden, hidden) ||
-         matrix("key.weight", w.qkv_weight, hidden, hidden, 1) ||
-         matrix("value.weight", w.qkv_weight, hidden, hidden, 2) || vector("query.bias", w.qkv_bias, hidden) ||
-         vector("key.bias", w.qkv_bias + hidden, hidden) || vector("value.bias", w.qkv_bias + 2 * hidden, hidden) ||
-         matrix("attention.weight", w.attention_weight, hidden, hidden) ||
+  return matrix("query.weight", w.qkv_weight, attention, hidden) ||
+         matrix("key.weight", w.qkv_weight, attention, hidden, 1) ||
+         matrix("value.weight", w.qkv_weight, attention, hidden, 2) || vector("query.bias", w.qkv_bias, attention) ||
+         vector("key.bias", w.qkv_bias + attention, attention) ||
+         vector("value.bias", w.qkv_bias + 2 * attention, attention) ||
+         matrix("attention.weight", w.attention_weight, hidden, attention) ||
          vector("attention.bias", w.attention_bias, hidden) ||
          (has_norm && vector("attention.gamma", w.attention_norm.gamma, hidden)) ||
          (has_norm && vector("attention.beta", w.attention_norm.beta, hidden)) ||
@@ -180,19 +182,19 @@ Norm Weights::input_norm(const ProductPlan& of) const {
 }
 
 MatrixWeights Weights::matrix(Matrix which, int of_layer) const {
-  const int hidden = model_.hidden;
+  const int hidden = model_.hidden, attention = model_.attention_columns();
   if (which == Matrix::kProjection) return {projection_weight_, projection_bias_, hidden, model_.embedding, nullptr};
   const LayerWeights& w = layer(of_layer);
   const float* const exact =
       exact_.bytes() == 0 ? nullptr : exact_.as<float>() + model_.stored(of_layer) * exact_count();
   switch (which) {
     case Matrix::kQkv:
-      return {w.qkv_weight, w.qkv_bias, 3 * hidden, hidden, exact, w.qkv_scale};
+      return {w.qkv_weight, w.qkv_bias, 3 * attention, hidden, exact, w.qkv_scale};
     case Matrix::kAttentionOut:
-      return {w.attention_weight, w.attention_bias, hidden, hidden, nullptr, w.attention_scale};
+      return {w.attention_weight, w.attention_bias, hidden, attention, nullptr, w.attention_scale};
     case Matrix::kInner:
       return {w.inner_weight, w.inner_bias, inner_rows(), hidden,
-              exact == nullptr ? nullptr : exact + 3 * size_t(hidden) * hidden, w.inner_scale};
+              exact == nullptr ? nullptr : exact + 3 * size_t(attention) * hidden, w.inner_scale};
     default:
       return {w.out_weight, w.out_bias, hidden, model_.inner, nullptr, w.out_scale};
   }

@@ -20,9 +20,9 @@ namespace embert {
 // Matrices are of the model's type or int8, vectors are in FP32. Where columns are turned, the rows of query and key
 // are in the order of row_order.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
 struct LayerWeights {
-  uint8_t *qkv_weight, *attention_weight;  // [3·hidden, hidden]: query, key, value; [hidden, hidden]
+  uint8_t *qkv_weight, *attention_weight;  // [3·attention, hidden]: query, key, value; [hidden, attention]
   uint8_t *inner_weight, *out_weight;      // [inner, hidden], [hidden, inner]
-  float *qkv_bias, *attention_bias;        // [3·hidden], [hidden]
+  float *qkv_bias, *attention_bias;        // [3·attention], [hidden]
   float *inner_bias, *out_bias;            // [inner], [hidden]
   Norm attention_norm, out_norm;           // [hidden]
   // With int8 a scale for each row of a matrix, else none; and the LayerNorms of QKV's and FFN in's rows with each
@@ -102,7 +102,9 @@ class Weights {
   const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
   DType matrix_dtype() const { return model_.int8 ? DType::kInt8 : model_.dtype; }  // of the layers
   int inner_rows() const { return (model_.gated ? 2 : 1) * model_.inner; }
-  size_t exact_count() const { return (3 * size_t(model_.hidden) + inner_rows()) * model_.hidden; }  // of a layer
+  size_t exact_count() const {  // of a layer
+    return (3 * size_t(model_.attention_columns()) + inner_rows()) * model_.hidden;
+  }
 
   Architecture model_;
   DeviceBuffer storage_, conversion_, apart_, exact_;

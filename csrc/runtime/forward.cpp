@@ -31,7 +31,7 @@ uint8_t* Encoder::memory_of(Place place) const {
     case Place::kSum:
       return at_.sum;
     case Place::kContext:
-      return at_.wide + 3 * model_.hidden * column;
+      return at_.wide + 3 * model_.attention_columns() * column;
     case Place::kInner:
       return at_.wide + program_.inner_from * column;
     default:
@@ -41,15 +41,16 @@ uint8_t* Encoder::memory_of(Place place) const {
 
 RotaryColumns Encoder::rotary_columns(int layer) const {
   const LayerAttention of = model_.attention_of(layer);
-  return {model_.head_size(), of.turned, 2 * model_.hidden, weights_.angles(of.table), at_.offsets.positions};
+  return {model_.head_size(), of.turned, 2 * model_.attention_columns(), weights_.angles(of.table), at_.offsets.positions};
 }
 
 Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const OffsetsOutput& offsets = at_.offsets;
   Replay replay{plan, {offsets.tiles, plan.tiles, offsets.shorts, plan.shorts}, stream, plan.rows, {}};
   // Not while rows are inspected: all rows of the last layer have to be, because token vectors use them.
+  // Nor with padded heads: gather.cu copies rows of one width.
   const bool gathers = reads_one_row(plan.parts, replay.gathered) && plan.rows >= kGatherRows &&
-                       2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0;
+                       2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0 && model_.padded_head == 0;
   if (gathers) replay.gathers_after = model_.layers - 1;
   for (const Step& step : program_.steps) EMBERT_TRY(run_step(step, replay));
   return run_heads(plan, replay.rows[int(Place::kX)], gathers, stream);
@@ -80,7 +81,7 @@ Status Encoder::run_step(const Step& step, Replay& replay) {
       EMBERT_TRY(products_[step.product].joined->run(x, count, memory_of(Place::kInner), to, sums, y.parts, along));
       break;
     case Action::kTurn:
-      EMBERT_TRY(turn_rows(dtype, to, count, 3 * model_.hidden, rotary_columns(step.layer), along));
+      EMBERT_TRY(turn_rows(dtype, to, count, 3 * model_.attention_columns(), rotary_columns(step.layer), along));
       break;
     case Action::kAttend:
       return attend(step, replay);

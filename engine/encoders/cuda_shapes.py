@@ -21,10 +21,13 @@ __all__ = [
     "head_shapes",
     "layer_shapes",
     "on_the_host",
+    "padded_head",
     "pools_on_the_host",
     "refusal",
     "rotary_tables",
 ]
+
+_HEAD_STEP = 8  # columns: attention's kernels copy 16 bytes at a time
 
 
 def refusal(model: Model) -> str | None:
@@ -56,6 +59,7 @@ def layer_shapes(model: Model) -> dict[str, Any]:
         "hidden": architecture.hidden_size,
         "layers": architecture.layers,
         "heads": architecture.heads,
+        "padded_head": padded_head(architecture),
         "inner": architecture.intermediate_size,
         "vocabulary": architecture.vocab_size,
         "positions": architecture.max_positions,
@@ -72,6 +76,12 @@ def layer_shapes(model: Model) -> dict[str, Any]:
         "epsilon": architecture.layer_norm_eps,
         "activation": architecture.activation,
     }
+
+
+def padded_head(architecture: Architecture) -> int:
+    """Columns of a head with zeros behind its own, where the kernels need them; 0: they do not."""
+    rest = architecture.head_size % _HEAD_STEP
+    return architecture.head_size + _HEAD_STEP - rest if rest else 0
 
 
 def head_shapes(model: Model) -> dict[str, Any]:

@@ -28,8 +28,8 @@ int number() {
 int main(int count, char** arguments) {
   if (count != 5) return 2;
   Architecture model;
-  for (int* const each : {&model.hidden, &model.layers, &model.heads, &model.inner, &model.vocabulary, &model.positions,
-                          &model.types, &model.embedding})
+  for (int* const each : {&model.hidden, &model.layers, &model.heads, &model.padded_head, &model.inner,
+                          &model.vocabulary, &model.positions, &model.types, &model.embedding})
     *each = number();
   for (bool* const each : {&model.position_table, &model.padding, &model.relative, &model.gated, &model.pre_norm,
                            &model.first_norm})

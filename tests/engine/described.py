@@ -33,6 +33,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "half turned": {**NO_TABLE, "attention": (Attention(Rotary(1000.0, 24)),) * LAYERS, "activation": "gelu_tanh"},
     "JinaBERT's": {**NO_TABLE, "alibi": True, "gated": True},
     "ELECTRA's": {"embedding_size": 32},
+    "rubert-tiny2's": {"hidden_size": 104, "heads": 4},  # heads of 26 columns
     "ALBERT's": {"embedding_size": 32, "shared_layers": (0,) * LAYERS, "activation": "gelu_tanh"},
 }  # fmt: skip
 
@@ -44,14 +45,9 @@ def described(
     build(folder, "bert")
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder), pooling=pooling)
+    sizes = {"hidden_size": HIDDEN, "heads": HEADS, "layers": LAYERS, "intermediate_size": INNER}
     architecture = dataclasses.replace(
-        model.architecture,
-        hidden_size=HIDDEN,
-        heads=HEADS,
-        layers=LAYERS,
-        intermediate_size=INNER,
-        tensors=TensorNames((Scheme(),)),
-        **{**ARCHITECTURES[kind], **more},
+        model.architecture, tensors=TensorNames((Scheme(),)), **{**sizes, **ARCHITECTURES[kind], **more}
     )
     random = np.random.default_rng(5)
     tensors = {}

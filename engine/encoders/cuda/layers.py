@@ -20,7 +20,7 @@ from embert.engine.architecture.tensor_names import (
 from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
 from embert.engine.encoders.cuda.balanced import column_factors
-from embert.engine.encoders.cuda_shapes import rotary_tables
+from embert.engine.encoders.cuda_shapes import padded_head, rotary_tables
 from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
 from embert.engine.encoders.rotary import rotations
 from embert.engine.quantization.blocks import HEAD, block_weight
@@ -39,6 +39,7 @@ LAYER_LINEAR = {
     "inner": "intermediate.dense",
     "out": "output.dense",
 }
+PADDED = {*(f"{each}.{kind}" for each in ("query", "key", "value") for kind in ("weight", "bias")), "attention.weight"}
 LAYER_NORMS = {"attention": "attention.output.LayerNorm", "out": "output.LayerNorm"}
 EMBEDDING_WEIGHTS = {
     "word": WORD_EMBEDDINGS,
@@ -63,6 +64,22 @@ def _rounded(matrix: str, weight: npt.NDArray[np.float32], name: str, head_size:
     return quarter_weight(weight, name)
 
 
+def _with_padded_heads(
+    matrix: str, tensor: npt.NDArray[np.float32], architecture: Architecture, padded: int
+) -> npt.NDArray[np.float32]:
+    """A weight or bias of attention with `padded` rows (of its output: columns) a head, the last of them zeros.
+
+    Queries are multiplied by the root of padded / size, because the kernels divide scores by the root of `padded`.
+    """
+    size = architecture.head_size
+    if matrix == "attention":
+        columns = tensor.reshape(-1, architecture.heads, size)
+        return np.pad(columns, ((0, 0), (0, 0), (0, padded - size))).reshape(len(tensor), -1)
+    rows = tensor.reshape(architecture.heads, size, -1)
+    rows = np.pad(rows, ((0, 0), (0, padded - size), (0, 0))).reshape(-1, *tensor.shape[1:])
+    return rows * np.float32(np.sqrt(padded / size)) if matrix == "query" else rows
+
+
 def layer_tensors(
     architecture: Architecture, checkpoint: Checkpoint, int8: bool = False
 ) -> Iterator[tuple[str, int, Any, str]]:
@@ -85,6 +102,7 @@ def layer_tensors(
     if architecture.padding_id is not None:
         names.append(("padding", -1, PADDING_POSITION))
     factors = column_factors(architecture, checkpoint) if int8 else {}
+    padded = padded_head(architecture)
     for ours, layer, theirs in names:
         tensor = checkpoint.stored(theirs)
         matrix, _, kind = ours.partition(".")
@@ -93,6 +111,8 @@ def layer_tensors(
             values, scales = _rounded(matrix, tensor.float32() * by, theirs, architecture.head_size)
             yield ours, layer, values, "int8"
             yield f"{matrix}.scale", layer, scales, "float32"
+        elif padded and ours in PADDED:
+            yield ours, layer, _with_padded_heads(matrix, tensor.float32(), architecture, padded), "float32"
         elif tensor.dtype in STORED_DTYPES:
             yield ours, layer, tensor.array, STORED_DTYPES[tensor.dtype]
         else:
