@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from embert.engine.adapters import LowRank, PeftFiles, beside_weight
 from embert.engine.architecture.architecture import Architecture
-from embert.engine.architecture.tensor_names import POSITION_EMBEDDINGS, Spelling, spellings_of
+from embert.engine.architecture.tensor_names import POSITION_EMBEDDINGS, WORD_EMBEDDINGS, Spelling, spellings_of
 from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.errors import BrokenModel
+from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.heads.checkpoints.stored import stored_tensors
 from embert.engine.heads.description import Layer, Norm
@@ -66,6 +67,8 @@ class Checkpoint:
         skipped = architecture.first_position if name == POSITION_EMBEDDINGS else 0
         spellings = architecture.tensors.spellings(name)
         spelling = next((each for each in spellings if each.name in self._files), None)
+        if spelling is None and name == WORD_EMBEDDINGS:
+            spelling = self._tied(architecture)
         if spelling is None:
             raise BrokenModel(f"{self.path} has no tensor {spellings[0].name}")
         tensor = self._files[spelling.name].tensor(spelling.name)
@@ -76,6 +79,14 @@ class Checkpoint:
         if name == POSITION_EMBEDDINGS and architecture.padding_id is not None:
             self._tensors[PADDING_POSITION] = Tensor(own[skipped - 1 : skipped], tensor.dtype)
         return spelling
+
+    def _tied(self, architecture: Architecture) -> Spelling | None:
+        """Where the word table is stored as a masked language model's decoder alone, to which it is tied."""
+        head = architecture.tensors.masked_lm
+        if head is None or f"{head.decoder}.weight" not in self._files:
+            return None
+        tied = read_object(self.path.parent / "config.json").get("tie_word_embeddings", True)
+        return Spelling(f"{head.decoder}.weight") if tied else None
 
     def _find_adapters(self, spelled: Mapping[str, Spelling], architecture: Architecture, folder: Path) -> set[str]:
         """Keep what adapters add to weights. Returns the names of tensors that stand beside these. Raises BrokenModel.

@@ -45,6 +45,9 @@ def read_header(path: Path) -> Header:
 def parse_header(path: Path, data: Any, size: int) -> tuple[Header, int]:
     """The header that a file's first bytes, or all of them, hold, and where the tensors' data begins.
 
+    Of tensors that share their data `safetensors.torch.save_model` stores one, and its metadata map the other names to
+    it: those are in the header too.
+
     `size` is the file's, in bytes; `path` is for messages. Raises BrokenModel.
     """
     if not size:
@@ -60,9 +63,16 @@ def parse_header(path: Path, data: Any, size: int) -> tuple[Header, int]:
         raise broken(path, f"its header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise broken(path, "its header is not a JSON object")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)
     for name, entry in header.items():
         _check(path, name, entry, size - 8 - length)
+    if isinstance(metadata, dict):
+        stored = dict(header)
+        header |= {
+            name: stored[kept]
+            for name, kept in metadata.items()
+            if isinstance(kept, str) and name not in stored and kept in stored
+        }
     return header, 8 + length
 
 

@@ -110,6 +110,30 @@ def test_splade_of_every_family_equals_hugging_face(tmp_path: Path, family: str)
     assert 0.02 < len(rows.values) / (77 * len(LENGTHS)) < 0.1
 
 
+@pytest.mark.parametrize("metadata", [True, False])
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "electra", "mpnet"])
+def test_a_word_table_under_the_decoders_name(tmp_path: Path, family: str, metadata: bool) -> None:
+    reference = MaskedLM(tmp_path, family, vocab_size=77, share=0.05)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    (word,) = (name for name in tensors if "word_embeddings" in name or "tok_embeddings" in name)
+    names = engine.load_model(str(tmp_path)).architecture.tensors.masked_lm
+    assert names is not None
+    tensors[decoder := f"{names.decoder}.weight"] = tensors.pop(word)
+    # As safetensors.torch.save_model writes it; transformers ties without the metadata too.
+    save_file(tensors, path, {"format": "pt", **({word: decoder} if metadata else {})})
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded.get_input_embeddings().weight.data, tensors[decoder])
+    model = engine.load_model(str(tmp_path), pooling="splade")
+    rows = sparse(engine.load_encoder(model, device="cpu"), reference.sequences)
+    for number, ids in enumerate(reference.sequences):
+        same(dense(rows, number, 77), reference.weights(ids))
+    if not metadata:
+        edit_json(tmp_path / "config.json", tie_word_embeddings=False)
+        with pytest.raises(BrokenModel, match=rf"model\.safetensors has no tensor .*{word.rpartition('.')[0][-10:]}"):
+            engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_vocabulary_of_30522(tmp_path: Path, dtype: str, products: str) -> None:
     # A decoder of its own: nothing but its bias is learned with the head where it is tied to the word table.
