@@ -18,6 +18,7 @@ from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.heads.checkpoints.stored import stored_tensors
 from embert.engine.heads.description import Layer, Norm
+from embert.engine.merged_weights import MergedWeights
 from embert.engine.model import Model
 
 __all__ = ["PADDING_POSITION", "Checkpoint"]
@@ -42,23 +43,28 @@ class Checkpoint:
         self._low_rank: dict[str, LowRank] = {}
         self._scale = 1.0  # of what adapters add
         self._adapter: int | None = None  # whose additions are in the weights
+        self._lora: MergedWeights | None = None
+        self._merged: dict[str, Tensor] = {}  # by stored names: what the LoRA adapter changed
+        self._tied_decoder: Tensor | None = None  # the word table, where that is another one with an adapter
         self.path = path  # the file or the index, for messages
 
     @classmethod
     def open(cls, model: Model) -> Checkpoint:
         """Map a model's weights and check them. Raises BrokenModel naming the file, the tensor and what is wrong."""
-        found = stored_tensors(model.transformer_folder)
+        found = stored_tensors(model.weights_folder)
         files = {path: SafetensorsFile(path) for path in dict.fromkeys(found.files.values())}
         path, stored = found.path, {name: files[file] for name, file in found.files.items()}
         checkpoint = cls(model.folder, path, stored)
         architecture, spelled = model.architecture, dict[str, Spelling]()
+        if model.lora is not None:
+            checkpoint._lora = MergedWeights(model.lora, architecture.tensors, stored)
         for name, wanted in tensor_shapes(architecture).items():
             if architecture.tensors.is_absent(name):
                 checkpoint._tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
             else:
                 spelled[name] = checkpoint._find(name, wanted, architecture)
         used = {spelling.name for spelling in spelled.values()}
-        used |= checkpoint._find_adapters(spelled, architecture, model.transformer_folder)
+        used |= checkpoint._find_adapters(spelled, architecture, model.weights_folder)
         checkpoint._check_surplus(architecture, used)
         return checkpoint
 
@@ -71,14 +77,25 @@ class Checkpoint:
             spelling = self._tied(architecture)
         if spelling is None:
             raise BrokenModel(f"{self.path} has no tensor {spellings[0].name}")
-        tensor = self._files[spelling.name].tensor(spelling.name)
+        tensor = self._read(spelling.name)
         rows = wanted[0] + skipped
         tensor.check(self.path, spelling.name, (rows * spelling.parts, *wanted[1:]))
         own = tensor.array[spelling.part * rows : (spelling.part + 1) * rows]
         self._tensors[name] = Tensor(own[skipped:], tensor.dtype)
+        if name == WORD_EMBEDDINGS and spelling.name in self._merged:
+            self._tied_decoder = self._files[spelling.name].tensor(spelling.name)
         if name == POSITION_EMBEDDINGS and architecture.padding_id is not None:
             self._tensors[PADDING_POSITION] = Tensor(own[skipped - 1 : skipped], tensor.dtype)
         return spelling
+
+    def _read(self, name: str) -> Tensor:
+        """A tensor by its stored name, with the LoRA adapter's part. Raises BrokenModel."""
+        if name in self._merged:
+            return self._merged[name]
+        tensor = self._files[name].tensor(name)
+        if self._lora is not None and self._lora.changes(name):
+            tensor = self._merged[name] = self._lora.merged(name, tensor)
+        return tensor
 
     def _tied(self, architecture: Architecture) -> Spelling | None:
         """Where the word table is stored as a masked language model's decoder alone, to which it is tied."""
@@ -133,6 +150,10 @@ class Checkpoint:
             return tensor
         return self._low_rank[name].added_to(tensor, self._adapter, self._scale)
 
+    def tied_decoder(self) -> Tensor:
+        """The word table as a masked language model's decoder has it: without what adapters add."""
+        return self._tensors[WORD_EMBEDDINGS] if self._tied_decoder is None else self._tied_decoder
+
     def low_rank(self, name: str) -> LowRank | None:
         """What the adapters add to a weight of the encoder; None: nothing."""
         return self._low_rank.get(name)
@@ -153,14 +174,14 @@ class Checkpoint:
 
         Raises BrokenModel naming the file, the tensor and what is wrong.
         """
-        path, files = self.path, self._files
+        path, files, read = self.path, self._files, self._read
         if file:
             path = self._folder / file
             alone = SafetensorsFile(path)
-            files = dict.fromkeys(alone.names, alone)
+            files, read = dict.fromkeys(alone.names, alone), alone.tensor
         for spelling in spellings_of(name):
             if spelling in files:
-                tensor = files[spelling].tensor(spelling)
+                tensor = read(spelling)
                 tensor.check(path, spelling, shape)
                 return tensor
         raise BrokenModel(f"{path} has no tensor {name}")

@@ -72,6 +72,8 @@ def footprint(
     # LayerNorms are folded into these in FP32; the CPU encoder packs its matrices anew, one at a time.
     matrices = architecture.layers * hidden * (3 * hidden + inner)
     loading = 4 * matrices if on_gpu and item == 2 else 0
+    if model.lora is not None and not on_gpu:  # what it changes, in FP32
+        loading += 4 * parameters
     if dtype == "int8":  # compared with the usual dtype
         loading += item * parameters
     return Footprint(encoders * weights + added, encoders * activations, loading)

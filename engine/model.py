@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.errors import BrokenModel, ModelNotFound, UnsupportedModel
 from embert.engine.families import Architecture, check_config, read_architecture
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
@@ -20,6 +20,7 @@ from embert.engine.heads.dense import Module, width_after
 from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, modes_of
+from embert.engine.lora import Lora, read_lora
 from embert.engine.prompts import prompts_with_adapters, read_prompts
 from embert.engine.tasks import NO_TASK, Task
 
@@ -51,13 +52,20 @@ class Model:
     transformer: str  # the folder of config, tokenizer and weights inside `folder`; mostly ""
     notices: tuple[str, ...]  # sentences for the start-up log
     heads: Heads = NO_HEADS  # besides pooling
+    lora: Lora | None = None  # an adapter that is merged into the weights
+    base: Path | None = None  # the folder of config.json and weights, where an adapter's own folder has none
     include_prompt: bool = True  # a prompt's tokens are pooled as the text's
     embeds: bool = True  # pooled vectors and hidden states are of use; not so in a cross-encoder
 
     @property
     def transformer_folder(self) -> Path:
-        """The folder that holds config.json, tokenizer.json and the weights."""
+        """The folder that holds tokenizer.json, and config.json and the weights unless `base` does."""
         return self.folder / self.transformer
+
+    @property
+    def weights_folder(self) -> Path:
+        """The folder that holds config.json and the weights."""
+        return self.base or self.transformer_folder
 
     @property
     def tasks(self) -> Task:
@@ -90,15 +98,22 @@ def load_model(
     modules = read_modules(folder, pooling=pooling) or Modules(pooling=pooling)
     notices += modules.notices
     transformer = folder / modules.transformer
+    lora, base = read_lora(transformer), None
     if not (transformer / "config.json").is_file():
-        raise BrokenModel(f"{transformer} has no config.json, so it is not a model folder")
+        if lora is None:
+            raise BrokenModel(f"{transformer} has no config.json, so it is not a model folder")
+        base = _base(lora, progress)
+    weights = base or transformer
+    if lora is not None:
+        notices += lora.notices
+        notices.append(f"the LoRA adapter {lora.weights.name} is merged into the weights of {weights}")
     # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
-    architecture = read_architecture(transformer / "config.json")
-    notices += check_config(transformer / "config.json")
-    classifier = read_classifier(folder, modules.transformer, architecture) if modules.alone else None
+    architecture = read_architecture(weights / "config.json")
+    notices += check_config(weights / "config.json")
+    classifier = read_classifier(folder, weights, architecture) if modules.alone else None
     splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
-    _check_files(transformer, auto_class if classifier is None else "AutoModelForSequenceClassification")
+    _check_files(transformer, weights, auto_class if classifier is None else "AutoModelForSequenceClassification")
     library = folder / "config_sentence_transformers.json"
     library_fields = read_object(library) if library.is_file() else {}
     notices += check_keys(library, library_fields, CONFIG_SENTENCE_TRANSFORMERS)
@@ -107,6 +122,7 @@ def load_model(
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
     found = read_vector_heads(
         folder,
+        weights,
         architecture,
         modules,
         prompts,
@@ -117,7 +133,7 @@ def load_model(
     )
     embeds = found.embeds and (classifier is None or pooling is not None)
     if classifier is not None:
-        classifier = stored_classifier(classifier, architecture.tensors, transformer)
+        classifier = stored_classifier(classifier, architecture.tensors, weights)
         if embeds:
             notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
     elif modules.pooling is None and embeds:
@@ -153,6 +169,8 @@ def load_model(
         transformer=modules.transformer,
         notices=tuple(notices),
         heads=Heads(classifier, found.sparse, multi_vector),
+        lora=lora,
+        base=base,
         include_prompt=modules.include_prompt,
         embeds=embeds,
     )
@@ -178,6 +196,25 @@ def _most_weights(library: Path, fields: Mapping[str, Any]) -> int | None:
     return most
 
 
+def _base(lora: Lora, progress: bool) -> Path:
+    """The folder of an adapter's base model. Raises BrokenModel where that cannot be had."""
+    merge = (
+        'merge them once with: pip install peft && python -c "from peft import AutoPeftModel as M; '
+        f"M.from_pretrained('{lora.path.parent}').merge_and_unload().save_pretrained('merged')\", and put the "
+        "tokenizer's files beside"
+    )
+    said = f"{lora.path.parent} holds a LoRA adapter without its base model"
+    if lora.base is None:
+        raise BrokenModel(f"{said}, and base_model_name_or_path of {lora.path.name} does not name that; {merge}")
+    try:
+        base = locate(lora.base, revision=None, progress=progress).folder
+    except ModelNotFound as error:
+        raise BrokenModel(f"{said} {lora.base}, which cannot be loaded ({error}); {merge}") from error
+    if not (base / "config.json").is_file():
+        raise BrokenModel(f"{said} {lora.base}, and that has no config.json; {merge}")
+    return base
+
+
 def _pickled(folder: Path, names: tuple[str, ...]) -> str:
     files = " and ".join(f"{name}.pt" for name in names)
     return (
@@ -187,23 +224,26 @@ def _pickled(folder: Path, names: tuple[str, ...]) -> str:
     )
 
 
-def _check_files(folder: Path, auto_class: str) -> None:
+def _check_files(folder: Path, weights: Path, auto_class: str) -> None:
     """Raise a ModelError that names the missing file, and the command that makes it where there is one.
 
-    `auto_class` is transformers' class that reads all of the model's weights, its head's too.
+    `folder` must have the tokenizer, and `weights` the weights. `auto_class` is transformers' class that reads all of
+    them, its head's too.
     """
+    if not (folder / "tokenizer.json").is_file() and weights != folder:
+        raise BrokenModel(f"{folder} has an adapter and no tokenizer.json; copy the tokenizer's files from {weights}")
     if not (folder / "tokenizer.json").is_file():
         raise BrokenModel(
             f"{folder} has no tokenizer.json; make it with: {INSTALL_CONVERT} && "
             'python -c "from transformers import AutoTokenizer as T; '
             f"T.from_pretrained('{folder}').save_pretrained('{folder}')\""
         )
-    if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+    if any((weights / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         return
-    if any(folder.glob("pytorch_model*.bin")):
+    if any(weights.glob("pytorch_model*.bin")):
         raise UnsupportedModel(
-            f"{folder} has only pickled weights (pytorch_model.bin), which can run code when read and are refused; "
+            f"{weights} has only pickled weights (pytorch_model.bin), which can run code when read and are refused; "
             f'convert them once with: {INSTALL_CONVERT} && python -c "from transformers import {auto_class} as M; '
-            f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+            f"M.from_pretrained('{weights}').save_pretrained('{weights}')\""
         )
-    raise BrokenModel(f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json")
+    raise BrokenModel(f"{weights} has no weights: neither model.safetensors nor model.safetensors.index.json")

@@ -152,7 +152,7 @@ def _splade_shape(model: Model, head: Splade) -> tuple[str, float, int, bool]:
 
     Adapters add to the word table, not to the decoder.
     """
-    tied = not head.decoder and model.architecture.adapters is None
+    tied = not head.decoder and model.architecture.adapters is None and model.lora is None
     return head.transform.activation, head.norm.eps, 2 if head.twice else 1, tied
 
 

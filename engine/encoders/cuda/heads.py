@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.tensor_names import WORD_EMBEDDINGS
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda_shapes import classifies_on_the_host, embeds_on_the_host, pools_on_the_host
 from embert.engine.errors import UnsupportedModel
@@ -93,8 +92,8 @@ def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[
     }
     if head.decoder:
         tensors["decoder.weight"] = checkpoint.of_head(head.decoder, (vocabulary, hidden)).float32()
-    elif model.architecture.adapters is not None:  # the word table without what an adapter adds to it
-        tensors["decoder.weight"] = checkpoint.with_adapter(-1).float32(WORD_EMBEDDINGS)
+    elif model.architecture.adapters is not None or model.lora is not None:
+        tensors["decoder.weight"] = checkpoint.tied_decoder().float32()
     return tensors
 
 

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert.engine.architecture.architecture import Architecture
-from embert.engine.architecture.tensor_names import WORD_EMBEDDINGS
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.torch.groups import Group
 from embert.engine.encoders.torch.layer import as_torch
@@ -214,7 +213,7 @@ class Splade:
         self._norm, self._twice = _Norm(head.norm, head.transform.outputs, checkpoint), head.twice
         self._most = head.most
         stored = checkpoint.of_head(head.decoder, (vocabulary, head.transform.outputs)) if head.decoder else None
-        weight = as_torch(checkpoint.stored(WORD_EMBEDDINGS) if stored is None else stored)
+        weight = as_torch(checkpoint.tied_decoder() if stored is None else stored)
         bias = as_torch(checkpoint.of_head(head.bias, (vocabulary,))) if head.bias else torch.zeros(vocabulary)
         self._columns: list[Linear] = []
         for first in range(0, vocabulary, SPLADE_COLUMNS):

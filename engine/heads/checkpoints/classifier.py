@@ -35,12 +35,12 @@ PROBLEM_TYPES = {
 }
 
 
-def read_classifier(folder: Path, transformer: str, architecture: Architecture) -> Classifier | None:
-    """The head that config.json names; None if it names none. `folder` and `transformer` are `Model`'s.
+def read_classifier(folder: Path, weights: Path, architecture: Architecture) -> Classifier | None:
+    """The head that config.json names; None if it names none. `folder` is the model's, `weights` has config.json.
 
     Raises BrokenModel or UnsupportedModel, naming the file and the field.
     """
-    path = folder / transformer / "config.json"
+    path = weights / "config.json"
     config, library = read_object(path), folder / "config_sentence_transformers.json"
     library_fields = read_object(library) if library.is_file() else {}
     named = config.get("architectures")

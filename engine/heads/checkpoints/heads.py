@@ -30,6 +30,7 @@ class VectorHeads:
 
 def read_vector_heads(
     folder: Path,
+    weights: Path,
     architecture: Architecture,
     modules: Modules,
     prompts: Mapping[str, str],
@@ -39,7 +40,9 @@ def read_vector_heads(
     splade: bool,
     most_weights: int | None,
 ) -> VectorHeads:
-    """The heads of the model in `folder`. `pooling` is the user's own wish, if any; `splade` asks for SPLADE's head.
+    """The heads of the model in `folder`, whose config.json and weights are in `weights`.
+
+    `pooling` is the user's own wish, if any; `splade` asks for SPLADE's head.
 
     `most_weights` bounds the weights of SPLADE's vectors.
 
@@ -48,7 +51,7 @@ def read_vector_heads(
     transformer = folder / modules.transformer
     hidden_size = architecture.hidden_size
     if splade:
-        head = read_splade(transformer, architecture, twice=bool(modules.splade), most=most_weights)
+        head = read_splade(weights, architecture, twice=bool(modules.splade), most=most_weights)
         return VectorHeads(sparse=head, embeds=False)
     multi_vector = None
     if modules.token_dense:
@@ -56,8 +59,8 @@ def read_vector_heads(
         multi_vector = read_late_interaction(
             folder, transformer, modules.token_dense, modules.mask, modules.transformer_module, prompts
         )
-    elif modules.pooling is None and is_stanford(transformer / "config.json"):
-        multi_vector = read_stanford(transformer, hidden_size)
+    elif modules.pooling is None and is_stanford(weights / "config.json"):
+        multi_vector = read_stanford(weights, hidden_size)
     if multi_vector is not None:
         _check_lengths(transformer, multi_vector, architecture.max_positions)
         return VectorHeads(multi_vector=multi_vector, embeds=pooling is not None)

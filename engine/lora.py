@@ -1,0 +1,214 @@
+"""A LoRA adapter beside a base model, as PEFT writes it: its description, and what it adds to the base's weights.
+
+Imports no numpy: the supervisor reads descriptions, and computes nothing. `merged_weights` does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.files.json_files import read_object
+from embert.engine.files.keys import Table, check_keys, honored, irrelevant, refused
+
+__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "Lora", "read_lora"]
+
+NAME = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+START = irrelevant("how weights were made before the training; the file has them as they are after it")
+TRAINING = irrelevant("training only")
+OTHER_KIND = "another kind of adapter"
+
+# Of the files that peft 0.21 writes and reads.
+ADAPTER_CONFIG: Table = {
+    "peft_type": refused(OTHER_KIND, "LORA"),
+    "r": honored("the rank"),
+    "lora_alpha": honored("the scale: lora_alpha / r"),
+    "use_rslora": honored("the scale: lora_alpha / √r"),
+    "rank_pattern": honored("ranks of some modules"),
+    "alpha_pattern": honored("lora_alpha of some modules"),
+    "target_modules": honored("a tensor of another module is an error"),
+    "exclude_modules": honored("likewise"),
+    "layers_to_transform": honored("likewise"),
+    "layers_pattern": honored("likewise"),
+    "modules_to_save": honored("modules that are stored whole take the base's place"),
+    "bias": honored("biases that are stored take the base's place"),
+    "lora_bias": honored("B has a bias"),
+    "base_model_name_or_path": honored("the base model, where the folder has none: a folder, or an id on the hub"),
+    "fan_in_fan_out": irrelevant("PEFT sets it to false for linear layers, and no model here has others"),
+    "init_lora_weights": refused(
+        "an initialization that changes the base's weights", True, False, None, "gaussian", "eva", "orthogonal"
+    ),
+    "use_dora": refused("DoRA, whose magnitudes transformers and PEFT read differently", False, None),
+    "use_qalora": refused("QALoRA", False, None),
+    "use_bdlora": refused("BD-LoRA", None, False),
+    "alora_invocation_tokens": refused("aLoRA: an adapter of some tokens", None),
+    "layer_replication": refused("layers that are repeated", None),
+    "trainable_token_indices": refused("rows of the word table of its own", None),
+    "target_parameters": refused("parameters that are no module's", None, []),
+    "arrow_config": refused("routing between adapters", None),
+    "kasa_config": refused("KaSA, which changes the base's weights", None),
+    "monteclora_config": refused("samples of weights", None),
+    "ensure_weight_tying": refused("one adapter of the word table and the decoder", False, None),
+    "lora_dropout": TRAINING,
+    "velora_config": TRAINING,
+    "inference_mode": TRAINING,
+    "eva_config": START,
+    "corda_config": START,
+    "lora_ga_config": START,
+    "loftq_config": irrelevant("LoftQ's, which init_lora_weights chooses"),
+    "qalora_group_size": irrelevant("QALoRA's, which use_qalora chooses"),
+    "megatron_config": irrelevant("how Megatron cuts layers"),
+    "megatron_core": irrelevant("the name of Megatron's package"),
+    "runtime_config": irrelevant("where weights lie"),
+    "task_type": irrelevant("the class that was trained; config.json of the base decides what is served"),
+    "auto_mapping": irrelevant("the class that was trained"),
+    "peft_version": irrelevant("the library that wrote the file"),
+    "revision": irrelevant("transformers and sentence-transformers load the base's usual revision"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """What an adapter_config.json says. Built by `read_lora`; picklable."""
+
+    path: Path
+    rank: int
+    alpha: float
+    rank_stabilized: bool
+    base: str | None  # the name of the base model
+    targets: str | tuple[str, ...] = ()  # a regular expression, or ends of modules' names
+    excluded: str | tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None  # of `targets`, if not all
+    layer_patterns: tuple[str, ...] = ()  # what stands before a layer's number
+    ranks: Mapping[str, int] = field(default_factory=dict)  # by a pattern of modules' names
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> Path:
+        """The file of the adapter's tensors."""
+        return self.path.with_name(ADAPTER_WEIGHTS)
+
+    def rank_of(self, module: str) -> int:
+        """Columns of A·x for a module."""
+        return self.ranks.get(_pattern(self.ranks, module), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What B·A is multiplied by for a module."""
+        rank, alpha = self.rank_of(module), self.alphas.get(_pattern(self.alphas, module), self.alpha)
+        return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+    def adapts(self, module: str) -> bool:
+        """Whether PEFT gives a module an adapter: its `check_target_module_exists`."""
+        if _named(self.excluded, module):
+            return False
+        if self.targets == "all-linear":
+            return True
+        if not _named(self.targets, module):
+            return False
+        if self.layers is None or isinstance(self.targets, str) or module in self.targets:
+            return True
+        starts = [rf"(?:^|.*?\.){each}" for each in self.layer_patterns] or [r".*?\.[^.]*"]
+        number = next((found for start in starts if (found := re.match(rf"{start}\.(\d+)\.", module))), None)
+        return number is not None and int(number[1]) in self.layers
+
+
+def _named(names: str | tuple[str, ...], module: str) -> bool:
+    if isinstance(names, str):
+        return re.fullmatch(names, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _pattern(patterns: Mapping[str, object], module: str) -> str:
+    return next((each for each in patterns if re.match(rf"(.*\.)?({each})$", module)), "")
+
+
+def read_lora(folder: Path) -> Lora | None:
+    """The adapter in the `folder` of a transformer; None where there is none.
+
+    Raises BrokenModel for a value of a wrong type and for a file that is missing, UnsupportedModel for another kind of
+    adapter.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return None
+    fields = read_object(path)
+    # What a file does not say is PEFT's default; the kind it must say.
+    notices = check_keys(path, {"peft_type": None, **fields}, ADAPTER_CONFIG)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        if (folder / "adapter_model.bin").is_file():
+            raise UnsupportedModel(
+                f"{folder} has an adapter with only pickled weights (adapter_model.bin), which can run code when read "
+                "and are refused; convert them once with: pip install torch safetensors && "
+                f'cd {folder} && python -c "import torch; from safetensors.torch import save_file; '
+                "save_file(torch.load('adapter_model.bin', map_location='cpu', weights_only=True), "
+                f"'{ADAPTER_WEIGHTS}')\""
+            )
+        raise BrokenModel(f"{folder} has {NAME} and no {ADAPTER_WEIGHTS}")
+    base = fields.get("base_model_name_or_path")
+    layers = fields.get("layers_to_transform")
+    layers = [layers] if isinstance(layers, int) else layers
+    if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
+        raise BrokenModel(f"{path}: layers_to_transform must be a list of ints, found {layers!r}")
+    lora = Lora(
+        path,
+        rank=int(_number(path, "r", fields.get("r", 8), whole=True)),
+        alpha=_number(path, "lora_alpha", fields.get("lora_alpha", 8)),
+        rank_stabilized=bool(fields.get("use_rslora")),
+        base=base if isinstance(base, str) and base else None,
+        targets=_names(path, fields, "target_modules"),
+        excluded=_names(path, fields, "exclude_modules"),
+        layers=tuple(layers) if layers else None,
+        layer_patterns=_listed(_names(path, fields, "layers_pattern")),
+        ranks={name: int(value) for name, value in _numbers(path, fields, "rank_pattern", whole=True).items()},
+        alphas=_numbers(path, fields, "alpha_pattern"),
+        notices=notices,
+    )
+    _check_patterns(lora)
+    return lora
+
+
+def _check_patterns(lora: Lora) -> None:
+    """Raise BrokenModel for a pattern that is no regular expression."""
+    named = [each for each in (lora.targets, lora.excluded) if isinstance(each, str)]
+    for pattern in (*named, *lora.layer_patterns, *lora.ranks, *lora.alphas):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BrokenModel(f"{lora.path}: {pattern!r} is not a regular expression: {error}") from error
+
+
+def _names(path: Path, fields: Mapping[str, Any], name: str) -> str | tuple[str, ...]:
+    value = fields.get(name)
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise BrokenModel(f"{path}: {name} must be a text or a list of texts, found {value!r}")
+    return tuple(value)
+
+
+def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _number(path: Path, name: str, value: object, *, whole: bool = False) -> float:
+    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:  # type: ignore[operator]
+        raise BrokenModel(f"{path}: {name} must be a positive {'int' if whole else 'number'}, found {value!r}")
+    return value  # type: ignore[return-value]
+
+
+def _numbers(path: Path, fields: Mapping[str, Any], name: str, *, whole: bool = False) -> dict[str, float]:
+    value = fields.get(name) or {}
+    if not isinstance(value, dict):
+        raise BrokenModel(f"{path}: {name} must be an object, found {value!r}")
+    return {pattern: _number(path, f"{name}.{pattern}", each, whole=whole) for pattern, each in value.items()}
