@@ -14,64 +14,13 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
-from embert.engine.files.keys import Table, check_keys, honored, irrelevant, refused
+from embert.engine.files.key_tables import ADAPTER_CONFIG
+from embert.engine.files.keys import check_keys
 
-__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "Lora", "read_lora"]
+__all__ = ["ADAPTER_WEIGHTS", "Lora", "read_lora"]
 
 NAME = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-
-START = irrelevant("how weights were made before the training; the file has them as they are after it")
-TRAINING = irrelevant("training only")
-OTHER_KIND = "another kind of adapter"
-
-# Of the files that peft 0.21 writes and reads.
-ADAPTER_CONFIG: Table = {
-    "peft_type": refused(OTHER_KIND, "LORA"),
-    "r": honored("the rank"),
-    "lora_alpha": honored("the scale: lora_alpha / r"),
-    "use_rslora": honored("the scale: lora_alpha / √r"),
-    "rank_pattern": honored("ranks of some modules"),
-    "alpha_pattern": honored("lora_alpha of some modules"),
-    "target_modules": honored("a tensor of another module is an error"),
-    "exclude_modules": honored("likewise"),
-    "layers_to_transform": honored("likewise"),
-    "layers_pattern": honored("likewise"),
-    "modules_to_save": honored("modules that are stored whole take the base's place"),
-    "bias": honored("biases that are stored take the base's place"),
-    "lora_bias": honored("B has a bias"),
-    "base_model_name_or_path": honored("the base model, where the folder has none: a folder, or an id on the hub"),
-    "fan_in_fan_out": irrelevant("PEFT sets it to false for linear layers, and no model here has others"),
-    "init_lora_weights": refused(
-        "an initialization that changes the base's weights", True, False, None, "gaussian", "eva", "orthogonal"
-    ),
-    "use_dora": refused("DoRA, whose magnitudes transformers and PEFT read differently", False, None),
-    "use_qalora": refused("QALoRA", False, None),
-    "use_bdlora": refused("BD-LoRA", None, False),
-    "alora_invocation_tokens": refused("aLoRA: an adapter of some tokens", None),
-    "layer_replication": refused("layers that are repeated", None),
-    "trainable_token_indices": refused("rows of the word table of its own", None),
-    "target_parameters": refused("parameters that are no module's", None, []),
-    "arrow_config": refused("routing between adapters", None),
-    "kasa_config": refused("KaSA, which changes the base's weights", None),
-    "monteclora_config": refused("samples of weights", None),
-    "ensure_weight_tying": refused("one adapter of the word table and the decoder", False, None),
-    "lora_dropout": TRAINING,
-    "velora_config": TRAINING,
-    "inference_mode": TRAINING,
-    "eva_config": START,
-    "corda_config": START,
-    "lora_ga_config": START,
-    "loftq_config": irrelevant("LoftQ's, which init_lora_weights chooses"),
-    "qalora_group_size": irrelevant("QALoRA's, which use_qalora chooses"),
-    "megatron_config": irrelevant("how Megatron cuts layers"),
-    "megatron_core": irrelevant("the name of Megatron's package"),
-    "runtime_config": irrelevant("where weights lie"),
-    "task_type": irrelevant("the class that was trained; config.json of the base decides what is served"),
-    "auto_mapping": irrelevant("the class that was trained"),
-    "peft_version": irrelevant("the library that wrote the file"),
-    "revision": irrelevant("transformers and sentence-transformers load the base's usual revision"),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from embert.engine.files.keys import Key, Table, honored, irrelevant, refused
 
 __all__ = [
+    "ADAPTER_CONFIG",
     "CONFIG",
     "CONFIG_OF_FAMILY",
     "CONFIG_SENTENCE_TRANSFORMERS",
@@ -164,6 +165,57 @@ REFUSED_MODULES = (
     "WordEmbeddings", "WordWeights",
 )  # fmt: skip
 
+ADAPTER_START = irrelevant("how weights were made before the training; the file has them as they are after it")
+OTHER_KIND = "another kind of adapter"
+
+# Of the files that peft 0.21 writes and reads.
+ADAPTER_CONFIG: Table = {
+    "peft_type": refused(OTHER_KIND, "LORA"),
+    "r": honored("the rank"),
+    "lora_alpha": honored("the scale: lora_alpha / r"),
+    "use_rslora": honored("the scale: lora_alpha / √r"),
+    "rank_pattern": honored("ranks of some modules"),
+    "alpha_pattern": honored("lora_alpha of some modules"),
+    "target_modules": honored("a tensor of another module is an error"),
+    "exclude_modules": honored("likewise"),
+    "layers_to_transform": honored("likewise"),
+    "layers_pattern": honored("likewise"),
+    "modules_to_save": honored("modules that are stored whole take the base's place"),
+    "bias": honored("biases that are stored take the base's place"),
+    "lora_bias": honored("B has a bias"),
+    "base_model_name_or_path": honored("the base model, where the folder has none: a folder, or an id on the hub"),
+    "fan_in_fan_out": irrelevant("PEFT sets it to false for linear layers, and no model here has others"),
+    "init_lora_weights": refused(
+        "an initialization that changes the base's weights", True, False, None, "gaussian", "eva", "orthogonal"
+    ),
+    "use_dora": refused("DoRA, whose magnitudes transformers and PEFT read differently", False, None),
+    "use_qalora": refused("QALoRA", False, None),
+    "use_bdlora": refused("BD-LoRA", None, False),
+    "alora_invocation_tokens": refused("aLoRA: an adapter of some tokens", None),
+    "layer_replication": refused("layers that are repeated", None),
+    "trainable_token_indices": refused("rows of the word table of its own", None),
+    "target_parameters": refused("parameters that are no module's", None, []),
+    "arrow_config": refused("routing between adapters", None),
+    "kasa_config": refused("KaSA, which changes the base's weights", None),
+    "monteclora_config": refused("samples of weights", None),
+    "ensure_weight_tying": refused("one adapter of the word table and the decoder", False, None),
+    "lora_dropout": TRAINING,
+    "velora_config": TRAINING,
+    "inference_mode": TRAINING,
+    "eva_config": ADAPTER_START,
+    "corda_config": ADAPTER_START,
+    "lora_ga_config": ADAPTER_START,
+    "loftq_config": irrelevant("LoftQ's, which init_lora_weights chooses"),
+    "qalora_group_size": irrelevant("QALoRA's, which use_qalora chooses"),
+    "megatron_config": irrelevant("how Megatron cuts layers"),
+    "megatron_core": irrelevant("the name of Megatron's package"),
+    "runtime_config": irrelevant("where weights lie"),
+    "task_type": irrelevant("the class that was trained; config.json of the base decides what is served"),
+    "auto_mapping": irrelevant("the class that was trained"),
+    "peft_version": irrelevant("the library that wrote the file"),
+    "revision": irrelevant("transformers and sentence-transformers load the base's usual revision"),
+}
+
 SPECIAL_TOKEN = honored("the token, and where the class puts it into its template")
 TOKENIZER_CONFIG: Table = {
     "tokenizer_class": honored("the class whose normalizer, pre-tokenizer and template replace tokenizer.json's"),
@@ -249,7 +301,7 @@ CONFIG: Table = {
     "sbert_ce_default_activation_function": honored("what makes scores of a CrossEncoder's logits"),
     "vocab_size": SHAPE,
     "max_position_embeddings": SHAPE,
-    "tie_word_embeddings": honored("SPLADE: the decoder is the word table where the file has no other"),
+    "tie_word_embeddings": honored("the word table and the decoder are one where the file has only one of them"),
     "is_encoder_decoder": refused("a decoder", False, None),
     "is_decoder": refused("a mask of later tokens", False, None),
     "add_cross_attention": refused("a decoder", False, None),
@@ -439,6 +491,7 @@ TABLES: dict[str, Table] = {
     "sentence_bert_config.json and its six older names": SENTENCE_BERT_CONFIG,
     "processing_kwargs of sentence_bert_config.json": PROCESSING_KWARGS,
     "config_sentence_transformers.json": CONFIG_SENTENCE_TRANSFORMERS,
+    "adapter_config.json": ADAPTER_CONFIG,
     "tokenizer_config.json and special_tokens_map.json": TOKENIZER_CONFIG,
     "tokenizer.json": TOKENIZER,
     "config.json of every model": CONFIG,

@@ -20,8 +20,9 @@ from embert import engine
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
+from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.files.keys import Verdict
-from embert.engine.lora import ADAPTER_CONFIG, read_lora
+from embert.engine.lora import read_lora
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, HuggingFace, random_sequences, small_tokenizer, unit
 from tests.engine.stand_in_gpu import StandInGpu
