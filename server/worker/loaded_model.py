@@ -28,12 +28,13 @@ class LoadedModel:
     config: ModelConfig
     model: Model
     encoder: Encoder
-    throughput: ThroughputEstimate = field(default_factory=ThroughputEstimate)
+    throughput: ThroughputEstimate = field(init=False)
     probe: PackedBatch = field(init=False)  # the smallest batch
     full_batch_s: float = 0.0
     answer_s: float = 0.0  # what an answer to a batch took the host lately
 
     def __post_init__(self) -> None:
+        self.throughput = ThroughputEstimate(self.encoder.batch_tokens)
         self.probe = _batch_of([1], self._main_task)
 
     @property
@@ -50,16 +51,13 @@ class LoadedModel:
     def limits(self) -> BatchLimits:
         """Of its batches."""
         return BatchLimits.of(
-            self.encoder.batch_tokens,
-            self.config.max_batch_requests,
-            self.encoder.max_batch_tokens,
-            self.throughput.shortest_s,
+            self.throughput, self.encoder.batch_tokens, self.config.max_batch_requests, self.encoder.max_batch_tokens
         )
 
     def warm_up(self) -> None:
         """Run the smallest batch and the largest, so that no client pays for one-time work.
 
-        What they take is the only known speed until there is a queue.
+        What they take is the only known speed until clients ask.
         """
         budget = self.encoder.batch_tokens
         full = _batch_of([min(64, budget)] * max(1, budget // 64), self._main_task)
@@ -67,7 +65,6 @@ class LoadedModel:
             self.run(batch)
         probe_s, self.full_batch_s = self._shortest_s(self.probe), self._shortest_s(full)
         self.throughput.calibrate(probe_s, max(0.0, self.full_batch_s - probe_s) / full.tokens)
-        self.throughput.add_batch(self.full_batch_s, full.tokens, queued=True)
 
     def note_answer(self, seconds: float) -> None:
         """Learn from an answer. A pause of the machine counts little."""

@@ -213,13 +213,13 @@ class EngineLoop:
         batch, rows, model = flight.batch, flight.rows, flight.model
         if rows is None:
             return
-        queued = self._queue.settle(batch, flight.seconds)
+        self._queue.settle(batch, flight.seconds)
         if isinstance(rows, EncoderError):
             self._trace(flight, rows)
             self._bisect(batch, rows)
         else:
             self._health.succeeded()
-            model.throughput.add_batch(flight.seconds, batch.tokens, queued=queued)
+            model.throughput.add_batch(flight.seconds, batch.tokens)
             self._responder.answer(batch.slices, rows, flight.began, flight.ended, model.config.max_answer_weights)
             self._observe(flight)
             self._trace(flight)

@@ -201,11 +201,10 @@ class WorkQueue:
         with self._changed:
             self._forget(batch)
 
-    def settle(self, batch: Batch, seconds: float) -> bool:
-        """Count what a batch took of the device's time; whether others of its model wait."""
+    def settle(self, batch: Batch, seconds: float) -> None:
+        """Count what a batch took of the device's time."""
         with self._changed:
             self._scheduler.settle(batch, seconds)
-            return self._scheduler.tokens_of(batch.model, bulk=True) > 0
 
     def drop(self, key: Hashable) -> None:
         """Drop the waiting texts of a request that has failed."""

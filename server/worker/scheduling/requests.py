@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -15,14 +15,16 @@ class Request:
     """All texts of one HTTP request. `payload` belongs to the caller; the scheduler does not read it."""
 
     key: Hashable
-    lengths: Iterable[int]  # tokens of each text, all ≥ 1
+    lengths: Sequence[int]  # tokens of each text, all ≥ 1
     model: Hashable = None  # a batch is of one model
     deadline: float = float("inf")  # on the caller's clock; it must not start later
     bulk: bool = False  # low priority
     payload: Any = None
     offsets: list[int] = field(init=False)  # prefix sums of lengths, [n + 1]
-    taken: int = field(default=0, init=False)  # texts already in a batch
-    joined: float = field(default=0.0, init=False)  # its lane's `level` when it was added
+    taken: int = field(default=0, init=False)  # texts already in a batch, of a large request
+    # Deficit round robin: the tokens that it may still take in this round. Negative after a text longer than that.
+    deficit: int = field(default=0, init=False)
+    has_quantum: bool = field(default=False, init=False)  # of this round, and has not used it up
 
     def __post_init__(self) -> None:
         self.offsets = list(accumulate(self.lengths, initial=0))
@@ -33,11 +35,6 @@ class Request:
         return len(self.offsets) - 1
 
     @property
-    def level(self) -> float:
-        """Virtual time of the request: the lower, the further behind its equal share. See `_Lane.level`."""
-        return self.joined + self.offsets[self.taken]
-
-    @property
     def waiting_texts(self) -> int:
         """Texts not yet in a batch."""
         return len(self.offsets) - 1 - self.taken
@@ -46,6 +43,11 @@ class Request:
     def waiting_tokens(self) -> int:
         """Tokens not yet in a batch."""
         return self.offsets[-1] - self.offsets[self.taken]
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens of the first text that waits."""
+        return self.offsets[self.taken + 1] - self.offsets[self.taken]
 
     def piece(self, start: int, stop: int) -> Slice:
         """The texts `start` … `stop - 1`."""

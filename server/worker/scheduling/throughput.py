@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 
 __all__ = ["BusyTime", "ThroughputEstimate"]
 
+_MEMORY = 10.0  # batches of one size that are remembered
+_OUTLIER = 2.0  # times what batches of a size took lately: more than that a batch does not count
+_SHORTEST = 0.5  # of the calibrated time: the least that is learned. The machine may have been busy at the start
+_LEAST_WEIGHT = 0.05  # of full batches that were seen long ago; of smaller ones in proportion to their tokens
+
 
 @dataclass(slots=True)
 class BusyTime:
@@ -34,36 +39,101 @@ class BusyTime:
 
 
 @dataclass(slots=True)
-class ThroughputEstimate:
-    """Of one model: fed with every batch of it; predicts the next ones."""
+class _Size:
+    """Batches of about one size: means of the last ones."""
 
-    _tokens: float = 0.0  # of about the last ten batches that left others waiting
-    _seconds: float = 0.0  # ... and the time they took
-    _fixed_s: float = 0.0  # shortest time of a batch, without its tokens
-    _token_s: float = 0.0  # shortest time of one more token
+    tokens: float
+    seconds: float
+    batches: int
+    last: int  # the number of the last one among all batches
+
+
+@dataclass(slots=True)
+class ThroughputEstimate:
+    """What batches of one model take: a fixed time and a time for each token, learned from every batch.
+
+    The line is fitted by least squares of relative errors to the means of each size of batches (powers of two). What
+    was seen last weighs most, but a size is forgotten only when batches of it come again. So a thousand batches of
+    single short texts, which take their fixed time, change nothing that is known of full ones.
+    """
+
+    batch_tokens: int  # of a full batch
+    _line: tuple[float, float] | None = None  # seconds: fixed, and for a token. One tuple: another thread reads it
+    _shortest: tuple[float, float] = (0.0, 0.0)  # what `calibrate` measured, as `_line`
+    _sizes: dict[int, _Size] = field(default_factory=dict)  # see `_size`
+    _batches: int = 0
     _share: float = 1.0  # of the shortest time; the prediction
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second while there is a queue; 0 before the first batch."""
-        return self._tokens / self._seconds if self._seconds else 0.0
+        """Tokens a second in full batches, as while there is a queue; 0 before `calibrate`."""
+        return self.batch_tokens / self.seconds(self.batch_tokens) if self._line else 0.0
 
-    def add_batch(self, seconds: float, tokens: int, *, queued: bool) -> None:
-        """Count a batch that the device spent so long on; `queued` when it left others of the model waiting."""
-        seconds = max(seconds, self.shortest_s(tokens))
-        # A batch that leaves nobody waiting may be small, and small batches are slow for their size. It counts only if
-        # it was faster than the rate: then the rate is too low, and may itself be the reason that there is no queue.
-        if queued or tokens * self._seconds > self._tokens * seconds > 0:
-            self._tokens = 0.9 * self._tokens + tokens
-            self._seconds = 0.9 * self._seconds + seconds
+    @property
+    def fixed_s(self) -> float:
+        """The part of a batch's time that does not depend on its tokens; 0 before `calibrate`."""
+        return self._line[0] if self._line else 0.0
+
+    def seconds(self, tokens: int) -> float:
+        """What a batch takes; next to nothing before `calibrate`."""
+        return max(_at(self._line, tokens), 1e-6) if self._line else 1e-6
+
+    def tokens_within(self, seconds: float) -> int:
+        """Tokens of a batch that takes so long, at most a full one; 0 where an empty batch takes longer."""
+        if self._line is None or _at(self._line, self.batch_tokens) <= seconds:
+            return self.batch_tokens
+        fixed_s, token_s = self._line
+        return max(0, int((seconds - fixed_s) / token_s))
 
     def calibrate(self, fixed_s: float, token_s: float) -> None:
-        """Set the shortest time of a batch: `fixed_s`, and `token_s` for each token."""
-        self._fixed_s, self._token_s = fixed_s, token_s
+        """Set the shortest time of a batch: `fixed_s`, and `token_s` for each token. It is what is known at first."""
+        line = self._line = self._shortest = (max(fixed_s, 1e-9), max(token_s, 1e-12))
+        for tokens in (1, self.batch_tokens):
+            self._sizes[self._size(tokens)] = _Size(tokens, _at(line, tokens), 3, 0)
 
-    def shortest_s(self, tokens: int) -> float:
-        """The shortest time of a batch; next to nothing before `calibrate`."""
-        return max(self._fixed_s + tokens * self._token_s, 1e-6)
+    def add_batch(self, seconds: float, tokens: int) -> None:
+        """Learn from a batch that the device spent so long on. Does nothing before `calibrate`."""
+        if self._line is None:
+            return
+        # One that is looked for late seems long, and the one after it too short.
+        seconds = max(seconds, _SHORTEST * _at(self._shortest, tokens))
+        expected_s = _at(self._line, tokens)
+        self._batches += 1
+        size = self._sizes.get(self._size(tokens))
+        if size is None:
+            seconds = min(seconds, _OUTLIER * expected_s)
+            self._sizes[self._size(tokens)] = _Size(tokens, seconds, 1, self._batches)
+        else:
+            usual_s = expected_s * size.seconds / _at(self._line, size.tokens)
+            size.batches, size.last = size.batches + 1, self._batches
+            share = max(1 / size.batches, 1 / _MEMORY)
+            size.tokens += share * (tokens - size.tokens)
+            size.seconds += share * (min(seconds, _OUTLIER * usual_s) - size.seconds)
+        self._line = self._fit(self._line)
+
+    def _size(self, tokens: int) -> int:
+        """The size of a batch: 1 for more than half of a full one, 2 for more than a quarter, and so on."""
+        return (self.batch_tokens // tokens).bit_length()
+
+    def _fit(self, line: tuple[float, float]) -> tuple[float, float]:
+        """The line with the least sum of weight · (error / time by the last line)², both parts in bounds."""
+        ones = tokens = squares = seconds = products = 0.0
+        for size in self._sizes.values():
+            recent: float = (1 - 1 / _MEMORY) ** (self._batches - size.last)
+            weight = max(recent, _LEAST_WEIGHT * size.tokens / self.batch_tokens) / _at(line, size.tokens) ** 2
+            ones += weight
+            tokens += weight * size.tokens
+            squares += weight * size.tokens**2
+            seconds += weight * size.seconds
+            products += weight * size.tokens * size.seconds
+        least_fixed, least_token = _SHORTEST * self._shortest[0], _SHORTEST * self._shortest[1]
+        determinant = ones * squares - tokens**2
+        token_s = (ones * products - tokens * seconds) / determinant if determinant > 1e-9 * ones * squares else 0.0
+        token_s = max(token_s, least_token)
+        fixed_s = (seconds - token_s * tokens) / ones
+        if fixed_s < least_fixed:
+            fixed_s, token_s = least_fixed, max((products - least_fixed * tokens) / squares, least_token)
+        return fixed_s, token_s
 
     def note_prediction(self, *, too_long: bool) -> None:
         """Learn from a batch that was awaited until shortly before its predicted end.
@@ -76,4 +146,8 @@ class ThroughputEstimate:
 
     def expected_s(self, tokens: int) -> float:
         """The least time that a batch is expected to take; 0 before `calibrate`."""
-        return self._share * (self._fixed_s + tokens * self._token_s)
+        return self._share * min(_at(self._shortest, tokens), _at(self._line, tokens)) if self._line else 0.0
+
+
+def _at(line: tuple[float, float], tokens: float) -> float:
+    return line[0] + line[1] * tokens

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
-from embert.server.worker.scheduling import BatchLimits, Scheduler
+from embert.server.worker.scheduling import BatchLimits, Scheduler, ThroughputEstimate
 
 __all__ = ["scheduler_of"]
 
@@ -15,10 +15,13 @@ def scheduler_of(
     longest_text: int | None = None,
     *,
     models: Sequence[Hashable] = (None, "small", "large"),
-    cost_s: Callable[[int], float] = float,
+    fixed_s: float = 0.0,
+    token_s: float = 1e-6,
 ) -> Scheduler:
-    """A scheduler of these models, each with these limits of a batch."""
+    """A scheduler of these models, each with these limits of a batch, which takes `fixed_s` and `token_s` a token."""
     scheduler = Scheduler()
     for model in models:
-        scheduler.add_model(model, BatchLimits.of(tokens, texts, longest_text, cost_s))
+        cost = ThroughputEstimate(tokens)
+        cost.calibrate(fixed_s, token_s)
+        scheduler.add_model(model, BatchLimits.of(cost, tokens, texts, longest_text))
     return scheduler

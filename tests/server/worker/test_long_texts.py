@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.server.worker.scheduling import Request
-from embert.server.worker.scheduling.builder import EXACT_REQUESTS
 from tests.server.worker.schedulers import scheduler_of
 
 BUDGET, LONGEST = 100, 400
@@ -27,7 +26,7 @@ def test_every_text_leaves_once_and_long_ones_alone(requests: list[tuple[list[in
     assert seen == {key: list(range(len(lengths))) for key, (lengths, _) in enumerate(requests)}
 
 
-@pytest.mark.parametrize("others", [3, 2 * EXACT_REQUESTS])
+@pytest.mark.parametrize("others", [3, 256])
 @pytest.mark.parametrize("bulk", [False, True])
 def test_a_long_text_is_not_starved_by_short_ones_without_end(others: int, *, bulk: bool) -> None:
     scheduler = scheduler_of(BUDGET, longest_text=LONGEST)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.server.worker.scheduling import Batch, Request, Scheduler
-from embert.server.worker.scheduling.scheduler import BULK_TURN
+from embert.server.worker.scheduling.scheduler import BULK_INTERVAL
 from tests.server.worker.schedulers import scheduler_of
 
 
@@ -22,11 +22,11 @@ def test_interactive_requests_of_any_model_go_before_bulk_ones(bulk_model: str) 
     for number in range(400):
         scheduler.add(Request(number, [12] * 20, "small"))
     led_by_bulk = []
-    for _ in range(4 * BULK_TURN):
+    for _ in range(4 * BULK_INTERVAL):
         batch = scheduler.next_batch()
         assert batch is not None
         led_by_bulk.append("bulk" in {piece.request.key for piece in batch.slices})
-    assert led_by_bulk == ([False] * (BULK_TURN - 1) + [True]) * 4
+    assert led_by_bulk == ([False] * (BULK_INTERVAL - 1) + [True]) * 4
 
 
 def test_models_get_equal_shares_however_many_requests_have_them() -> None:
@@ -44,7 +44,7 @@ def test_models_get_equal_shares_however_many_requests_have_them() -> None:
 
 def test_small_batches_of_a_model_do_not_hold_up_another() -> None:
     """A batch takes time however small it is, so turns are not counted by tokens alone."""
-    scheduler = scheduler_of(1000, cost_s=lambda tokens: 125 + 0.875 * tokens)
+    scheduler = scheduler_of(1000, fixed_s=125.0, token_s=0.875)
     scheduler.add(Request("large", [100] * 1000, "large"))
     in_a_row = longest = 0
     for number in range(100):
@@ -82,7 +82,7 @@ def run(scheduler: Scheduler, took_s: Callable[[Batch], float], until_s: float) 
 @given(st.floats(0.3, 7), st.floats(0.3, 7), st.booleans())
 def test_models_share_the_devices_time_whatever_their_batches_take(small: float, large: float, bulk: bool) -> None:
     """Up to what one batch takes; expectations that are wrong by a factor are corrected by what batches took."""
-    scheduler = scheduler_of(100)
+    scheduler = scheduler_of(100, token_s=1.0)
     for model in ("small", "large"):
         for number in range(3):
             scheduler.add(Request((model, number), [20] * 2000, model, bulk=bulk))
@@ -92,7 +92,7 @@ def test_models_share_the_devices_time_whatever_their_batches_take(small: float,
 
 
 def test_a_machine_that_slept_does_not_make_a_model_wait_for_as_long() -> None:
-    scheduler = scheduler_of(100)
+    scheduler = scheduler_of(100, token_s=1.0)
     for model in ("small", "large"):
         scheduler.add(Request(model, [100] * 1000, model))
     asleep = scheduler.next_batch()
@@ -103,7 +103,7 @@ def test_a_machine_that_slept_does_not_make_a_model_wait_for_as_long() -> None:
 
 
 def test_a_batch_is_settled_once() -> None:
-    scheduler = scheduler_of(100)
+    scheduler = scheduler_of(100, token_s=1.0)
     for model in ("small", "large"):
         scheduler.add(Request(model, [100] * 1000, model))
     batch = scheduler.next_batch()
@@ -128,7 +128,7 @@ def test_bulk_of_one_model_waits_for_interactive_requests_of_another() -> None:
             batches += 1
         waited.append(batches)
     assert max(waited) == 2
-    assert waited.count(2) <= len(waited) / (BULK_TURN - 1) + 1
+    assert waited.count(2) <= len(waited) / (BULK_INTERVAL - 1) + 1
 
 
 def test_a_request_for_a_model_that_is_not_here_is_refused() -> None:

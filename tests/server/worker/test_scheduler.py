@@ -11,24 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from embert.server.worker.scheduling import Batch, Request, builder
-from embert.server.worker.scheduling.builder import EXACT_REQUESTS
-from embert.server.worker.scheduling.scheduler import BULK_TURN
+from embert.server.worker.scheduling import Batch, Request
+from embert.server.worker.scheduling.scheduler import BULK_INTERVAL
 from tests.server.worker.schedulers import scheduler_of
 
-BUDGET, TEXT_BUDGET, LONGEST = 100, 12, 40
+BUDGET, TEXT_BUDGET, LONGEST = 1024, 64, 300
+QUANTUM, SMALL, SMALL_TEXTS = 256, 32, 2  # a quarter of a batch, and an eighth of that
 
-lengths_of_a_request = st.lists(st.integers(1, LONGEST), min_size=1, max_size=40)
+lengths_of_a_request = st.one_of(
+    st.lists(st.integers(1, 20), min_size=1, max_size=2),
+    st.lists(st.integers(1, LONGEST), min_size=1, max_size=40),
+)
+
+
+def is_small(lengths: list[int]) -> bool:
+    return sum(lengths) <= SMALL and len(lengths) <= SMALL_TEXTS
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Any order of arrivals, batches, cancellations and deadlines, against a model of lists."""
 
-    exact_requests = EXACT_REQUESTS
-
     def __init__(self) -> None:
         super().__init__()
-        builder.EXACT_REQUESTS = self.exact_requests
         self.scheduler = scheduler_of(BUDGET, TEXT_BUDGET)
         self.clock = 0.0
         self.count = 0
@@ -36,12 +40,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.models: dict[int, str] = {}
         self.deadlines: dict[int, float] = {}
         self.bulk: set[int] = set()
+        self.small: set[int] = set()
         self.events = 0
-        self.turn: dict[Hashable, int] = {}  # the event of a request's last batch, or of its arrival
+        self.last: dict[Hashable, int] = {}  # the event of a request's last batch, or of its arrival
+        self.passed: dict[Hashable, int] = {}  # batches of its lane without the request that waited longest
         self.batches_before_bulk = 0
-
-    def teardown(self) -> None:
-        builder.EXACT_REQUESTS = EXACT_REQUESTS
 
     @rule(
         lengths=lengths_of_a_request,
@@ -55,8 +58,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.waiting[key], self.models[key] = list(enumerate(lengths)), model
         self.deadlines[key] = self.clock + patience
         self.bulk |= {key} if bulk else set()
+        self.small |= {key} if is_small(lengths) else set()
         self.events += 1
-        self.turn[key] = self.events
+        self.last[key] = self.events
         self.scheduler.add(Request(key, lengths, model, self.deadlines[key], bulk))
 
     @precondition(lambda self: self.waiting)
@@ -78,51 +82,46 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def run_a_batch(self) -> None:
         full = self.scheduler.full()
-        waited = {key: list(texts) for key, texts in self.waiting.items()}
+        waited = set(self.waiting)
         batch = self.scheduler.next_batch()
         if batch is None:
             assert not self.waiting
             return
         self._check_contents(batch)
-        served = [piece.request.key for piece in batch.slices]
-        candidates = [key for key in waited if self.models[key] == batch.model]
-        interactive = [key for key in candidates if key not in self.bulk]
-        bulk_first = self._check_lanes(set(waited), interactive, served)
-        lane = [key for key in candidates if key in self.bulk] if bulk_first else interactive
-        longest = min(self.turn[key] for key in lane)
-        assert any(self.turn[key] == longest for key in served), "the one waiting longest got nothing"
-        if len(interactive) <= self.exact_requests:
-            self._check_shares(waited, candidates, interactive)
-        if max(len(interactive), len(candidates) - len(interactive)) <= self.exact_requests:
-            self._check_nothing_more_fits(batch, set(candidates))
-        else:
-            self._check_little_more_fits(batch, candidates)
-        if full:
-            left = [self.waiting[key][0][1] for key in candidates if key in self.waiting]
-            assert not left or batch.texts == TEXT_BUDGET or batch.tokens + max(left) > BUDGET
+        served = {piece.request.key for piece in batch.slices}
+        candidates = {key for key in waited if self.models[key] == batch.model}
+        interactive = candidates - self.bulk
+        bulk_first = self._check_lanes(waited, interactive)
+        leading = candidates & self.bulk if bulk_first else interactive
+        self._check_nobody_is_passed_over(leading, served)
+        assert not leading & self.small or leading & served, "a small request waited for nothing"
+        self._check_little_more_fits(batch, leading if full and bulk_first else interactive)
         self.events += 1
-        self.turn |= dict.fromkeys(served, self.events)
+        self.last |= dict.fromkeys(served, self.events)
 
-    def _check_lanes(self, waited: set[int], interactive: list[int], served: list[Any]) -> bool:
+    def _check_lanes(self, waited: set[int], interactive: set[int]) -> bool:
         """Interactive requests go first, but every eighth time; whether it was that, or none were there."""
-        bulk_turn = self.batches_before_bulk == BULK_TURN - 1 and bool(waited & self.bulk)
-        bulk_first = bulk_turn or waited <= self.bulk
+        bulk_due = self.batches_before_bulk == BULK_INTERVAL - 1 and bool(waited & self.bulk)
+        bulk_first = bulk_due or waited <= self.bulk
         if not bulk_first:
             assert interactive, "bulk of one model went before interactive requests of another"
         self.batches_before_bulk = (
             self.batches_before_bulk + 1 if not bulk_first and self.bulk & set(self.waiting) else 0
         )
-        if not bulk_turn and len(interactive) <= self.exact_requests:  # bulk runs in what others left
+        if not bulk_due:  # bulk runs in what others left
             left = [self.waiting[key][0][1] for key in interactive if key in self.waiting]
-            assert not left or min(left) > self.bulk_tokens_run
+            assert not left or max(left) > self.bulk_tokens_run
         return bulk_first
 
-    def _check_shares(self, waited: dict[int, list[tuple[int, int]]], candidates: list[int], mine: list[int]) -> None:
-        for key in mine:
-            texts, tokens = len(waited[key]), sum(tokens for _, tokens in waited[key])
-            share_texts, share_tokens = (TEXT_BUDGET - 2) // len(candidates), (BUDGET - 2 * LONGEST) // len(candidates)
-            if texts <= share_texts and tokens <= share_tokens:
-                assert key not in self.waiting, "a small request was left out because of large ones"
+    def _check_nobody_is_passed_over(self, leading: set[int], served: set[Any]) -> None:
+        """Whoever waits longest is in the batch, or in the next one if a quantum was going on in this one."""
+        longest = min(self.last[key] for key in leading)
+        for key in leading:
+            if self.last[key] == longest and not any(self.last[each] == longest for each in served & leading):
+                self.passed[key] = self.passed.get(key, 0) + 1
+                assert self.passed[key] <= 1, "the one waiting longest got nothing"
+        for key in served:
+            self.passed.pop(key, None)
 
     def _check_contents(self, batch: Batch) -> None:
         assert 1 <= batch.texts <= TEXT_BUDGET
@@ -147,17 +146,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 del self.waiting[key]
         assert tokens == batch.tokens
 
-    def _check_nothing_more_fits(self, batch: Batch, candidates: set[int]) -> None:
-        """Bound late: everything that was there and fitted is in it."""
-        if batch.texts < TEXT_BUDGET:
-            for key in candidates & set(self.waiting):
-                assert batch.tokens + self.waiting[key][0][1] > BUDGET
-
-    def _check_little_more_fits(self, batch: Batch, candidates: list[int]) -> None:
-        """Only texts that did not fit were passed over, and what they left free is less than one of them."""
-        if batch.texts < TEXT_BUDGET:
-            left = [self.waiting[key][0][1] for key in candidates if key in self.waiting]
-            assert not left or batch.tokens + max(left) > BUDGET
+    def _check_little_more_fits(self, batch: Batch, lane: set[int]) -> None:
+        """Bound late: the batch ends with a text, or a small request, that does not fit."""
+        left = [sum(tokens for _, tokens in self.waiting[key]) for key in lane & self.small & set(self.waiting)]
+        left += [self.waiting[key][0][1] for key in (lane - self.small) & set(self.waiting)]
+        if left and batch.texts <= TEXT_BUDGET - SMALL_TEXTS:
+            assert batch.tokens + max(left) > BUDGET
 
     @invariant()
     def counters_are_right(self) -> None:
@@ -166,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(self.scheduler.waiting()) == set(self.waiting)
 
     @invariant()
-    def what_is_ahead_is_reckoned_rightly(self) -> None:
+    def what_is_ahead_is_at_most_twice_what_runs_before(self) -> None:
         for model in ("small", "large"):
             sizes = {
                 key: sum(tokens for _, tokens in texts)
@@ -175,27 +169,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             }
             interactive = {key: tokens for key, tokens in sizes.items() if key not in self.bulk}
             bulk = {key: tokens for key, tokens in sizes.items() if key in self.bulk}
-            for mine in (1, 7, 50, 10_000):
-                exactly = sum(min(tokens, mine) for tokens in interactive.values())
-                assert exactly <= self.scheduler.ahead(model, mine, bulk=False) <= 2 * exactly
-                exactly = sum(interactive.values()) + sum(min(tokens, mine) for tokens in bulk.values())
-                assert exactly <= self.scheduler.ahead(model, mine, bulk=True) <= 2 * exactly
+            for tokens in (1, 50, 300, 10_000):
+                exactly = self._before(interactive, tokens)
+                assert exactly <= self.scheduler.ahead(model, tokens, bulk=False) <= 2 * exactly
+                exactly = sum(interactive.values()) + self._before(bulk, tokens)
+                assert exactly <= self.scheduler.ahead(model, tokens, bulk=True) <= 2 * exactly
             assert self.scheduler.tokens_of(model, bulk=True) == sum(sizes.values())
             assert self.scheduler.tokens_of(model, bulk=False) == sum(interactive.values())
 
+    def _before(self, sizes: dict[int, int], tokens: int) -> int:
+        """Tokens of a lane that run before a new request of so many: of large ones only before another large one."""
+        small = sum(size for key, size in sizes.items() if key in self.small)
+        return small + sum(min(size, tokens) for key, size in sizes.items() if key not in self.small and tokens > SMALL)
 
-SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+SchedulerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestScheduler = SchedulerMachine.TestCase
-
-
-class CrowdedSchedulerMachine(SchedulerMachine):
-    """The same where more requests wait than get equal shares."""
-
-    exact_requests = 2
-
-
-CrowdedSchedulerMachine.TestCase.settings = SchedulerMachine.TestCase.settings
-TestCrowdedScheduler = CrowdedSchedulerMachine.TestCase
 
 
 @given(st.lists(lengths_of_a_request, min_size=1, max_size=20))
@@ -212,18 +201,15 @@ def test_every_text_leaves_once_and_in_order(requests: list[list[int]]) -> None:
 
 
 def test_a_small_request_waits_for_one_batch_at_most_behind_large_ones() -> None:
-    scheduler = scheduler_of(1000)
-    for key in range(5):
+    scheduler = scheduler_of(2048)
+    for key in range(50):
         scheduler.add(Request(f"large-{key}", [50] * 400))
     assert scheduler.next_batch() is not None  # this one runs when the small request arrives
     scheduler.add(Request("small", [30, 30]))
     batch = scheduler.next_batch()
     assert batch is not None
-    shares = {piece.request.key: piece.tokens for piece in batch.slices}
-    assert shares["small"] == 60
-    large = [tokens for key, tokens in shares.items() if key != "small"]
-    assert len(large) == 5
-    assert max(large) - min(large) <= 50  # equal, up to one text
+    assert batch.slices[0].request.key == "small"
+    assert batch.tokens > 2048 - 50
 
 
 def test_many_small_requests_do_not_starve_a_large_one() -> None:
@@ -300,32 +286,64 @@ def test_bulk_is_not_starved_by_others_without_end() -> None:
             scheduler.add(Request((batches, key), [10]))
         assert scheduler.next_batch() is not None
         batches += 1
-        assert batches <= 5 * BULK_TURN
-    assert batches >= 4 * BULK_TURN
+        assert batches <= 5 * BULK_INTERVAL
+    assert batches >= 4 * BULK_INTERVAL
 
 
-def test_small_texts_of_a_crowd_fill_a_batch() -> None:
+def test_a_crowd_is_not_cut_into_crumbs() -> None:
     scheduler = scheduler_of(10_000)
-    for number in range(2 * EXACT_REQUESTS):
+    for number in range(256):
         scheduler.add(Request(number, [10] * 40))
+    for _ in range(10):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        assert batch.tokens == 10_000
+        assert len(batch.slices) == 25  # whole requests, each within a quantum
+
+
+def test_everyone_has_a_quantum_before_anyone_has_two() -> None:
+    """A large request of texts longer than a quantum included: what it takes too much, it pays back."""
+    scheduler = scheduler_of(1000)
+    for number in range(20):
+        scheduler.add(Request(number, [[60] * 300, [400] * 45][number % 2]))
+    tokens: dict[Any, int] = dict.fromkeys(range(20), 0)
+    for _ in range(200):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        for piece in batch.slices:
+            tokens[piece.request.key] += piece.tokens
+        assert max(tokens.values()) - min(tokens.values()) <= 250 + 400 + 60
+    assert min(tokens.values()) > 6000
+
+
+def test_a_remainder_as_small_as_a_small_request_runs_with_the_quantum_before_it() -> None:
+    scheduler = scheduler_of(1024)
+    for number in range(8):
+        scheduler.add(Request(number, [30] * 9))  # 14 tokens more than a quantum
     batch = scheduler.next_batch()
     assert batch is not None
-    assert batch.tokens == 10_000
-    shares = [piece.stop - piece.start for piece in batch.slices]
-    assert len(shares) == 2 * EXACT_REQUESTS
-    assert max(shares) - min(shares) <= 1
+    assert [(piece.start, piece.stop) for piece in batch.slices[:3]] == [(0, 9)] * 3
 
 
-def test_everyone_in_a_crowd_has_a_turn_before_anyone_has_two() -> None:
-    scheduler = scheduler_of(100)
-    for number in range(5 * EXACT_REQUESTS):
-        scheduler.add(Request(number, [30] * 3))
-    turns: dict[Any, int] = dict.fromkeys(range(5 * EXACT_REQUESTS), 0)
-    while (batch := scheduler.next_batch()) is not None:
-        for piece in batch.slices:
-            turns[piece.request.key] += piece.stop - piece.start
-        if len(scheduler.waiting()) > EXACT_REQUESTS:
-            assert max(turns.values()) - min(turns.values()) <= 1
+def test_half_of_a_batch_is_for_small_requests_while_large_ones_wait() -> None:
+    scheduler = scheduler_of(1024)
+    scheduler.add(Request("large", [64] * 100))
+    for number in range(200):
+        scheduler.add(Request(number, [16]))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert [piece.request.key for piece in batch.slices] == [*range(32), "large"]
+    assert batch.tokens == 1024
+
+
+def test_texts_longer_than_half_of_a_batch_and_small_requests_alternate() -> None:
+    scheduler = scheduler_of(1024, longest_text=4000)
+    scheduler.add(Request("large", [4000] * 10))
+    for number in range(200):
+        scheduler.add(Request(number, [16]))
+    batches = [scheduler.next_batch() for _ in range(6)]
+    large = ["large" in {piece.request.key for piece in batch.slices} for batch in batches if batch is not None]
+    assert large == [True, False] * 3
 
 
 def test_neither_budget_lets_bulk_go_first() -> None:

@@ -33,7 +33,7 @@ def test_an_expectation_that_is_too_long_is_given_up(engine: Harness, clock: Clo
     for number in range(20):
         engine.send([[number, 2]])
         engine.receive(1)
-    assert len(clock.slept_s) == 13  # then it is too short to wait for
+    assert 10 <= len(clock.slept_s) <= 13  # then it is too short to wait for
     assert engine.model.throughput.expected_s(2) < 0.002
 
 
@@ -86,7 +86,7 @@ def test_the_encoder_works_on_while_answers_are_made(engine: Harness, handed_ove
 
 
 def test_a_second_full_batch_is_handed_over_before_an_answer_is_made(engine: Harness, handed_over: list[int]) -> None:
-    engine.model.throughput.calibrate(9.0, 0.0)
+    engine.model.throughput.calibrate(0.5, 0.0)
     engine.hold()
     engine.send(*[[[number] * BUDGET] for number in range(1, 6)])
     engine.wait_until_running()
@@ -143,7 +143,7 @@ def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypa
 def test_full_batches_of_bulk_wait_only_while_interactive_requests_come(
     engine: Harness, clock: Clock, beside_interactive: bool
 ) -> None:
-    engine.model.throughput.calibrate(0.0, 9.0)
+    engine.model.throughput.calibrate(0.0, 0.009)
     if beside_interactive:
         engine.send([[1, 1]])
         engine.receive(1)

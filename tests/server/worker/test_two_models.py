@@ -65,12 +65,12 @@ def test_each_request_runs_on_its_model(two: TwoModels) -> None:
 
 def test_two_models_under_load_take_turns_by_time(two: TwoModels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of the second are expected to take, and take, three times as long."""
-    two.model.throughput.calibrate(0.0, 1.0)
-    two.second.throughput.calibrate(0.0, 3.0)
+    two.model.throughput.calibrate(0.0, 0.001)
+    two.second.throughput.calibrate(0.0, 0.003)
     settle = two.loop._queue.settle
 
-    def settle_as_expected(batch: Batch, _: float) -> bool:
-        return settle(batch, batch.charged.seconds if batch.charged else 0.0)
+    def settle_as_expected(batch: Batch, _: float) -> None:
+        settle(batch, batch.charged.seconds if batch.charged else 0.0)
 
     monkeypatch.setattr(two.loop._queue, "settle", settle_as_expected)
     two.hold()
@@ -111,7 +111,7 @@ def test_a_model_that_is_not_here_is_an_error_and_no_end(two: TwoModels) -> None
 def test_a_deadline_counts_the_work_of_both(two: TwoModels) -> None:
     """Of the other model only as much as this one's own: the two share the device."""
     for model in (two.model, two.second):
-        model.throughput.add_batch(1.0, 1, queued=True)  # a token a second
+        model.throughput.calibrate(0.0, 1.0)  # a token a second
     two.hold()
     two.send([[1, 1]])
     two.wait_until_running()
@@ -151,5 +151,5 @@ def test_an_idle_engine_probes_each_of_its_models(two: TwoModels) -> None:
 
 
 def test_the_status_tells_the_rate_of_every_model_of_the_server(two: TwoModels) -> None:
-    two.second.throughput.add_batch(1.0, 40, queued=True)
-    assert two.loop._health.status().tokens_per_s == [0.0, 40.0, 0.0]
+    two.second.throughput.calibrate(0.0, 1 / 40)
+    assert two.loop._health.status().tokens_per_s == pytest.approx([0.0, 40.0, 0.0])

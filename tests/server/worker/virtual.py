@@ -39,6 +39,7 @@ class Speed:
     device_s: float
     submit_s: float  # of the host's time
     answer_s: float
+    slice_s: float = 0.0  # of the host's time, for the answer to each slice
 
     def of(self, tokens: int) -> float:
         return 0.0001 + (self.device_s - 0.0001) * tokens / BATCH_TOKENS
@@ -156,6 +157,8 @@ class Run:
     waited_s: dict[str, list[float]] = field(
         default_factory=lambda: defaultdict(list)
     )  # of each request, for its answer
+    pieces: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # of each answered request
+    slices: list[int] = field(default_factory=list)  # of each batch
 
 
 class VirtualEngine:
@@ -190,15 +193,23 @@ class VirtualEngine:
         monkeypatch.setattr(self._loop._queue, "wait_for_batch", self._wait_for_batch)
         self._channel = cast("Channel", ApiProcess())
         self._ids = count(1)
-        self._open: dict[int, list[Any]] = {}  # texts without an answer, the model, when it was sent
+        self._open: dict[int, list[Any]] = {}  # texts without an answer, the model, when it was sent, pieces so far
         self._floods: dict[str, float] = {}
         self._seconds = self._until = 0.0
         self._run = Run()
 
-    def run(self, *, floods: dict[str, int], asked: tuple[str, float] | None = None, seconds: float = 2.0) -> Run:
-        """Clients of some models, so many each, ask again 2 ms after an answer; one of another model asks now and then.
+    def run(
+        self,
+        *,
+        floods: dict[str, int],
+        asked: tuple[str, float] | None = None,
+        short: tuple[str, float] | None = None,
+        seconds: float = 2.0,
+    ) -> Run:
+        """Clients of some models, so many each, ask again 2 ms after an answer; others ask now and then.
 
-        `asked`: that model, and its requests of four texts a second.
+        `asked`: a model without such clients, and its requests of four texts a second; `short`: any model, and requests
+        of one text of 16 tokens a second, which the results call "short".
         """
         began = self._clock.now
         self._seconds, self._until = seconds, began + seconds
@@ -206,10 +217,12 @@ class VirtualEngine:
         for name, clients in floods.items():
             for number in range(clients):
                 self._clock.at(began + 1e-4 * number, lambda name=name: self._send(name, TEXTS))  # type: ignore[misc]
-        if asked is not None:
-            gaps = np.random.default_rng(0).exponential(1 / asked[1], round(0.9 * asked[1] * seconds))
-            for moment in np.cumsum(gaps).tolist():
-                self._clock.at(began + moment, lambda: self._send(asked[0], 4))
+        for each, texts in ((asked, 4), (short, 1)):
+            if each is not None:
+                name, rate = each
+                gaps = np.random.default_rng(0).exponential(1 / rate, round(0.9 * rate * seconds))
+                for moment in np.cumsum(gaps).tolist():
+                    self._clock.at(began + moment, lambda name=name, texts=texts: self._send(name, texts))  # type: ignore[misc]
         self._clock.at(self._until, self._look)
         self._loop.run()
         self._loop.close()
@@ -224,7 +237,7 @@ class VirtualEngine:
         if self._clock.now > self._until:
             return
         number = next(self._ids)
-        lengths = LENGTHS[number % len(LENGTHS), :texts]
+        lengths = LENGTHS[number % len(LENGTHS), :texts] if texts > 1 else np.array([16], np.int32)
         request = EncodeRequest(
             number,
             Task.EMBED,
@@ -238,21 +251,26 @@ class VirtualEngine:
             name in self._bulk,
             model=self._names.index(name),
         )
-        self._open[request.id] = [texts, name, self._clock.now]
+        self._open[request.id] = [texts, name if texts > 1 else "short", self._clock.now, 0]
         self._loop._queue.submit(self._channel, Submit([request], []))
 
     def _answer(self, slices: list[Slice], *_: Any) -> None:
-        name = self._open[slices[0].request.payload.id][1]
-        self._clock.sleep(self._gpus[name].speed.answer_s * sum(piece.tokens for piece in slices) / BATCH_TOKENS)
+        speed = self._gpus[self._names[cast("int", slices[0].request.model)]].speed
+        tokens = sum(piece.tokens for piece in slices)
+        self._clock.sleep(speed.answer_s * tokens / BATCH_TOKENS + speed.slice_s * len(slices))
+        self._run.slices.append(len(slices))
         for piece in slices:
             waits = self._open[piece.request.payload.id]
+            name = waits[1]
             waits[0] -= piece.stop - piece.start
+            waits[3] += 1
             if not waits[0]:
                 del self._open[piece.request.payload.id]
                 self._run.waited_s[name].append(self._clock.now - waits[2])
+                self._run.pieces[name].append(waits[3])
                 if name in self._floods:
                     again = self._clock.now + self._floods[name]
-                    self._clock.at(again, lambda: self._send(name, TEXTS))
+                    self._clock.at(again, lambda name=name: self._send(name, TEXTS))  # type: ignore[misc]
 
     def _wait_for_batch(self, *_: Any) -> Batch | None:
         while (batch := self._loop._queue._next_batch()) is None and self._clock.events:
