@@ -113,7 +113,7 @@ class Run:
     def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
         config = ServeConfig(workers=1)  # as many as have a place in the counters
         counters = SharedCounters.create(1, 1)
-        start = StartEngine(config, [], False, ["simulated"], folder, 0, "cuda:0", f"{folder}/engine", counters.fd, 1)
+        start = StartEngine(config, [], False, ["simulated"], -1, 0, "cuda:0", f"{folder}/engine", counters.fd, 1)
         model = cast("Model", SimpleNamespace(model_id="simulated", max_input_length=512, tasks=Task.EMBED))
         loaded = LoadedModel(0, "simulated", ModelConfig(), model, self.gpu)
         loaded.warm_up()

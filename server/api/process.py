@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -27,7 +25,8 @@ from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability import gc_tuning
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.logs import configure_logging, exit_now
-from embert.server.observability.metrics import use_folder
+from embert.server.observability.metric_memory import MetricMemory, Region
+from embert.server.observability.metrics import use_memory
 from embert.server.observability.request_record import RequestRecord
 from embert.server.observability.scraping.exemplars import publish
 from embert.server.observability.scraping.exposition import Exposition
@@ -59,17 +58,24 @@ def main() -> None:
         raise SystemExit("embert.server.api.process is started by `embert serve`")
     name = f"api-{start.worker}"
     write_line = configure_logging(name, start.config.log_format, start.config.log_level)
-    use_folder(Path(start.runtime_folder, "metrics"), name)
+    memory = MetricMemory(start.memory_fd)
+    region = use_memory(memory, name)
     sys.setswitchinterval(0.001)  # seconds; tokenising threads must not hold up the event loop for long
     gc_tuning.before_imports()
     try:
-        uvloop.run(_serve(start, control, write_line))
+        uvloop.run(_serve(start, control, write_line, memory, region))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-async def _serve(start: StartApi, control: ControlConnection, write_line: Callable[[bytes], None]) -> None:
-    # Not at the top: prometheus_client must find its folder when it is imported.
+async def _serve(
+    start: StartApi,
+    control: ControlConnection,
+    write_line: Callable[[bytes], None],
+    memory: MetricMemory,
+    region: Region,
+) -> None:
+    # Not at the top: they take seconds to import, and the logs come first.
     from embert.engine.errors import EngineError
     from embert.server.api.app import create_app
     from embert.server.api.models.loading import load_services
@@ -84,7 +90,7 @@ async def _serve(start: StartApi, control: ControlConnection, write_line: Callab
     counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines), len(start.models))
     control.send(Progress("reading the tokenizer"))
     try:
-        services = load_services(start, counters)
+        services = load_services(start, counters, memory)
         keys = Keys(config, keyless_paths(config.keyless_groups, services.by_name))
         access_log = None
         if config.access_log != "off":
@@ -120,7 +126,7 @@ async def _serve(start: StartApi, control: ControlConnection, write_line: Callab
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
         keep_running(_write_metrics(services, counters, start.worker, tracer)),
-        keep_running(publish(Path(start.runtime_folder, "metrics"), f"api-{start.worker}", metrics.exemplars)),
+        keep_running(publish(region, metrics.exemplars)),
         keep_running(_follow(control, router, servers, start)),
         keep_running(services.bodies.watch()),
         keep_running(connections.watch_files()),
@@ -183,7 +189,6 @@ async def _follow(control: ControlConnection, router: Router, servers: list[_Ser
     while True:
         for message in messages:
             if message is None:
-                shutil.rmtree(start.runtime_folder, ignore_errors=True)
                 exit_now(1)
             if isinstance(message, EngineState):
                 router.engine_changed(message)

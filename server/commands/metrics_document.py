@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embert import __version__
 from embert.server.observability.latency_buckets import REQUEST_BUCKETS_S, LatencyBuckets
+from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import (
     CANCEL_STAGES,
     MODEL_FACTS,
@@ -18,7 +17,7 @@ from embert.server.observability.metrics import (
     EngineMetrics,
     GpuMetrics,
     SupervisorMetrics,
-    use_folder,
+    use_memory,
 )
 from embert.server.observability.request_record import PRIORITIES, RequestRecord
 from embert.server.observability.scraping.exposition import exposition
@@ -63,6 +62,7 @@ of a request that got no vectors, because its time ran out or its client left, i
 `docker/prometheus` as alerts.
 """
 
+_MEMORY = MetricMemory.create(["document"])
 _TABLE = """
 | name | type | labels | meaning |
 |---|---|---|---|
@@ -70,30 +70,29 @@ _TABLE = """
 
 
 def document() -> str:
-    """The whole page. Needs a process of its own, because prometheus_client reads its folder once, at import."""
-    with tempfile.TemporaryDirectory() as folder:
-        use_folder(Path(folder), "document")
-        from embert.server.api.routes import METRIC_ROUTES
+    """The whole page."""
+    use_memory(_MEMORY, "document")
+    from embert.server.api.routes import METRIC_ROUTES
 
-        makers: dict[str, Callable[[], object]] = {
-            "Requests and texts (HTTP processes)": _make_api_metrics,
-            "Queue, batches and model (engine processes)": _make_engine_metrics,
-            "GPU (engine processes on a GPU, where the driver has NVML)": lambda: GpuMetrics(
-                "cuda:0", list(GpuMetrics.NAMES)
-            ),
-            "Server (the supervisor)": lambda: SupervisorMetrics.create([0], __version__),
-            "Traces (the process that exports them)": _trace_metrics,
-        }
-        processes = _families()
-        known = {family.name for family in processes}
-        sections: list[str] = []
-        buckets: dict[str, str] = {}
-        for title, make in makers.items():
-            make()
-            new = [family for family in _families() if family.name not in known]
-            known |= {family.name for family in new}
-            sections.append(f"\n## {title}\n{_TABLE}" + "".join(map(_row, sorted(new, key=lambda each: each.name))))
-            buckets |= {family.name: _bounds(family) for family in new if family.type == "histogram"}
+    makers: dict[str, Callable[[], object]] = {
+        "Requests and texts (HTTP processes)": _make_api_metrics,
+        "Queue, batches and model (engine processes)": _make_engine_metrics,
+        "GPU (engine processes on a GPU, where the driver has NVML)": lambda: GpuMetrics(
+            "cuda:0", list(GpuMetrics.NAMES)
+        ),
+        "Server (the supervisor)": lambda: SupervisorMetrics.create([0], __version__),
+        "Traces (the process that exports them)": _trace_metrics,
+    }
+    processes = _families()
+    known = {family.name for family in processes}
+    sections: list[str] = []
+    buckets: dict[str, str] = {}
+    for title, make in makers.items():
+        make()
+        new = [family for family in _families() if family.name not in known]
+        known |= {family.name for family in new}
+        sections.append(f"\n## {title}\n{_TABLE}" + "".join(map(_row, sorted(new, key=lambda each: each.name))))
+        buckets |= {family.name: _bounds(family) for family in new if family.type == "histogram"}
     rows = "".join(map(_row, sorted(processes, key=lambda each: each.name)))
     sections.append(f"\n## Processes (all, from /proc)\n{_TABLE}{rows}")
     usual = ", ".join(f"{bound:g}" for bound in REQUEST_BUCKETS_S)
@@ -166,7 +165,7 @@ def _families() -> list[Metric]:
     from prometheus_client.parser import text_string_to_metric_families
 
     parse: Any = text_string_to_metric_families
-    return list(parse(exposition().body.decode()))
+    return list(parse(exposition(_MEMORY).body.decode()))
 
 
 def _row(family: Metric) -> str:

@@ -63,7 +63,7 @@ class EngineState(msgspec.Struct, tag=True, frozen=True):
     index: int
     state: Literal["loading", "ready", "down"]  # ready: a model is
     detail: str = ""
-    endpoint: str = ""  # path of the Unix socket that takes requests; new at every start of the engine
+    endpoint: str = ""  # name of the socket that takes requests; new at every start of the engine
     models: dict[int, ModelState] = {}  # by number: those that the engine has, or is to have
 
 
@@ -88,7 +88,7 @@ class StartApi(msgspec.Struct, tag=True):
     config: ServeConfig
     models: list[StartModel]
     broken: dict[str, str]  # models that were asked for and cannot even be read, by name, with the reason
-    runtime_folder: str
+    memory_fd: int  # of metrics
     socket_fds: list[int]
     metrics_fd: int | None
     worker: int
@@ -104,7 +104,7 @@ class StartEngine(msgspec.Struct, tag=True):
     models: list[StartModel]  # those to load
     one_by_one: bool  # not side by side: the last start was lost while it loaded, and which model did it is not known
     names: list[str]  # of all models of the server, by number
-    runtime_folder: str
+    memory_fd: int  # of metrics
     index: int
     device: str
     endpoint: str

@@ -6,37 +6,35 @@ of its own that must wake up at both ends.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 
-__all__ = ["Channel", "short_path"]
+__all__ = ["Channel", "address", "is_ours"]
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18  # per recv
 _SOCKET_BYTES = 1 << 20  # send buffer asked for; the system may allow less
 _PIECES = 64  # buffers per sendmsg
-_PATH_BYTES = 107  # sockaddr_un.sun_path, without the NUL at its end
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 MESSAGE_BYTES = 1 << 30  # a larger length is not one that we sent
 
 
-@contextlib.contextmanager
-def short_path(path: str) -> Iterator[str]:
-    """`path`, or where it is too long for a socket address, a shorter alias that is valid inside the context."""
-    if len(os.fsencode(path)) <= _PATH_BYTES:
-        yield path
-        return
-    folder, name = os.path.split(path)
-    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{opened}/{name}"
-    finally:
-        os.close(opened)
+def address(name: str) -> bytes:
+    """The socket address of a name, in the abstract namespace: no disk can be full, and no cleaner removes it.
+
+    Any user may connect to such an address, so both ends check the other with `is_ours`.
+    """
+    return b"\0" + name.encode()
+
+
+def is_ours(sock: socket.socket) -> bool:
+    """Whether the process at the other end of a connected socket runs as the same user."""
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(user == os.geteuid())
 
 
 class Channel:
@@ -50,13 +48,14 @@ class Channel:
         self._unsent: deque[memoryview] = deque()
 
     @classmethod
-    def connect(cls, path: str) -> Channel:
-        """Connect to the socket at `path`. Raises OSError where nobody listens."""
+    def connect(cls, name: str) -> Channel:
+        """Connect to the socket of this name. Raises OSError where nobody listens, or another user does."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
-            with short_path(path) as short:
-                sock.connect(short)
+            sock.connect(address(name))
+            if not is_ours(sock):
+                raise PermissionError(f"the socket {name} is another user's")
         except OSError:
             sock.close()
             raise

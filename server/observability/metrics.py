@@ -1,21 +1,19 @@
 """The definition of every metric, but for those of requests (api_metrics.py).
 
-All processes write into memory-mapped files of one folder, and any of them can answer `/metrics` for all.
-`prometheus_client` reads PROMETHEUS_MULTIPROC_DIR when it is imported, so `use_folder` must run first.
-
-Files are named by a process's role (`api-0`), not by its pid. A process that replaces a dead one continues its counters
-and histograms, so totals lose nothing and files do not accumulate. `forget_process` removes the gauges of a dead one.
+All processes write to memory that they share (metric_memory.py), and any of them can answer `/metrics` for all.
+`use_memory` must run before a process makes its metrics.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from embert.server.observability.scraping.processes import forget_pid, leave_pid
+import msgspec
+
+from embert.server.observability.metric_memory import MetricMemory, Region, value_class
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
@@ -31,10 +29,9 @@ __all__ = [
     "GpuMetrics",
     "SupervisorMetrics",
     "counter",
-    "forget_process",
     "gauge",
     "histogram",
-    "use_folder",
+    "use_memory",
 ]
 
 REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections", "bodies", "unauthorized")
@@ -45,24 +42,17 @@ _BATCH_TOKEN_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 
 _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
-def use_folder(folder: Path, process: str) -> None:
-    """Make this process write its metrics to `folder`, and continue those of the last `process`, which must be dead.
+def use_memory(memory: MetricMemory, process: str) -> Region:
+    """Make this process write its metrics to its region, and continue those of the last `process`, which must be dead.
 
-    Must run before anything imports prometheus_client. `process` must not contain an underscore.
+    Metrics that were made before stay where they are.
     """
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     from prometheus_client import values
 
-    values.ValueClass = values.MultiProcessValue(lambda: process)  # type: ignore[no-untyped-call]
-    leave_pid(folder, process)
-
-
-def forget_process(process: str) -> None:
-    """Remove the gauges of a process that has died, and what is known of the process itself."""
-    from prometheus_client.multiprocess import mark_process_dead
-
-    forget_pid(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), process)
-    mark_process_dead(process)  # type: ignore[no-untyped-call]
+    region = memory.region(process)
+    region.begin()
+    values.ValueClass = value_class(region, msgspec.json.encode)
+    return region
 
 
 def counter(name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
@@ -107,15 +97,15 @@ class EngineMetrics:
         self.busy_ratio = gauge(
             "engine_busy_ratio", "Share of the last 5 seconds spent in forwards.", ["engine"]
         ).labels(self._label)
-        self.last_success = gauge(
-            "engine_last_success_timestamp_seconds",
-            "Unix time of the last successful forward, including warm-up and idle probes.",
-            ["engine"],
-            "mostrecent",
-        ).labels(self._label)
         cancelled_help = "Texts whose client disconnected: queued ones did not run, batched ones ran in vain."
         cancelled = counter("cancelled_texts_total", cancelled_help, ["stage"])
         self.cancelled_texts = {stage: cancelled.labels(stage) for stage in CANCEL_STAGES}
+
+    @cached_property
+    def last_success(self) -> Gauge:
+        """Not there before the first success. It outlives the process: its replacement has yet to succeed."""
+        help_ = "Unix time of the last successful forward, including warm-up and idle probes."
+        return gauge("engine_last_success_timestamp_seconds", help_, ["engine"], "max").labels(self._label)
 
     def of(self, model: str) -> EngineModelMetrics:
         """The series of a model on this engine, by its served name."""

@@ -21,7 +21,7 @@ class StartMessages:
     config: ServeConfig
     models: Sequence[PlannedModel]
     broken: Mapping[str, str]  # models that cannot be read, by name, with the reason
-    folder: str  # of sockets and metrics
+    memory_fd: int
     counters_fd: int
 
     def engine(
@@ -39,7 +39,7 @@ class StartMessages:
             models=[self.models[number].start for number in numbers],
             one_by_one=one_by_one,
             names=[each.start.name for each in self.models],
-            runtime_folder=self.folder,
+            memory_fd=self.memory_fd,
             index=child.index,
             device=devices[child.index],
             endpoint=child.endpoint,
@@ -61,7 +61,7 @@ class StartMessages:
             config=self.config,
             models=[each.start for each in self.models],
             broken=dict(self.broken),
-            runtime_folder=self.folder,
+            memory_fd=self.memory_fd,
             socket_fds=[sock.fileno() for sock in sockets],
             metrics_fd=metrics_socket.fileno() if metrics_socket is not None else None,
             worker=child.index,

@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import selectors
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
@@ -35,7 +33,9 @@ from embert.server.ipc.control import (
     Ready,
 )
 from embert.server.ipc.shared_counters import SharedCounters
-from embert.server.observability.metrics import forget_process, use_folder
+from embert.server.observability.metric_memory import MetricMemory
+from embert.server.observability.metrics import use_memory
+from embert.server.observability.tracing.records import EXPORTER
 from embert.server.supervisor.announcement import announce
 from embert.server.supervisor.child import Child, Kind, describe_exit
 from embert.server.supervisor.engine_models import EngineModels
@@ -70,7 +70,8 @@ class Supervisor:
     metrics_socket: socket.socket | None
     began: float
     traces_url: str | None = None  # where spans go; None: no traces
-    _folder: Path = field(init=False)
+    _memory: MetricMemory = field(init=False)  # of metrics
+    _name: str = field(default_factory=lambda: f"embert-{secrets.token_hex(8)}", init=False)  # of its sockets
     _apis: list[Child] = field(init=False)
     _engines: list[Child] = field(init=False)
     _states: list[EngineState] = field(init=False)
@@ -90,25 +91,24 @@ class Supervisor:
 
     def run(self) -> int:
         """Serve until told to stop: 0 after SIGTERM or SIGINT, 1 after giving up on a child or a second signal."""
+        devices = self.devices
+        self._engines = [Child("engine", i) for i in range(len(devices))]
+        self._apis = [Child("api", i) for i in range(self.config.http_processes)]
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="embert-"))
-            (self._folder / "metrics").mkdir()
+            self._memory = MetricMemory.create(["supervisor", EXPORTER, *(child.name for child in self._children)])
+            self._counters = SharedCounters.create(self.config.http_processes, len(devices), len(self.models))
         except OSError as error:
-            log.error("there is no room for our sockets and metrics, set TMPDIR: %s", error)  # noqa: TRY400
+            log.error("the memory that processes share cannot be made: %s", error)  # noqa: TRY400
             return 1
-        use_folder(self._folder / "metrics", "supervisor")
+        use_memory(self._memory, "supervisor")
         from embert.server.observability.metrics import SupervisorMetrics
         from embert.server.observability.tracing.trace_metrics import TraceMetrics
 
         TraceMetrics()
-        devices = self.devices
         self._metrics = SupervisorMetrics.create(range(len(devices)), __version__)
-        self._counters = SharedCounters.create(self.config.http_processes, len(devices), len(self.models))
-        self._messages = StartMessages(self.config, self.models, self.broken, str(self._folder), self._counters.fd)
+        self._messages = StartMessages(self.config, self.models, self.broken, self._memory.fd, self._counters.fd)
         self._hangs = HangDetector(self.config, self._counters)
         self._outages = Outages(self.config.give_up_after, self.config.start_timeout)
-        self._engines = [Child("engine", i) for i in range(len(devices))]
-        self._apis = [Child("api", i) for i in range(self.config.http_processes)]
         self._engine_models = [
             EngineModels(each.start.number for each in self.models if device in each.devices) for device in devices
         ]
@@ -125,7 +125,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop
         try:
             if self.traces_url is not None:
-                self._traces = TraceExporter(self.config, self.traces_url, self._folder)
+                self._traces = TraceExporter(self.config, self.traces_url, self._memory.fd)
                 self._traces.watch()
             for child in self._children:
                 self._start(child)
@@ -145,7 +145,6 @@ class Supervisor:
                 child.kill()
             if self._traces is not None:
                 self._traces.close(lambda: self._kill_at)
-            shutil.rmtree(self._folder, ignore_errors=True)
         return self._status
 
     @property
@@ -179,7 +178,7 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         """Start a child, or schedule another try where the system has no descriptors, memory or processes left."""
-        inherited = [self._counters.fd, *([self._traces.fd] if self._traces is not None else [])]
+        inherited = [self._counters.fd, self._memory.fd, *([self._traces.fd] if self._traces is not None else [])]
         if child.kind == "api":
             inherited += [sock.fileno() for sock in self.sockets[child.index]]
             inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
@@ -191,7 +190,7 @@ class Supervisor:
             self._outages.note_loss(child, self._siblings(child.kind))
             return
         assert child.process is not None  # noqa: S101 - just spawned
-        child.endpoint = f"{self._folder}/{child.name}.{child.starts}"
+        child.endpoint = f"{self._name}/{child.name}.{child.starts}"
         child.send(self._instructions(child))
         log.debug("%s started, pid %d", child.name, child.process.pid)
 
@@ -364,8 +363,7 @@ class Supervisor:
                 self._receive(child)  # its last messages
             child.disconnect(self._selector)
             child.mark_dead()
-            with contextlib.suppress(OSError):
-                forget_process(child.name)
+            self._memory.region(child.name).forget()
             self._on_exit(child, status)
 
     def _on_exit(self, child: Child, status: int) -> None:

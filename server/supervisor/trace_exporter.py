@@ -13,7 +13,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -34,12 +33,12 @@ _POLL_S = 0.01
 class TraceExporter:
     """Keeps the process running."""
 
-    def __init__(self, config: ServeConfig, url: str, runtime_folder: Path) -> None:
+    def __init__(self, config: ServeConfig, url: str, memory_fd: int) -> None:
         """`url` is the collector's. Raises OSError where the system has no descriptor left."""
         self._start_message = ExporterStart(
             url=url,
             instance=str(uuid.uuid4()),
-            runtime_folder=str(runtime_folder),
+            memory_fd=memory_fd,
             log_format=config.log_format,
             log_level=config.log_level,
         )
@@ -76,9 +75,10 @@ class TraceExporter:
             self._control, theirs = socket.socketpair()
             with theirs:
                 fds = theirs.fileno(), self._records.fileno()
+                inherited = *fds, self._start_message.memory_fd
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", module, *map(str, fds)],
-                    pass_fds=fds,
+                    pass_fds=inherited,
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # as all children: Ctrl-C reaches the supervisor only
                 )

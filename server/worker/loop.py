@@ -13,7 +13,6 @@ added here when they are ready.
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -295,7 +294,7 @@ class EngineLoop:
         self._server.close()
         self._exit(70)
 
-    def follow(self, control: ControlConnection, runtime_folder: str, load: Callable[[StartModel], None]) -> None:
+    def follow(self, control: ControlConnection, load: Callable[[StartModel], None]) -> None:
         """Obey the supervisor, and exit when it does. Runs in a thread of its own.
 
         `load` begins to load one more model, and returns at once.
@@ -303,7 +302,6 @@ class EngineLoop:
         while True:
             message = control.receive()
             if message is None:
-                shutil.rmtree(runtime_folder, ignore_errors=True)
                 self._exit(1)
                 return
             if isinstance(message, Drain):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from pathlib import Path
 
 from embert.server.ipc.control import ControlConnection, ModelFailed, ModelReady, Progress, StartEngine
 from embert.server.observability import gc_tuning
 from embert.server.observability.logs import configure_logging, exit_now
-from embert.server.observability.metrics import use_folder
+from embert.server.observability.metric_memory import MetricMemory
+from embert.server.observability.metrics import use_memory
 from embert.server.worker.loaded_model import LoadedModel
 from embert.server.worker.loader import Loader
 from embert.server.worker.loop import EngineLoop
@@ -31,12 +31,12 @@ def main() -> None:
         raise SystemExit("embert.server.worker.process is started by `embert serve`")
     name = f"engine-{start.index}"
     configure_logging(name, start.config.log_format, start.config.log_level)
-    use_folder(Path(start.runtime_folder, "metrics"), name)
+    use_memory(MetricMemory(start.memory_fd), name)
     threading.excepthook = _end_process
     loop = EngineLoop(start)
     loop.listen()
     loader = _loader(start, control, loop)
-    following = control, start.runtime_folder, lambda model: loader.start([model])
+    following = control, lambda model: loader.start([model])
     threading.Thread(target=loop.follow, args=following, name="control", daemon=True).start()
     loader.start(start.models, one_by_one=start.one_by_one)
     try:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from embert.server.ipc.framing import Channel, short_path
+from embert.server.ipc.framing import Channel, address, is_ours
 from embert.server.ipc.messages import EngineStatus, Part, Results, Submit, decode_submit, encode
 
 __all__ = ["SocketServer"]
@@ -51,10 +51,9 @@ class SocketServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._run, name="receive", daemon=True)
 
-    def listen(self, path: str) -> None:
-        """Accept connections from now on. Raises OSError where `path` cannot be bound."""
-        with short_path(path) as short:
-            self._listener.bind(short)
+    def listen(self, name: str) -> None:
+        """Accept connections from now on. Raises OSError where the name is taken."""
+        self._listener.bind(address(name))
         self._listener.listen(1024)
         self._listener.setblocking(False)
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -105,6 +104,10 @@ class SocketServer:
             sock, _ = self._listener.accept()
         except OSError as error:  # the peer disconnected again, or this process has too many open files
             log.warning("an API process could not connect: %s", error)
+            return
+        if not is_ours(sock):
+            log.error("a connection of another user's process was closed")
+            sock.close()
             return
         channel = Channel(sock)
         self._channels[channel.fileno()] = channel

@@ -135,12 +135,12 @@ class Live:
         return [self.process.pid, *self.api_pids, *self.engine_pids]
 
     @property
-    def runtime_folder(self) -> Path:
-        """Where the sockets between the processes are."""
+    def engine_endpoint(self) -> str:
+        """The name of the first engine's socket."""
         (pid,) = self.engine_pids[:1]
-        paths = {Path(str(each.laddr)).parent for each in psutil.Process(pid).net_connections("unix")}
-        (folder,) = {path for path in paths if path.name.startswith("embert-")}
-        return folder
+        names = {str(each.laddr) for each in psutil.Process(pid).net_connections("unix")}
+        (name,) = {name.removeprefix("@") for name in names if name.startswith("@embert-")}
+        return name
 
     def _pids(self, module: str) -> list[int]:
         found = []

@@ -53,19 +53,24 @@ def test_nothing_in_the_working_folder_is_run(tmp_path: Path) -> None:
     assert not ran.exists(), ran.read_text()
 
 
-# --- the folder for sockets and metrics ---
+# --- the disk ---
 
 
-def test_a_folder_whose_name_is_longer_than_the_address_of_a_socket(tmp_path: Path) -> None:
-    deep = tmp_path / ("x" * 100) / ("y" * 100)
-    deep.mkdir(parents=True)
-    with live(*STAND_IN, env={"TMPDIR": str(deep)}) as server:
-        assert [path.name[:7] for path in deep.iterdir()] == ["embert-"]
+def test_nothing_is_written_to_a_disk_and_nothing_there_is_missed(tmp_path: Path) -> None:
+    """A folder for temporary files that is full, gone or not to be written to: processes are replaced all the same."""
+    with live(*STAND_IN, "--workers", "2", env={"TMPDIR": str(tmp_path / "missing")}) as server:
         assert works(server)
-        os.kill(server.engine_pids[0], signal.SIGKILL)
-        until(lambda: server.metrics()['embert_engine_restarts_total{engine="0"}'] == 1, what="another engine process")
+        texts = server.metrics()["embert_texts_total"]
+        for pid in (server.engine_pids[0], server.api_pids[0]):
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid: pid not in server.pids and len(server.pids) == 4, what="another process")  # type: ignore[misc]
+            until(server.is_ready, what="readiness")
         until(lambda: works(server), what="an answer")
-    assert list(deep.iterdir()) == []
+        until(lambda: server.metrics()["embert_texts_total"] > texts, what="totals that go on")
+        for pid in server.pids:  # of files, only memory, logs and what the system gives
+            maps = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+            assert not [each for each in maps if each.startswith(str(tmp_path))]
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- logs ---

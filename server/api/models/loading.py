@@ -1,4 +1,4 @@
-"""The models' files to the services of an API process. Imported late: prometheus_client must find its folder."""
+"""The models' files to the services of an API process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from embert.server.ipc.control import StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.latency_buckets import LatencyBuckets
+from embert.server.observability.metric_memory import MetricMemory
 
 __all__ = ["load_services"]
 
 log = logging.getLogger(__name__)
 
 
-def load_services(start: StartApi, counters: SharedCounters) -> Services:
+def load_services(start: StartApi, counters: SharedCounters, memory: MetricMemory) -> Services:
     """Read what the supervisor lists. Raises EngineError for files that cannot be read, ConfigError for equal names.
 
     Of several models, one that this process cannot read has failed, and the others are served.
@@ -48,4 +49,4 @@ def load_services(start: StartApi, counters: SharedCounters) -> Services:
             broken[each.name] = str(error)
     if not services:
         raise EngineError("; ".join(broken.values()))
-    return Services(config, services, router, metrics, pool, broken)
+    return Services(config, services, router, metrics, memory, pool, broken)

@@ -15,6 +15,7 @@ from embert.server.config import ConfigError, ServeConfig
 from embert.server.http.errors import ModelUnknown, Unavailable
 from embert.server.http.timeouts import BodyReader
 from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping.scrapes import Scrapes
 
 __all__ = ["Services"]
@@ -29,6 +30,7 @@ class Services:
         services: Sequence[Service],
         router: Router,
         metrics: ApiMetrics,
+        memory: MetricMemory,
         pool: TokenizerPool,
         broken: Mapping[str, str] | None = None,
     ) -> None:
@@ -43,7 +45,7 @@ class Services:
         self.several = len(self.all) + len(self.broken) > 1
         self.router = router
         self.metrics = metrics
-        self.scrapes = Scrapes(self.write_metrics)
+        self.scrapes = Scrapes(memory, self.write_metrics)
         self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
         self.parse_steps = CooperativeSteps(config.body_budget)
         self.bulk_turns = BulkTurns()

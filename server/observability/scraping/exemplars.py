@@ -1,18 +1,18 @@
 """Exemplars: beside a bucket's count, the id of a request that fell into it.
 
 prometheus_client keeps them in the memory of one process, and not at all with several processes. So each API process
-writes its own to a file beside its metrics, at most once a second, and whoever answers a scrape adds all of them.
+writes its own beside its metrics, at most once a second, and whoever answers a scrape adds all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
+
+from embert.server.observability.metric_memory import MetricMemory, Region
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -21,7 +21,6 @@ __all__ = ["ExemplarOf", "WithExemplars", "publish"]
 
 PUBLISH_INTERVAL_S = 1.0
 MOST_CHARACTERS = 128  # of an exemplar's label and its value; OpenMetrics' limit
-_SUFFIX = ".exemplars"
 
 
 class ExemplarOf(msgspec.Struct, array_like=True):
@@ -39,25 +38,22 @@ class ExemplarOf(msgspec.Struct, array_like=True):
         return len(self.kind) + len(self.id) <= MOST_CHARACTERS
 
 
-async def publish(folder: Path, process: str, take: Callable[[], list[ExemplarOf]]) -> NoReturn:
+async def publish(region: Region, take: Callable[[], list[ExemplarOf]]) -> NoReturn:
     """Write what `take` returns, where that has changed, for ever."""
-    file = folder / f"{process}{_SUFFIX}"
-    new, written = file.with_suffix(".new"), b""
+    written = b""
     while True:
         data = msgspec.msgpack.encode(take())
         if data != written:
-            with contextlib.suppress(OSError):  # the disk is full; exemplars are a convenience
-                new.write_bytes(data)
-                new.rename(file)
-                written = data
+            region.put_exemplars(data)
+            written = data
         await asyncio.sleep(PUBLISH_INTERVAL_S)
 
 
 class WithExemplars:
     """A collector's metrics, and the exemplars of one of them."""
 
-    def __init__(self, collect: Callable[[], Iterable[Metric]], histogram: str, folder: Path) -> None:
-        self._collect, self._histogram, self._folder = collect, histogram, folder
+    def __init__(self, collect: Callable[[], Iterable[Metric]], histogram: str, memory: MetricMemory) -> None:
+        self._collect, self._histogram, self._memory = collect, histogram, memory
 
     def collect(self) -> Iterable[Metric]:
         """Prometheus' interface."""
@@ -75,8 +71,9 @@ class WithExemplars:
     def _read(self) -> dict[frozenset[tuple[str, str]], ExemplarOf]:
         """The newest of all processes, by the labels of their bucket."""
         newest: dict[frozenset[tuple[str, str]], ExemplarOf] = {}
-        for file in self._folder.glob(f"*{_SUFFIX}"):
-            for each in msgspec.msgpack.decode(file.read_bytes(), type=list[ExemplarOf]):
+        written = filter(None, (region.exemplars for region in self._memory.regions))
+        for data in written:
+            for each in msgspec.msgpack.decode(data, type=list[ExemplarOf]):
                 key = frozenset(each.labels.items())
                 if key not in newest or newest[key].time < each.time:
                     newest[key] = each

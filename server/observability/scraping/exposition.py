@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping.exemplars import WithExemplars
 from embert.server.observability.scraping.processes import ProcessesCollector
 
@@ -37,17 +39,16 @@ class Exposition:
     headers: tuple[tuple[bytes, bytes], ...]
 
 
-def exposition(form: Form = Form()) -> Exposition:
+def exposition(memory: MetricMemory, form: Form = Form()) -> Exposition:
     """The metrics of all processes."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.openmetrics import exposition as openmetrics
 
-    folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
-    collector = _Files(folder)
+    collector = _Regions(memory)
     registry = CollectorRegistry()
-    registry.register(ProcessesCollector(folder))
+    registry.register(ProcessesCollector(memory))
     if form.openmetrics:
-        registry.register(WithExemplars(collector.collect, WITH_EXEMPLARS, folder))
+        registry.register(WithExemplars(collector.collect, WITH_EXEMPLARS, memory))
         body, content_type = openmetrics.generate_latest(registry), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
     else:
         registry.register(collector)
@@ -59,22 +60,35 @@ def exposition(form: Form = Form()) -> Exposition:
     return Exposition(body, tuple(headers))
 
 
-class _Files:
-    """The metrics in the files of all processes."""
+class _Regions:
+    """The metrics of all processes."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, memory: MetricMemory) -> None:
+        self._memory = memory
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus' interface. A file is empty for a moment after its process has made it."""
+        """Prometheus' interface."""
+        from prometheus_client import Metric
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        files = [str(file) for file in self._folder.glob("*.db") if _size(file)]
-        return MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call,no-any-return]
+        found: dict[str, Metric] = {}
+        for region in self._memory.regions:
+            for series in (region.lasting, region.live):
+                for key, value in series.read():
+                    kind, mode, metric_name, name, labels, help_ = _decode(key)
+                    metric = found.get(metric_name)
+                    if metric is None:
+                        metric = found[metric_name] = Metric(metric_name, help_, kind)
+                        metric._multiprocess_mode = mode  # type: ignore[attr-defined]
+                    metric.add_sample(name, tuple(sorted(labels.items())), value)  # type: ignore[arg-type]
+        # Sums, maxima and cumulative buckets, as the library makes them of its own files.
+        return MultiProcessCollector._accumulate_metrics(found, accumulate=True)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:  # its process has just died
-        return 0
+_Key = tuple[str, str, str, str, dict[str, str], str]  # type, mode, metric, name, labels, help
+_decoder: msgspec.json.Decoder[_Key] = msgspec.json.Decoder(_Key)
+
+
+@lru_cache(maxsize=100_000)
+def _decode(key: bytes) -> _Key:
+    return _decoder.decode(key)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping.exposition import Exposition, Form, exposition
 
 __all__ = ["Scrapes"]
@@ -18,9 +19,9 @@ class Scrapes:
     same form.
     """
 
-    def __init__(self, write: Callable[[], None]) -> None:
+    def __init__(self, memory: MetricMemory, write: Callable[[], None]) -> None:
         """`write` publishes the metrics of this process; it runs on the event loop."""
-        self._write = write
+        self._memory, self._write = memory, write
         self._thread = ThreadPoolExecutor(1, "scrape")
         self._lock = asyncio.Lock()
         self._next: dict[Form, asyncio.Task[Exposition]] = {}
@@ -36,7 +37,7 @@ class Scrapes:
         async with self._lock:
             del self._next[form]  # a later scrape must see what happens from now on
             self._write()
-            return await asyncio.get_running_loop().run_in_executor(self._thread, exposition, form)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, exposition, self._memory, form)
 
     def close(self) -> None:
         """Stop the thread."""

@@ -13,14 +13,14 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from embert import __version__
 from embert.server.observability.logs import configure_logging, exit_now
-from embert.server.observability.metrics import use_folder
+from embert.server.observability.metric_memory import MetricMemory
+from embert.server.observability.metrics import use_memory
 from embert.server.observability.tracing.records import EXPORTER, ExporterStart, decode
 
 __all__ = ["main"]
@@ -38,8 +38,8 @@ def main() -> None:
     records = socket.socket(fileno=int(sys.argv[2]))
     start = _read_start(control)
     configure_logging(EXPORTER, start.log_format, start.log_level)
-    use_folder(Path(start.runtime_folder, "metrics"), EXPORTER)
-    # Not at the top: prometheus_client must find its folder when it is imported.
+    use_memory(MetricMemory(start.memory_fd), EXPORTER)
+    # Not at the top: prometheus_client and the exporter take time to import, and configure_logging comes first.
     from embert.server.observability.tracing.exporter import SpanQueue
     from embert.server.observability.tracing.spans import SpanBuilder
     from embert.server.observability.tracing.trace_metrics import TraceMetrics

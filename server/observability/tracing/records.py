@@ -28,7 +28,7 @@ class ExporterStart(msgspec.Struct):
 
     url: str  # of the collector
     instance: str  # a name for this server that no other has
-    runtime_folder: str
+    memory_fd: int  # of metrics
     log_format: str
     log_level: str
 

@@ -16,7 +16,7 @@ from embert.server.api.engines.router import Router
 from embert.server.api.input.request_options import RequestOptions
 from embert.server.config import ModelConfig
 from embert.server.ipc.control import EngineState, ModelInfo, ModelState, StartModel
-from embert.server.ipc.framing import Channel
+from embert.server.ipc.framing import Channel, address
 from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Results, TaskRows, decode_submit, encode
 from embert.server.ipc.shared_counters import SharedCounters
 
@@ -32,7 +32,7 @@ class FakeEngine:
         self.index = index
         self.endpoint = f"{folder}/{name}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.endpoint)
+        self._listener.bind(address(self.endpoint))
         self._listener.listen()
         self._listener.setblocking(False)
         self.channel: Channel | None = None

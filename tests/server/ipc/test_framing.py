@@ -117,5 +117,5 @@ def test_closing_does_not_wait_longer_than_it_may(ends: tuple[Channel, Channel])
 
 
 def test_connecting_to_nobody_fails(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ConnectionRefusedError):
         Channel.connect(str(tmp_path / "nobody"))

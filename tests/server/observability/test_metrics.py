@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from embert.server.api.routes import METRIC_ROUTES, METRIC_TASKS
 from embert.server.observability.latency_buckets import HOST_BUCKETS_S, REQUEST_BUCKETS_S
+from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
 from embert.server.observability.scraping.exposition import Exposition, Form
 from embert.server.observability.scraping.scrapes import Scrapes
@@ -260,13 +261,12 @@ def test_every_request_has_an_outcome(fresh: Live) -> None:
     assert counted("/") == {("424", "failed"): 1, ("503", "expired"): 1, ("400", "client_error"): 1}
 
 
-def test_many_lengths_are_observed_as_one_by_one(tmp_path: Path) -> None:
+def test_many_lengths_are_observed_as_one_by_one() -> None:
     """Observations written together fill the buckets that `Histogram.observe` would."""
     program = """
-import sys
-from pathlib import Path
-from embert.server.observability.metrics import use_folder
-use_folder(Path(sys.argv[1]), "test")
+from embert.server.observability.metric_memory import MetricMemory
+from embert.server.observability.metrics import use_memory
+use_memory(MetricMemory.create(["test"]), "test")
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.latency_buckets import LatencyBuckets
 metrics = ApiMetrics(["/"], LatencyBuckets())
@@ -283,7 +283,7 @@ slow = [bucket.get() for bucket in histogram._buckets], histogram._sum.get()
 assert [2 * value for value in fast[0]] == slow[0], (fast, slow)
 assert 2 * fast[1] == slow[1]
 """
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment(), cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", program], env=environment(), cwd=ROOT, check=True)
 
 
 def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,8 +292,10 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
     made: list[int] = []
     happened = 0  # as the loop has it
     written = 0  # as a scrape finds it
+    shared = MetricMemory.create([])
 
-    def slow_exposition(form: Form) -> Exposition:
+    def slow_exposition(memory: MetricMemory, form: Form) -> Exposition:
+        assert memory is shared
         made.append(written)
         began.release()
         assert go_on.acquire(timeout=30)
@@ -305,7 +307,7 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
 
     async def run() -> None:
         nonlocal happened
-        scrapes = Scrapes(write)
+        scrapes = Scrapes(shared, write)
         happened = 1
         first = asyncio.ensure_future(scrapes.answer(Form()))
         while not began.acquire(blocking=False):  # which it can only be if the loop runs on meanwhile

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,9 +19,9 @@ from prometheus_client.samples import Exemplar
 
 from embert.server.http.accept import scrape_form
 from embert.server.http.request_metrics import ids_of
+from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping.exemplars import ExemplarOf
 from embert.server.observability.scraping.exposition import Form, exposition
-from embert.server.observability.scraping.processes import leave_pid
 from tests.server.connections import one_to_each
 from tests.server.live import ROOT, STAND_IN, Live, live, until
 
@@ -163,14 +162,12 @@ def test_a_process_that_dies_is_replaced_in_them(two: Live) -> None:
 
 
 @pytest.mark.parametrize("form", [Form(), Form(openmetrics=True)])
-def test_files_of_a_process_that_has_just_begun(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    (tmp_path / "counter_engine-0.db").touch()  # its room comes next
-    (tmp_path / "counter_engine-1.db").write_bytes(bytes(1 << 16))  # and then what it holds
-    (tmp_path / "gauge_livesum_engine-2.db").symlink_to(tmp_path / "gone")  # removed since the folder was listed
-    leave_pid(tmp_path, "engine-0")
-    assert b'process_resident_memory_bytes{process="engine-0"}' in exposition(form).body
-    assert [file.name for file in tmp_path.glob("*pid*")] == ["engine-0.pid"]
+def test_a_process_that_has_just_begun(form: Form) -> None:
+    memory = MetricMemory.create(["engine-0", "engine-1"])
+    memory.region("engine-0").begin()
+    found = exposition(memory, form).body
+    assert b'process_resident_memory_bytes{process="engine-0"}' in found
+    assert b"engine-1" not in found
 
 
 def test_series_are_as_few_as_documented() -> None:

@@ -155,10 +155,9 @@ def test_a_killed_api_process_comes_back(healing: Live) -> None:
     assert server.metrics()["embert_requests_in_flight"] == 1  # the dead process's share is forgotten
 
 
-def test_restarts_keep_the_totals_and_leave_no_files(healing: Live) -> None:
+def test_restarts_keep_the_totals(healing: Live) -> None:
     server = healing
     restarts = server.metrics()["embert_api_restarts_total"]
-    metrics = server.runtime_folder / "metrics"
 
     def samples(name: str) -> float:
         return sum(value for sample, value in server.metrics().items() if sample.startswith(name))
@@ -173,7 +172,6 @@ def test_restarts_keep_the_totals_and_leave_no_files(healing: Live) -> None:
         server.wait_ready()
 
     ask()
-    files = {path.name for path in metrics.iterdir()}
     for turn in range(1, 3):
         texts, batches = samples("embert_texts_total"), samples("embert_batches_total")
         assert batches >= turn
@@ -186,7 +184,6 @@ def test_restarts_keep_the_totals_and_leave_no_files(healing: Live) -> None:
         killed(lambda: server.api_pids)
         assert samples("embert_texts_total") == texts
         assert samples("embert_request_texts_bucket") == sizes
-        assert {path.name for path in metrics.iterdir()} == files
     assert server.metrics()["embert_api_restarts_total"] == restarts + 2
     assert server.metrics()["embert_requests_in_flight"] == 1
 

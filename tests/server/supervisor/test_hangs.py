@@ -238,7 +238,7 @@ def test_messages_that_are_none_hurt_nobody(plain: Live) -> None:
     """Whoever may connect to the engine's socket, which nobody else should."""
     server = plain
     for message in (b"", b"\xff" * 100, b"\x93\xa1x\x90", b"\x92\x01"):
-        stranger = Wire.connect(str(server.runtime_folder / "engine-0.1"))
+        stranger = Wire.connect(server.engine_endpoint)
         stranger.send(message)
         assert stranger.closed()
         stranger.close()
@@ -251,7 +251,7 @@ def test_a_lost_thread_ends_the_engine_process(plain: Live) -> None:
     """A process that cannot receive would look alive: here, a request that no API process can have sent."""
     server = plain
     (pid,) = server.engine_pids
-    stranger = Wire.connect(str(server.runtime_folder / "engine-0.1"))
+    stranger = Wire.connect(server.engine_endpoint)
     request = EncodeRequest(1, 1, b"half", b"\1\0\0", b"", 0, True, 1e9, 0.0)
     stranger.send(encode(Submit([request], [])))
     until(lambda: replaced(server, pid), what="another engine process")

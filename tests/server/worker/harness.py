@@ -115,7 +115,7 @@ class Harness:
         self.counters = SharedCounters.create(1, 1, models)
         config = ServeConfig(workers=1)  # as many as have a place in the counters
         names = [f"m{number}" for number in range(models)]
-        start = StartEngine(config, [], False, names, str(folder), 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
+        start = StartEngine(config, [], False, names, -1, 0, "cpu", f"{folder}/engine", self.counters.fd, 1)
         self.loop = EngineLoop(start, exit_process=self.exits.append)
         self.model = self.add(0, self.encoder)
         self.loop.listen()

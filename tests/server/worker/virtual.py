@@ -180,7 +180,7 @@ class VirtualEngine:
             monkeypatch.setattr(f"embert.server.worker.{module}.time", self._clock)
         counters = SharedCounters.create(1, 1, len(speeds))
         config = ServeConfig(workers=1)
-        start = StartEngine(config, [], False, self._names, str(folder), 0, "", f"{folder}/engine", counters.fd, 1)
+        start = StartEngine(config, [], False, self._names, -1, 0, "", f"{folder}/engine", counters.fd, 1)
         self._loop = EngineLoop(start)
         device = Device(self._clock, side_by_side=side_by_side)
         self._gpus = {name: Gpu(name, speed, self._clock, device, slower) for name, speed in speeds.items()}
