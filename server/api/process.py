@@ -85,6 +85,8 @@ async def _serve(
     from embert.server.http.connections import Connections, connection_limit
     from embert.server.http.protocol import bounded_protocol
     from embert.server.http.timeouts import end_slow_readers
+    from embert.server.http.tls import with_tls
+    from embert.server.http.tls_context import tls_context
 
     config = start.config
     counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines), len(start.models))
@@ -92,6 +94,7 @@ async def _serve(
     try:
         services = load_services(start, counters, memory)
         keys = Keys(config, keyless_paths(config.keyless_groups, services.by_name))
+        tls = tls_context(config)
         access_log = None
         if config.access_log != "off":
             access_log = AccessLog(config.access_log, f"api-{start.worker}", write_line)
@@ -119,10 +122,13 @@ async def _serve(
             access_log.note(RequestRecord(route, b"-", status=status), 0.0, client)
 
     protocol = bounded_protocol(config.header_limit, connections, count_refused, dialects_by_path())
-    servers = [_Server(_uvicorn_config(config, app, protocol))]
+    served: Callable[..., asyncio.Protocol] = protocol
+    if tls is not None:
+        served = with_tls(protocol, tls, connections)
+    servers = [_Server(_uvicorn_config(app, served))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:
-        servers.append(_Server(_uvicorn_config(config, _MetricsApp(services.scrapes), protocol, tls=False)))
+        servers.append(_Server(_uvicorn_config(_MetricsApp(services.scrapes), protocol)))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
         keep_running(_write_metrics(services, counters, start.worker, tracer)),
@@ -156,12 +162,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(
-    config: ServeConfig, app: ASGIApp, protocol: type[asyncio.Protocol], *, tls: bool = True
-) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, protocol: Callable[..., asyncio.Protocol]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=protocol,
+        http=protocol,  # type: ignore[arg-type]  # it is only called
         ws="none",
         interface="asgi3",
         proxy_headers=False,  # the access log has the peer of the connection, which nobody can make up
@@ -170,12 +174,6 @@ def _uvicorn_config(
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=CLOSING_S,
-        ssl_certfile=config.ssl_certfile if tls else None,
-        ssl_keyfile=config.ssl_keyfile if tls else None,
-        ssl_keyfile_password=config.ssl_keyfile_password,
-        ssl_ca_certs=config.ssl_ca_certs,
-        ssl_cert_reqs=config.ssl_cert_reqs,
-        ssl_ciphers=config.ssl_ciphers,
     )
 
 

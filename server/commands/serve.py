@@ -6,12 +6,12 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import time
 
 from embert import __version__
 from embert.server.commands.models import plan
 from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys
+from embert.server.http.tls_context import tls_context
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.tracing.settings import TracingUnavailable, read_sampler, shown, traces_url
 from embert.server.supervisor.sockets import listen, listen_for_each
@@ -32,7 +32,7 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
     # Process 1 of a container ignores SIGTERM by default, and a model takes minutes to download. The supervisor later
     # installs its own handler.
     signal.signal(signal.SIGTERM, _on_sigterm)
-    _check_tls(config)
+    tls_context(config)
     read_api_keys(config)
     configs = model_configs(config)
     traces = _traces_url(config)
@@ -71,22 +71,3 @@ def _on_sigterm(number: int, frame: object) -> None:
     del frame
     log.info("%s before the model was there: leaving", signal.Signals(number).name)
     exit_now(128 + number)  # SystemExit would wait for the threads of a download
-
-
-def _check_tls(config: ServeConfig) -> None:
-    if config.ssl_certfile is None:
-        return
-    options = [f"--ssl-certfile {config.ssl_certfile}"]
-    options += [f"--ssl-keyfile {config.ssl_keyfile}"] if config.ssl_keyfile else []
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        # Without a password, OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password or "")
-        if config.ssl_ca_certs is not None:
-            options = [f"--ssl-ca-certs {config.ssl_ca_certs}"]
-            context.load_verify_locations(config.ssl_ca_certs)
-        if config.ssl_ciphers is not None:
-            options = [f"--ssl-ciphers {config.ssl_ciphers}"]
-            context.set_ciphers(config.ssl_ciphers)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"{' with '.join(options)}: {error}") from None

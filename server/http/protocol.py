@@ -119,7 +119,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         """Close, to make room for another connection. False while the client has not taken its answer."""
         if self.transport.get_write_buffer_size():
             return False
-        self.transport.close()
+        self.transport.abort()  # closing would wait for the client to end TLS
         return True
 
     def shutdown(self) -> None:

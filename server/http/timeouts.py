@@ -6,6 +6,9 @@ A periodic sweep replaces per-request timers, so an ordinary request pays nothin
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn
@@ -13,7 +16,7 @@ from typing import Any, NoReturn
 from embert.server.http.connections import Connection
 from embert.server.http.errors import PayloadTooLarge, RequestTimeout, Unavailable
 
-__all__ = ["BodyReader", "end_slow_readers"]
+__all__ = ["BodyReader", "end_slow_readers", "unread_bytes"]
 
 SMALL_BODY = 16_384  # bytes of a body that are read even when the budget of all bodies is spent
 LEAST_TAKEN = 16_384  # bytes of an answer that a client must read in --client-timeout
@@ -101,6 +104,17 @@ class BodyReader:
                 task.cancel()
 
 
+def unread_bytes(connection: Connection) -> int:
+    """Bytes of an answer that the client's machine has not taken; 0 where all of it is in the kernel.
+
+    The kernel holds megabytes. Without them, the number would stand still for long while a client reads steadily.
+    """
+    size = connection.transport.get_write_buffer_size()
+    if not size or (file := connection.transport.get_extra_info("socket").fileno()) < 0:
+        return size
+    return size + int.from_bytes(fcntl.ioctl(file, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+
 async def end_slow_readers(connections: Iterable[Connection], timeout_s: float, on_end: Callable[[], None]) -> NoReturn:
     """Abort connections whose client has read fewer than LEAST_TAKEN bytes of its answer in `timeout_s`; for ever.
 
@@ -112,7 +126,7 @@ async def end_slow_readers(connections: Iterable[Connection], timeout_s: float, 
         now = time.monotonic()
         before, unread = unread, {}
         for connection in list(connections):
-            size = connection.transport.get_write_buffer_size()
+            size = unread_bytes(connection)
             if not size:
                 continue
             known = before.get(connection)

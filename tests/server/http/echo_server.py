@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 
@@ -20,11 +21,13 @@ from embert.server.api.routes import dialects_by_path
 from embert.server.http.connections import ConnectionLimit, Connections
 from embert.server.http.errors import Dialect, ServerError, error_body
 from embert.server.http.protocol import bounded_protocol
+from embert.server.http.tls import with_tls
 
 LIMIT = 4096
 GET = b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\n"
 INNER = b"GET /inner HTTP/1.1\r\nhost: h\r\n\r\n"
 EARLY = b"POST /early HTTP/1.1\r\nhost: h\r\ncontent-length: 30000000\r\n\r\n"
+LARGE = bytes(range(256)) * 32_768  # more than kernels buffer
 H2C = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
 PATIENCE_S = 20  # of a test, for what must happen
 
@@ -115,11 +118,12 @@ class Serving:
     clients: list[Client] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # paths, in the order in which the app began with them
     left: int = 0  # requests whose clients left
+    trust: ssl.SSLContext | None = None  # of clients, with TLS
     going: asyncio.Event = field(default_factory=asyncio.Event)  # `/slow` waits for it
 
     async def connect(self) -> Client:
         before = len(self.connections)
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24))
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24, ssl=self.trust))
         self.clients.append(client)
         with contextlib.suppress(TimeoutError):  # it may be closed at once, or take another's place
             await asyncio.wait_for(self.count(before + 1), 0.1)
@@ -148,6 +152,8 @@ class Serving:
         surplus = b" surplus" if "too_many_connections" in scope["state"] else b""
         if path == "/early":
             return b"early" + surplus
+        if path == "/large":
+            return LARGE
         body, more = b"", True
         while more:
             message = await receive()
@@ -166,16 +172,22 @@ class Serving:
 
 
 @contextlib.asynccontextmanager
-async def serving(served: int = 100, surplus: int = 100) -> AsyncIterator[Serving]:
+async def serving(
+    served: int = 100, surplus: int = 100, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+) -> AsyncIterator[Serving]:
+    """`tls` has the contexts of server and clients."""
     loop = asyncio.get_running_loop()
     serving = Serving(Connections(ConnectionLimit(served, surplus), loop.time))
     protocol = bounded_protocol(
         LIMIT, serving.connections, lambda route, status, _: serving.counted.append((route, status)), dialects_by_path()
     )
+    factory: Callable[..., asyncio.Protocol] = protocol
+    if tls is not None:
+        factory, serving.trust = with_tls(protocol, tls[0], serving.connections), tls[1]
     config = uvicorn.Config(serving.app, http=protocol, ws="none", interface="asgi3", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
-    serving.make = lambda: protocol(config=config, server_state=state, app_state={}, _loop=loop)  # type: ignore[call-arg]
+    serving.make = lambda: factory(config=config, server_state=state, app_state={}, _loop=loop)
     listening = await loop.create_server(serving.make, "127.0.0.1")
     serving.port = listening.sockets[0].getsockname()[1]
     try:

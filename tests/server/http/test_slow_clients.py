@@ -18,8 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from embert.server.http.timeouts import BodyReader
+from embert.server.http.timeouts import BodyReader, unread_bytes
 from tests.server.connections import connect, head, read_all
+from tests.server.http.echo_server import play, serving
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import HELD
 
@@ -111,6 +112,32 @@ def test_an_answer_that_is_taken_slowly_is_not_cut_off(impatient: Live) -> None:
             if len(received) % 7 == 0:
                 time.sleep(PATIENCE_S / 5)
         assert len(json.loads(received.partition(b"\r\n\r\n")[2])) == 2000
+
+
+def test_reading_shows_although_the_kernel_buffers() -> None:
+    """The transport's own number stands still until a third of the kernel's buffer, megabytes, is empty."""
+
+    async def scene() -> None:
+        async with serving() as server:
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+                sock.connect(("127.0.0.1", server.port))
+                sock.sendall(b"GET /large HTTP/1.1\r\nhost: h\r\n\r\n")
+                await server.count(1)
+                (connection,) = server.connections
+                while not (unread := unread_bytes(connection)):
+                    await asyncio.sleep(0.002)
+                held = connection.transport.get_write_buffer_size()
+                await asyncio.sleep(0.05)
+                unread = unread_bytes(connection)
+                for _ in range(20):
+                    sock.recv(16_384)
+                    await asyncio.sleep(0.01)
+                assert connection.transport.get_write_buffer_size() == held
+                assert unread_bytes(connection) < unread - 100_000
+            await server.count(0)
+
+    play(scene)
 
 
 def shut_down(sock: socket.socket) -> None:
