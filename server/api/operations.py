@@ -65,9 +65,9 @@ class ModelFacts(BaseModel):
     served_model_name: str
     model_type: dict[str, Any]
     tasks: list[str]
-    max_concurrent_requests: int
+    max_concurrent_requests: int | None  # this and other limits: null until an engine has the model
     max_input_length: int
-    max_batch_tokens: int
+    max_batch_tokens: int | None
     max_batch_requests: int | None
     max_client_batch_size: int
     auto_truncate: bool
@@ -81,9 +81,9 @@ class ModelFacts(BaseModel):
     dimensions: int
     prompts: list[str]
     adapters: list[str]
-    max_queue_tokens: int
+    max_queue_tokens: int | None
     max_queue_seconds: float
-    queue_limit_tokens: int
+    queue_limit_tokens: int | None
     payload_limit: int
 
 
@@ -197,9 +197,9 @@ def _facts(service: Service) -> ModelFacts:
         served_model_name=service.served.name,
         model_type=_model_type(model),
         tasks=service.served.task_names,
-        max_concurrent_requests=service.max_queue_tokens,  # each has at least one token
+        max_concurrent_requests=service.max_queue_tokens or None,  # each has at least one token
         max_input_length=model.max_input_length,
-        max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens or 0,
+        max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens,
         max_batch_requests=config.max_batch_requests,
         max_client_batch_size=config.max_client_batch_size,
         auto_truncate=config.auto_truncate,
@@ -213,9 +213,9 @@ def _facts(service: Service) -> ModelFacts:
         dimensions=model.width,
         prompts=sorted(model.prompts),
         adapters=list(model.architecture.adapters.names) if model.architecture.adapters else [],
-        max_queue_tokens=service.max_queue_tokens,
+        max_queue_tokens=service.max_queue_tokens or None,
         max_queue_seconds=config.max_queue_seconds,
-        queue_limit_tokens=service.queue_limit,
+        queue_limit_tokens=service.queue_limit or None,
         payload_limit=config.payload_limit,
     )
 

@@ -50,7 +50,7 @@ class ServeConfig:
     served_model_name: str | None = _option(
         None, "name that clients use for the model; default: the model id; with one model"
     )
-    host: str = _option("0.0.0.0", "address to listen on")  # noqa: S104 - a server in a container
+    host: str = _option("0.0.0.0", "address to listen on; :: is IPv6 and IPv4")  # noqa: S104 - a server in a container
     port: int = _option(8080, "port to listen on; 0 takes a free one", low=0, high=65535)
     device: str = _option("auto", "auto, cpu, cuda, cuda:0, or cuda:0,1")
     dtype: str = _option(

@@ -89,4 +89,5 @@ class AccessLog:
 
 
 def _address(host: str, port: int) -> str:
+    host = host.removeprefix("::ffff:")  # of IPv4, on a socket of both
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

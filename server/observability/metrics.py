@@ -167,6 +167,7 @@ class SupervisorMetrics:
     """Written by the supervisor."""
 
     engine_up: dict[int, Gauge]
+    hang_limit: dict[int, Gauge]
     engine_restarts: dict[int, Counter]
     api_restarts: Counter
     hangs: Counter
@@ -175,12 +176,15 @@ class SupervisorMetrics:
     def create(cls, engines: Sequence[int], version: str) -> SupervisorMetrics:
         """Metrics for these engines, all at zero."""
         up = gauge("engine_up", "1 while the engine is ready, else 0.", ["engine"], "livemax")
+        limit_help = "A forward that takes longer counts as hung, and the engine is replaced; 0 until it is known."
+        limit = gauge("engine_hang_limit_seconds", limit_help, ["engine"], "livemax")
         restarts = counter("engine_restarts_total", "Restarts of the engine process.", ["engine"])
         gauge("build_info", "Always 1; the label is the version.", ["version"], "livemax").labels(version).set(1)
         api_restarts = counter("api_restarts_total", "Restarts of HTTP processes.")
         hangs = counter("hung_processes_total", "Processes that hung and were killed.", ["process"])
         metrics = cls(
             {i: up.labels(str(i)) for i in engines},
+            {i: limit.labels(str(i)) for i in engines},
             {i: restarts.labels(str(i)) for i in engines},
             api_restarts,
             hangs,

@@ -37,6 +37,7 @@ class Child:
     start_at: float | None = None  # when to start it (again)
     ready: bool = False
     ready_since: float = float("inf")
+    lost_at: float = float("inf")  # when it stopped working; inf: it works, or never did
     slowest_start_s: float = 0.0  # of the starts that succeeded; 0: none has
     doing: str = ""  # the step of its start that it last reported
     reported: float = 0.0  # when the log last told of its start
@@ -44,6 +45,7 @@ class Child:
     limits_unknown: bool = True  # no model of this start has told how long its batches take
     process: subprocess.Popen[bytes] | None = None
     control: ControlConnection | None = None
+    draining: bool = False  # told to end its work and exit
     killed: bool = False  # by the supervisor, and not yet reaped
     endpoint: str = ""  # Unix socket of this start
 
@@ -75,7 +77,13 @@ class Child:
                 raise
         self.control = ControlConnection(ours)
         self.starts += 1
-        self.ready, self.killed, self.ready_since, self.start_at = False, False, float("inf"), None
+        self.ready, self.draining, self.killed, self.ready_since, self.start_at = (
+            False,
+            False,
+            False,
+            float("inf"),
+            None,
+        )
         self.limits_unknown = True
         self.started = self.reported = time.monotonic()
         self.doing = "importing modules"
@@ -87,7 +95,7 @@ class Child:
 
     def became_ready(self) -> None:
         """Note the moment."""
-        self.ready, self.ready_since = True, time.monotonic()
+        self.ready, self.ready_since, self.lost_at = True, time.monotonic(), float("inf")
         self.slowest_start_s = max(self.slowest_start_s, self.ready_since - self.started)
 
     def start_later(self) -> float:
@@ -127,6 +135,7 @@ class Child:
     def mark_dead(self) -> None:
         """Forget the process, whose exit status has been read."""
         self.process, self.control, self.ready = None, None, False
+        self.lost_at = min(self.lost_at, time.monotonic())
 
 
 def describe_exit(status: int) -> str:

@@ -39,7 +39,12 @@ class HangDetector:
         engine.limits_unknown = False
 
     def reason(self, child: Child, now: float) -> str | None:
-        """Why a child counts as hung, for the log; None where it does not."""
+        """Why a child counts as hung, for the log; None where it does not.
+
+        One that drains does not: it shows no sign of life while it frees its memory, and --drain-timeout ends it.
+        """
+        if child.draining:
+            return None
         if not child.ready:
             limit_s = self._config.start_timeout
             late = now - child.started > limit_s

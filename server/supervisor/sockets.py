@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
+from typing import Any
 
 from embert.server.config import ConfigError
 
-__all__ = ["listen", "listen_for_each"]
+__all__ = ["bind_beside", "listen", "listen_for_each"]
 
 _BACKLOG = 4096
 
 
 def listen(host: str, port: int, option: str = "--port", *, shared: bool = False) -> list[socket.socket]:
-    """Open the port on every address that `host` stands for; `shared` sets SO_REUSEPORT.
+    """Open the port on every address that `host` stands for, on `::` for IPv4 too; `shared` sets SO_REUSEPORT.
 
     Raises ConfigError with one sentence that names `option`.
     """
@@ -21,23 +23,46 @@ def listen(host: str, port: int, option: str = "--port", *, shared: bool = False
     except OSError as error:
         raise ConfigError(f"--host {host} is not an address of this machine: {error}") from None
     sockets: list[socket.socket] = []
-    for family, kind, protocol, _, address in dict.fromkeys(addresses):
-        sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    for family, *_, address in dict.fromkeys(addresses):
+        wanted = address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:]
         try:
-            sock.bind((address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:]))
+            sock = _bound(family, wanted, shared=shared, both=host == "::")
             sock.listen(_BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {host} port {port}: {error.strerror}; choose another with {option}"
             ) from None
-        sock.set_inheritable(True)
         sockets.append(sock)
     return sockets
+
+
+def bind_beside(siblings: Sequence[socket.socket]) -> list[socket.socket]:
+    """Sockets with the addresses of those of another process, which get connections once a process listens on them.
+
+    Raises OSError.
+    """
+    return [_bound(each.family, each.getsockname(), shared=True, both=not _is_ipv6_only(each)) for each in siblings]
+
+
+def _bound(family: int, address: Any, *, shared: bool, both: bool) -> socket.socket:
+    """An inheritable TCP socket; `both`: one of IPv6 takes IPv4 too, whatever the system's default is."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    sock.set_inheritable(True)
+    return sock
+
+
+def _is_ipv6_only(sock: socket.socket) -> bool:
+    return sock.family == socket.AF_INET6 and bool(sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
 
 
 def listen_for_each(host: str, port: int, processes: int) -> list[list[socket.socket]]:

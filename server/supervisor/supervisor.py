@@ -42,6 +42,7 @@ from embert.server.supervisor.engine_models import EngineModels
 from embert.server.supervisor.hangs import HangDetector
 from embert.server.supervisor.planned_model import PlannedModel
 from embert.server.supervisor.restarts import FIRST_STARTS, STABLE_S, Outages
+from embert.server.supervisor.sockets import bind_beside
 from embert.server.supervisor.start_messages import StartMessages
 from embert.server.supervisor.trace_exporter import TraceExporter
 
@@ -56,6 +57,9 @@ PROGRESS_REPORTS = 10  # at most so many log lines about one start, spread over 
 GIVE_UP_GRACE_S = 5.0  # for clients to get their 503
 UNKILLABLE_S = 10.0  # a process blocked in a driver or a file system survives SIGKILL; the supervisor exits without it
 WATCH_INTERVAL_S = 0.5
+# The kernel gives an HTTP process its share of new connections while its socket listens, also while it is dead. One
+# that is back soon finds them waiting; of one that is not, the others get them.
+SHARE_WAIT_S = 3.0
 SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group; the two count as one
 
 
@@ -179,10 +183,12 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         """Start a child, or schedule another try where the system has no descriptors, memory or processes left."""
         inherited = [self._counters.fd, self._memory.fd, *([self._traces.fd] if self._traces is not None else [])]
-        if child.kind == "api":
-            inherited += [sock.fileno() for sock in self.sockets[child.index]]
-            inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
         try:
+            if child.kind == "api":
+                if not self.sockets[child.index]:
+                    self.sockets[child.index] = bind_beside(next(filter(None, self.sockets)))
+                inherited += [sock.fileno() for sock in self.sockets[child.index]]
+                inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
             child.spawn(inherited, self._selector)
         except OSError as error:
             delay_s = child.start_later()
@@ -252,6 +258,7 @@ class Supervisor:
         models.ready(message.model, message.info)
         self._note_ready(child)
         self._hangs.add_limit(child, message.info)
+        self._metrics.hang_limit[child.index].set(child.hang_limit_s)
         self._tell_engine(child)
         if len(self.models) > 1:
             name, info = self.models[message.model].start.name, message.info
@@ -323,12 +330,23 @@ class Supervisor:
                 log.info("%s is still starting after %.0f s: %s", child.name, now - child.started, child.doing)
         if self._traces is not None:
             self._traces.watch()
+        self._withdraw_shares(now)
         if was_stopped:
             self._outages.restart_clocks(now)
         for engine in self._engines:
             if engine.ready and not self._stopping:
                 self._watch_models(engine, now)
         self._watch_outages(now)
+
+    def _withdraw_shares(self, now: float) -> None:
+        """Stop listening for HTTP processes that do not come back, as long as another one works."""
+        for api in self._apis:
+            sockets = self.sockets[api.index]
+            if sockets and now - api.lost_at > SHARE_WAIT_S and any(each.ready for each in self._apis):
+                log.warning("%s is not back after %.0f s; the others take its connections", api.name, SHARE_WAIT_S)
+                for sock in sockets:
+                    sock.close()
+                self.sockets[api.index] = []
 
     def _watch_models(self, engine: Child, now: float) -> None:
         """Give up on models that load for too long, and load those that were left out for long enough."""
@@ -435,9 +453,9 @@ class Supervisor:
             return
         if all(api.process is None for api in self._apis):
             for engine in self._engines:
-                if engine.control is not None and engine.ready:
+                if engine.ready and not engine.draining:
                     engine.send(Drain())
-                    engine.ready = False
+                    engine.draining = True
                 elif engine.process is not None and self._states[engine.index].state != "ready":
                     engine.kill()  # still loading
         if time.monotonic() >= self._kill_at:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import threading
 
@@ -31,6 +32,7 @@ def main() -> None:
         raise SystemExit("embert.server.worker.process is started by `embert serve`")
     name = f"engine-{start.index}"
     configure_logging(name, start.config.log_format, start.config.log_level)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     use_memory(MetricMemory(start.memory_fd), name)
     threading.excepthook = _end_process
     loop = EngineLoop(start)
@@ -45,6 +47,12 @@ def main() -> None:
         log.critical("internal error, this process ends", exc_info=True)
         exit_now(70)
     loop.close()
+
+
+def _on_sigterm(number: int, frame: object) -> None:
+    """Go on: systemd, for one, signals all processes at once, and the HTTP processes need the answers of this one."""
+    del frame
+    log.info("%s: the supervisor ends this process, after the last answer", signal.Signals(number).name)
 
 
 def _loader(start: StartEngine, control: ControlConnection, loop: EngineLoop) -> Loader:

@@ -191,6 +191,20 @@ def _until_it_answers(client: httpx.Client) -> None:
     until(answers, what="an answer")
 
 
+def test_info_before_an_engine_has_the_model() -> None:
+    """What is not known yet is null, and no limit of 0."""
+    with live(*STAND_IN, loading=True) as server, server.client() as client:
+        _until_it_answers(client)
+        before = client.get("/info").json()
+        server.end_loading()
+        server.wait_ready()
+        after = client.get("/info").json()
+    limits = ("max_batch_tokens", "max_queue_tokens", "queue_limit_tokens", "max_concurrent_requests")
+    assert {name: before[name] for name in limits} == dict.fromkeys(limits)
+    assert all(after[name] > 0 for name in limits)
+    assert not [name for name, value in before.items() if value == 0 and value is not False]
+
+
 def test_told_to_stop_while_loading() -> None:
     with live(*STAND_IN, loading=True) as server, server.client() as client:
         _until_it_answers(client)

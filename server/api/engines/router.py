@@ -32,7 +32,9 @@ __all__ = ["Router"]
 
 SWEEP_INTERVAL_S = 0.05
 LOSSES_MAX = 8  # engines lost while they had a request; more are no coincidence
-HEALTH_MAX_AGE_S = 15.0  # an engine that has not finished a forward for this long is not healthy
+HEALTH_MAX_AGE_S = (
+    15.0  # an engine whose last forward that worked ended this long before the next, or now, is not healthy
+)
 
 
 class Router:
@@ -81,14 +83,19 @@ class Router:
 
     def health(self) -> tuple[bool, float | None]:
         """Whether inference works, and the age in seconds of the last forward that did (None: none yet)."""
-        newest = max(
-            (engine.status.last_success for engine in self._engines.values() if engine.ready and engine.status),
-            default=None,
-        )
-        if newest is None:
+        successes = {
+            engine.index: engine.status.last_success
+            for engine in self._engines.values()
+            if engine.ready and engine.status is not None
+        }
+        if not successes:
             return any(admission.ready for admission in self.admissions), None
-        age = time.monotonic() - newest
-        return age <= HEALTH_MAX_AGE_S, age
+        now = time.monotonic()
+        # A forward may take long, of a long text on a CPU. The supervisor ends one that hangs.
+        is_healthy = any(
+            (self._counters.forward_since[index] or now) - last <= HEALTH_MAX_AGE_S for index, last in successes.items()
+        )
+        return is_healthy, now - max(successes.values())
 
     async def encode(
         self,

@@ -42,7 +42,7 @@ function showModel() {
     pooling: embeds && info.model_type.embedding?.pooling,
     "longest text": `${number(info.max_input_length)} tokens, ${info.auto_truncate ? "longer ones are cut" : "longer ones are refused"}`,
     "texts a request": number(info.max_client_batch_size),
-    "batch budget": `${number(info.max_batch_tokens)} tokens`,
+    "batch budget": info.max_batch_tokens && `${number(info.max_batch_tokens)} tokens`,
     encoder: `${info.backend} on ${info.device_name || info.device}, ${info.model_dtype}`,
     version: info.version,
   };

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import select
+import signal
 import socket
 import sys
 import threading
@@ -36,6 +37,7 @@ def main() -> None:
     """`python -m embert.server.observability.tracing.process CONTROL RECORDS`, the descriptors of two sockets."""
     control = socket.socket(fileno=int(sys.argv[1]))
     records = socket.socket(fileno=int(sys.argv[2]))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which all processes may get at once: this one ends last
     start = _read_start(control)
     configure_logging(EXPORTER, start.log_format, start.log_level)
     use_memory(MetricMemory(start.memory_fd), EXPORTER)

@@ -43,12 +43,12 @@ class FakeEngine:
         states = {"ab".index(name): state for name, state in models.items()} or {0: READY}
         return EngineState(self.index, "ready", "", self.endpoint, states)
 
-    async def accept(self, *, greets: bool = True) -> None:
+    async def accept(self, *, greets: bool = True, last_success: float = 0.0) -> None:
         sock, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(self._listener), 5)
         self.disconnect()
         self.channel = Channel(sock)
         if greets:
-            self.channel.send(encode(Results(EngineStatus(self.index, 0.0, 0, [0.0, 0.0]), [])))
+            self.channel.send(encode(Results(EngineStatus(self.index, last_success, 0, [0.0, 0.0]), [])))
 
     def disconnect(self) -> None:
         if self.channel is not None:

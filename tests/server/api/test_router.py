@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from pathlib import Path
 
 import numpy as np
@@ -242,3 +243,34 @@ def test_the_board_says_what_runs() -> None:
     assert counters.running(0) == {1, 2**62}
     assert counters.admitted() == 5
     assert counters.forward_since.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("last_success", "forward_since", "healthy"),
+    [
+        (-1.0, 0.0, True),
+        (-40.0, 0.0, False),
+        (-40.0, -35.0, True),  # a legal forward that takes long
+        (-300.0, -299.0, True),
+        (-300.0, -20.0, False),  # what runs now follows minutes of forwards that failed
+    ],
+)
+def test_health_during_a_long_forward(tmp_path: Path, last_success: float, forward_since: float, healthy: bool) -> None:
+    async def run() -> tuple[bool, float | None]:
+        counters = SharedCounters.create(1, 1)
+        router = Router(models_of("a"), counters, 0)
+        engine = FakeEngine(tmp_path, "engine")
+        router.engine_changed(engine.ready())
+        now = time.monotonic()
+        counters.forward_since[0] = now + forward_since if forward_since else 0.0
+        await engine.accept(last_success=now + last_success)
+        while not router.connected(0):
+            await asyncio.sleep(0.001)
+        found = router.health()
+        await router.close()
+        engine.close()
+        return found
+
+    found, age_s = asyncio.run(run())
+    assert found == healthy
+    assert age_s == pytest.approx(-last_success, abs=2.0)

@@ -126,6 +126,7 @@ def test_zero_from_the_start(at_rest: dict[str, float]) -> None:
     alive = {
         "embert_engine_last_success_timestamp_seconds",
         "embert_engine_busy_ratio",
+        "embert_engine_hang_limit_seconds",
         "embert_queue_limit_tokens",
         "embert_open_connections",
         "embert_connections_limit",

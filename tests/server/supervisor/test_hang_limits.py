@@ -9,6 +9,7 @@ import pytest
 
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import ModelInfo
+from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.supervisor.child import Child
 from embert.server.supervisor.hangs import HangDetector
 
@@ -39,3 +40,16 @@ def test_of_several_models_the_slowest_sets_the_limit() -> None:
     for full_batch_s in (0.001, 0.2, 0.01):
         hangs.add_limit(engine, msgspec.structs.replace(INFO, full_batch_s=full_batch_s))
     assert engine.hang_limit_s == 20
+
+
+def test_a_drain_is_no_hang() -> None:
+    """However long the server has run, and though an engine that frees its memory shows no sign of life."""
+    config, counters = ServeConfig(start_timeout=16.0), SharedCounters.create(1, 1)
+    engine, hangs = Child("engine", 0, started=1000.0, ready=True), HangDetector(config, counters)
+    counters.engine_alive[0] = 2000.0
+    assert hangs.reason(engine, 2001.0) is None
+    assert "no sign of life" in str(hangs.reason(engine, 2100.0))
+    engine.draining = True
+    assert hangs.reason(engine, 2100.0) is None
+    engine.draining = engine.ready = False
+    assert "--start-timeout" in str(hangs.reason(engine, 2100.0))

@@ -11,6 +11,8 @@ import pytest
 
 from embert.engine import load_encoder, load_model
 from embert.engine.errors import BrokenModel
+from embert.server.config import ConfigError
+from embert.server.supervisor.sockets import bind_beside, listen, listen_for_each
 from tests.server.live import EMBERT, ROOT, STAND_IN, environment, live, run_cli
 from tests.server.models import copy_model, edit_json
 
@@ -256,3 +258,16 @@ def test_the_supervisor_has_little_to_import() -> None:
     code = "import sys, embert.server.commands.serve; print([m for m in ('numpy', 'asyncio') if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too() -> None:
+    sockets = listen_for_each("::", 0, 2)
+    port = sockets[0][0].getsockname()[1]
+    more = bind_beside(sockets[0])
+    for address in ("::1", "127.0.0.1"):
+        socket.create_connection((address, port), 5).close()
+    assert more[0].getsockname()[:2] == ("::", port)
+    for sock in (*sockets[0], *sockets[1], *more):
+        sock.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="--port"):
+        listen("::", taken.getsockname()[1])

@@ -35,6 +35,23 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
         assert server.wait() == 0
 
 
+def test_sigterm_to_all_processes_at_once() -> None:
+    """As systemd's default KillMode does: the engine answers what the HTTP processes wait for, and exits after them."""
+    with live(*STAND_IN, "--workers", "2") as server:
+        answers: list[httpx.Response] = []
+        with server.held() as runs:
+            threads = [post(server, [[101, HELD, 102]], answers) for _ in range(3)]
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 9 and runs.exists(), what="requests in flight")
+            for pid in server.pids:
+                os.kill(pid, signal.SIGTERM)
+            until(lambda: "the supervisor ends this process" in server.log, what="the engine's signal")
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert [answer.status_code for answer in answers] == [200] * 3
+        assert server.wait() == 0
+        assert "ERROR" not in server.log
+
+
 def test_drain_timeout_bounds_the_wait() -> None:
     with live(*STAND_IN, "--drain-timeout", "1") as server, server.held():
         answers: list[object] = []
