@@ -47,7 +47,7 @@ class Embert(Rival):
         from embert import engine
 
         model = dataclasses.replace(engine.load_model(str(folder)), max_input_length=MAX_LENGTH)
-        self.engine = engine.Engine.load(model, dtype=dtype)
+        self.engine = engine.Engine.load(model, dtype=dtype, device="cpu")
 
     def prepare(self, texts: Sequence[str]) -> Any:
         """See Rival."""
@@ -66,7 +66,7 @@ class EmbertEncoder(Embert):
         from embert import engine
 
         model = dataclasses.replace(engine.load_model(str(folder)), max_input_length=MAX_LENGTH)
-        self.engine = engine.Engine.load(model, dtype=dtype, max_batch_tokens=1 << 20)
+        self.engine = engine.Engine.load(model, dtype=dtype, device="cpu", max_batch_tokens=1 << 20)
 
     def prepare(self, texts: Sequence[str]) -> Any:
         """See Rival."""

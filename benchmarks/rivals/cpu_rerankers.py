@@ -18,7 +18,7 @@ class Embert(Rival):
         """See Rival."""
         from embert import engine
 
-        self.engine = engine.Engine.load(str(folder), dtype=dtype)
+        self.engine = engine.Engine.load(str(folder), dtype=dtype, device="cpu")
 
     def prepare(self, texts: Sequence[tuple[str, str]]) -> Any:
         """See Rival."""

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cpu/products/panels.h"
 #include "cpu/registers/floats.h"
 #include "cpu/registers/tile.h"
 #include "cpu/room.h"
@@ -48,17 +49,50 @@ const float* turned(const float* row, int position, const Positions& positions, 
   return to;
 }
 
+// 16 rows of 16 floats, of which the first `real` are read and the others are zeros → their transpose. The rows of one
+// head are kilobytes apart: their loads are in flight together, and elements are moved in registers.
+void transpose_square(const float* from, std::ptrdiff_t stride, int real, float* to, std::ptrdiff_t to_stride) {
+  static_assert(kLanes == 16, "four rounds of exchanges");
+  Floats rows[kLanes], moved[kLanes];
+  for (int i = 0; i < kLanes; ++i) rows[i] = i < real ? _mm512_loadu_ps(from + i * stride) : _mm512_setzero_ps();
+  for (int i = 0; i < kLanes; i += 2) {
+    moved[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+    moved[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  const auto pairs = [](Floats low, Floats high, auto upper) {
+    const __m512d a = _mm512_castps_pd(low), b = _mm512_castps_pd(high);
+    return _mm512_castpd_ps(decltype(upper)::value ? _mm512_unpackhi_pd(a, b) : _mm512_unpacklo_pd(a, b));
+  };
+  for (int i = 0; i < kLanes; i += 4) {  // rows[i + j]: column j of each quarter, of rows i … i + 3
+    for (int j = 0; j < 2; ++j) {
+      rows[i + 2 * j] = pairs(moved[i + j], moved[i + j + 2], std::false_type());
+      rows[i + 2 * j + 1] = pairs(moved[i + j], moved[i + j + 2], std::true_type());
+    }
+  }
+  for (int j = 0; j < 4; ++j) {
+    const Floats a = _mm512_shuffle_f32x4(rows[j], rows[j + 4], 0x88), b = _mm512_shuffle_f32x4(rows[j], rows[j + 4], 0xdd);
+    const Floats c = _mm512_shuffle_f32x4(rows[j + 8], rows[j + 12], 0x88);
+    const Floats d = _mm512_shuffle_f32x4(rows[j + 8], rows[j + 12], 0xdd);
+    _mm512_storeu_ps(to + j * to_stride, _mm512_shuffle_f32x4(a, c, 0x88));
+    _mm512_storeu_ps(to + (j + 8) * to_stride, _mm512_shuffle_f32x4(a, c, 0xdd));
+    _mm512_storeu_ps(to + (j + 4) * to_stride, _mm512_shuffle_f32x4(b, d, 0x88));
+    _mm512_storeu_ps(to + (j + 12) * to_stride, _mm512_shuffle_f32x4(b, d, 0xdd));
+  }
+}
+
 // Turned keys first … first + count - 1 → panels [size, 64] side by side, the last one as wide as whole registers need,
-// with zeros after the last key. `row` [size] is room.
-void transpose(const Rows& keys, int first, int count, const Positions& positions, int size, float* row, float* to) {
+// with zeros after the last key. `rows` [16, size] is scratch memory.
+void transpose(const Rows& keys, int first, int count, const Positions& positions, int size, float* rows, float* to) {
   for (; count > 0; first += kTileColumns, count -= kTileColumns) {
     const int some = std::min(kTileColumns, count), wide = rounded_up(some);
-    for (int key = 0; key < some; ++key) {
-      const float* const from = turned(keys(first + key), first + key, positions, size, row);
-      for (int k = 0; k < size; ++k) to[k * wide + key] = from[k];
-    }
-    for (int key = some; key < wide; ++key) {
-      for (int k = 0; k < size; ++k) to[k * wide + key] = 0.0f;
+    for (int key = 0; key < wide; key += kLanes) {
+      const int real = std::min(kLanes, some - key), number = first + key;
+      Rows from{keys(number), keys.stride};
+      if (positions.cosines) {
+        for (int i = 0; i < real; ++i) turned(keys(number + i), number + i, positions, size, rows + i * size);
+        from = {rows, size};
+      }
+      for (int k = 0; k < size; k += kLanes) transpose_square(from(0) + k, from.stride, real, to + k * wide + key, wide);
     }
     to += size * wide;
   }
@@ -157,12 +191,12 @@ void attend_block(const Rows& q, const Rows& k, const Rows& v, const Group& grou
     to = std::max(from, std::min(to, first + count + positions.window));
   }
   const std::size_t keys = to - from, padded = rounded_up(to - from), wide = size;
-  float* const transposed = room<float, Head>((2 * wide + kTileRows) * padded + (1 + kTileRows) * wide);
+  float* const transposed = room<float, Head>((2 * wide + kTileRows) * padded + (kLanes + kTileRows) * wide);
   float* const scores = transposed + wide * padded;
-  float* const row = scores + kTileRows * padded;
-  float* const queries = row + wide;
+  float* const turned_rows = scores + kTileRows * padded;
+  float* const queries = turned_rows + kLanes * wide;
   float* const copied = queries + kTileRows * wide;
-  transpose(k, from, int(keys), positions, size, row, transposed);
+  transpose(k, from, int(keys), positions, size, turned_rows, transposed);
   Rows values{v(from), v.stride};
   if (keys > kFewKeys) {
     for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * wide);
@@ -189,8 +223,9 @@ void attend(const float* qkv, const Group& group, const Positions& positions, in
             int threads) {
   const std::ptrdiff_t hidden = std::ptrdiff_t(heads) * size, stride = 3 * hidden;
   const int queries_of_task = group.length > kLong && positions.window < 0 ? kLongQueries : kQueries;
-  const int blocks = (group.length + queries_of_task - 1) / queries_of_task;
+  const int least = (group.length + queries_of_task - 1) / queries_of_task;
   if (std::int64_t{group.sequences} * group.length * group.length * hidden <= kAlone) threads = 1;
+  const int blocks = balanced_blocks(least, 2 * least, group.sequences * heads, threads);
   Team::shared().run(threads, group.sequences * heads * blocks, [&](int task) {
     const int block = task % blocks, head = task / blocks % heads, sequence = task / blocks / heads;
     const std::ptrdiff_t first = group.start + std::ptrdiff_t(sequence) * group.length, column = head * size;

@@ -79,7 +79,7 @@ def _windows(default: Path, layers: int, rounds: int) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_shape(Path(scratch), default, WINDOWED, layers)
-        encoder = engine.Engine.load(engine.load_model(str(folder)), max_batch_tokens=LONG).encoder
+        encoder = engine.Engine.load(engine.load_model(str(folder)), device="cpu", max_batch_tokens=LONG).encoder
         ids = np.random.default_rng(0).integers(1000, 20000, LONG).astype(np.int32)
         batches = {name: engine.pack(np.split(ids, LONG // each)) for name, each in (("long", LONG), ("short", SHORT))}
         taken: dict[str, list[float]] = {name: [] for name in batches}

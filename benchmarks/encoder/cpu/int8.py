@@ -2,7 +2,8 @@
 
     python -m benchmarks.encoder.cpu.int8 [--workloads query passage 1x16] [--scale 0.25] [--rounds 9]
 
-From token ids, on a BERT model with its real weights. Rivals have their default settings and take turns (turns.py);
+From token ids, on a BERT model with its real weights. All sides have a thread for each core that this process may use
+(`taskset` limits them). Rivals have their default settings otherwise and take turns (turns.py);
 figures are medians over the rounds. ~: too few rounds in which no other process ran. What int8 costs is measured
 first, against embert's float32, over English sentences: the worst cosine, the median, and nearest neighbours kept.
 """
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args(argv)
     from embert import engine
+    from embert.engine.host.cpus import usable_cpus
     from embert.engine.quantization.agreement import agreement_of_rows
 
     model = engine.load_model(options.model)
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ms, quiet = measure(pipes, name, options.rounds)
             rows.append({"workload": name, "texts": len(workloads[name]), "ms": ms, "quiet": quiet})
             print(f"{name}: done", flush=True)
-    print(f"\n{options.texts} English sentences against embert's float32\n")
+    print(f"\n{usable_cpus()} threads each; {options.texts} English sentences against embert's float32\n")
     record.print_table(
         ["", "worst cosine", "median", "ten nearest kept"],
         [[name, f"{a.worst:.5f}", f"{a.median:.5f}", f"{a.neighbours or 0:.1%}"] for name, a in costs.items()],
@@ -85,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     figures = {
         "model": model.model_id,
         "rounds": options.rounds,
+        "threads": usable_cpus(),
         "load_before": load,
         "load_after": os.getloadavg(),
         "costs": {name: asdict(each) for name, each in costs.items()},

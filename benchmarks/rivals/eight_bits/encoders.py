@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ class OnnxRuntime(Rival):
         import onnxruntime
 
         from embert import engine
+        from embert.engine.host.cpus import usable_cpus
 
         self.tokenizer = engine.Tokenizer(engine.load_model(str(folder)))
         with tempfile.TemporaryDirectory() as scratch:
@@ -40,7 +42,10 @@ class OnnxRuntime(Rival):
             write_fused(folder, path)
             if self.int8:
                 write_int8(path, path := Path(scratch, "int8.onnx"))
-            self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            options = onnxruntime.SessionOptions()
+            if usable_cpus() < (os.cpu_count() or 1):  # by default it pins a thread to each core of the machine
+                options.intra_op_num_threads = usable_cpus()
+            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def prepare(self, texts: Sequence[str]) -> Any:
         """See Rival."""

@@ -1,6 +1,8 @@
 // How a product is divided: panels of the weight's columns, blocks of rows, and tiles of both in registers.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/registers/tile.h"
 #include "cpu/team.h"
 
@@ -13,10 +15,28 @@ inline int panels_of(int columns) {
   return (columns + kTileColumns - 1) / kTileColumns;
 }
 
+// How many blocks to divide rows into, of `least` to `most`: those that leave the fewest threads without a task in the
+// last round, where each block is `tasks` tasks.
+inline int balanced_blocks(int least, int most, int tasks, int threads) {
+  int best = least;
+  double best_share = 0;
+  for (int blocks = least; blocks <= most && best_share < 0.97; ++blocks) {
+    const int count = blocks * tasks, rounds = (count + threads - 1) / threads;
+    const double share = double(count) / (rounds * threads);
+    if (share > best_share) {
+      best = blocks;
+      best_share = share;
+    }
+  }
+  return best;
+}
+
 // Calls function(panel, first row, std::integral_constant of its rows) for each tile of a product with `out` columns.
 template <typename Function>
 inline void for_tiles(int rows, int out, int threads, const Function& function) {
-  const int panels = panels_of(out), blocks = (rows + kBlockRows - 1) / kBlockRows;
+  const int panels = panels_of(out), least = (rows + kBlockRows - 1) / kBlockRows;
+  const int most = std::max(least, std::min(4 * least, rows / (2 * kTileRows)));
+  const int blocks = balanced_blocks(least, most, panels, threads);
   Team::shared().run(threads, panels * blocks, [&](int task) {
     const TileRows block = tile_rows(rows, blocks, task / panels);
     const int tiles = (block.count + kTileRows - 1) / kTileRows;

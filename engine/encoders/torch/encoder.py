@@ -26,7 +26,7 @@ from embert.engine.encoders.torch.layer import products_of
 from embert.engine.encoders.torch.pooling import ONE_ROW, one_row_each
 from embert.engine.encoders.torch.products.int8 import check_exact
 from embert.engine.encoders.torch.products.linear import kernel_rows, limit_kernel_caches, row_counts
-from embert.engine.encoders.torch.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Run, cut_into_runs
+from embert.engine.encoders.torch.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Run, cut_into_runs, run_count
 from embert.engine.encoders.torch.threads import allow_threads
 from embert.engine.encoders.torch.transformer import Transformer
 from embert.engine.encoders.unattended import attended_tokens
@@ -55,8 +55,10 @@ MAX_BATCH_TOKENS = 2048
 
 # Threads of torch's loops for a batch of fewer than MIN_RUN_TOKENS tokens: each reads a part of the weights. On two
 # cores of a Xeon one query in flight took 6.9 ms instead of 10.6, and four took 13.5 ms instead of 18.9; beside a
-# process that kept one core busy, 15 ms instead of 9.6. More than two were not measured.
+# process that kept one core busy, 15 ms instead of 9.6.
 FEW_TOKENS_THREADS = 2
+# Our own kernels wake a thread for less, and wait for none that has not woken.
+FEW_TOKENS_THREADS_AVX512 = 16
 
 # Kernels for more rows are made when they are first needed: the caches hold no more (limit_kernel_caches).
 MAX_PREPARED_ROWS = 1024
@@ -150,6 +152,7 @@ class TorchEncoder(Encoder):
             )
             self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], products=self._transformer.products)
         self._embedding = EmbeddingHead(model.folder, model.after_pooling)
+        self._own_kernels = self._transformer.products == "avx512"
         self.choice = PRODUCTS[self._transformer.products]
         if self._transformer.products == "packed" and prepared:
             self._prepare(model.max_input_length)
@@ -193,7 +196,8 @@ class TorchEncoder(Encoder):
 
     def _threads_for(self, tokens: int) -> int:
         """Threads of torch's loops for a batch of one run."""
-        return self._threads if kernel_rows(tokens) >= MIN_RUN_TOKENS else min(FEW_TOKENS_THREADS, self._threads)
+        few = FEW_TOKENS_THREADS_AVX512 if self._own_kernels else FEW_TOKENS_THREADS
+        return self._threads if kernel_rows(tokens) >= MIN_RUN_TOKENS else min(few, self._threads)
 
     def submit(self, batch: PackedBatch) -> _Ticket:
         """Take a batch; its arrays may be reused.
@@ -252,7 +256,7 @@ class TorchEncoder(Encoder):
         del self._transformer, self._heads, self._embedding
 
     def _forward(self, ticket: _Ticket) -> dict[Task, Rows]:
-        runs = list(cut_into_runs(ticket.lengths, ticket.attended, self._threads))
+        runs = self._runs(ticket)
         if len(runs) <= 1:
             allow_threads(self._threads_for(len(ticket.ids)))
             parts = [self._run(ticket, run) for run in runs]
@@ -267,6 +271,16 @@ class TorchEncoder(Encoder):
                 allow_threads(self._threads)
             parts = [one.result() for one in reversed(running)]
         return {task: self._rows(task, parts, ticket) for task in ALL_TASKS if task in ticket.wanted}
+
+    def _runs(self, ticket: _Ticket) -> list[Run]:
+        """A run for each thread, or one for all of them where there are too few sequences for that.
+
+        Only our own kernels divide well what lies between two products, so torch's keep a run for each.
+        """
+        count = run_count(len(ticket.ids), self._threads)
+        if self._own_kernels and 1 < min(count, len(ticket.lengths)) < self._threads:
+            count = 1
+        return list(cut_into_runs(ticket.lengths, ticket.attended, count))
 
     def _rows(self, task: Task, parts: Sequence[Mapping[Task, Rows]], ticket: _Ticket) -> Rows:
         """The rows of the sequences that want a task, in the order submitted, from those of the runs."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from embert.engine.encoders.torch.groups import Group
 
-__all__ = ["MAX_RUN_TOKENS", "MIN_RUN_TOKENS", "Run", "cut_into_runs"]
+__all__ = ["MAX_RUN_TOKENS", "MIN_RUN_TOKENS", "Run", "cut_into_runs", "run_count"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,8 +30,13 @@ class Run:
     groups: list[Group]  # tokens count from the run's first
 
 
-def cut_into_runs(lengths: Ints, attended: Ints | None, threads: int) -> Iterator[Run]:
-    """Cut sequences into runs of about equal tokens, a multiple of `threads` of them where possible.
+def run_count(tokens: int, threads: int) -> int:
+    """How many runs to cut a batch into: a multiple of `threads`, unless runs would be too short."""
+    return max(1, min(threads * -(-tokens // (threads * MAX_RUN_TOKENS)), tokens // MIN_RUN_TOKENS))
+
+
+def cut_into_runs(lengths: Ints, attended: Ints | None, count: int) -> Iterator[Run]:
+    """Cut sequences into at most `count` runs of about equal tokens.
 
     They are sorted by `lengths` [B], and among equal ones by `attended` [B]: the tokens attended to; None: all.
     """
@@ -43,8 +48,6 @@ def cut_into_runs(lengths: Ints, attended: Ints | None, threads: int) -> Iterato
         return
     ends = np.cumsum(lengths)
     total = int(ends[-1])
-    count = threads * -(-total // (threads * MAX_RUN_TOKENS))
-    count = max(1, min(count, total // MIN_RUN_TOKENS))
     # Cut at the ends of sequences that are nearest to even shares of the tokens.
     shares = np.arange(1, count) * total / count
     cuts = np.searchsorted(ends - lengths / 2, shares)
