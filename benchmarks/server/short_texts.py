@@ -1,12 +1,14 @@
 """Builds of embert beside each other: short texts, passages and the HTTP layer alone, in turns, over HTTP.
 
     python -m benchmarks.server.short_texts [--checkout FOLDER ...] [--shapes minilm base] [--rounds 2] [--seconds 4]
+    VLLM=/path/to/vllm TEI=/path/to/text-embeddings-router python -m benchmarks.server.short_texts --rivals vllm tei
     python -m benchmarks.server.short_texts --stub --workers 1 --clients 1 --rows one 404   # without a GPU
 
 Each checkout is a working tree with its extension built, served by its own .venv or by this interpreter. In every
-round, each starts once for each shape. Models have random weights, answers are base64, connections stay open, and the
-load comes from the same machine. CPU is user + system time of all processes of a kind; wake-ups count how often a
-thread gave up its core to wait. Figures are medians over the rounds. Compare within one run only.
+round, each starts once for each shape, and so does each rival (benchmarks/rivals/servers.py). Models have random
+weights, answers are base64, connections stay open, and the load comes from the same machine. CPU is user + system
+time of all processes of a kind; wake-ups count how often a thread gave up its core to wait. Figures are medians over
+the rounds. Compare within one run only.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.lib import random_model, record
@@ -26,6 +30,7 @@ from benchmarks.lib.load_generator import LoadGenerator
 from benchmarks.lib.load_plan import Plan, Request, post
 from benchmarks.lib.running_server import ROOT, RunningServer, embert
 from benchmarks.lib.texts import PASSAGE_TOKENS, Lengths, texts
+from benchmarks.rivals.servers import SERVERS
 from benchmarks.server.measurement import Round, median, run_round
 from embert.engine import load_model
 
@@ -58,10 +63,8 @@ LOADS = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     options = _parser().parse_args(argv)
-    checkouts = [folder.resolve() for folder in options.checkout or [ROOT]]
-    names = {folder: _build(folder) for folder in checkouts}
     loads = [load for load in LOADS if load.row in options.rows]
-    measured: dict[tuple[str, Load, Path], list[Round]] = {}
+    measured: dict[tuple[str, Load, str], list[Round]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="embert-shapes-") as scratch,
         LoadGenerator(options.clients) as generator,
@@ -69,22 +72,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     ):
         small = load_model(None)
         run = _Run(options, generator, single, small.transformer_folder / "tokenizer.json")
+        servers = _servers(options)
         for shape in options.shapes:
             folder = Path(scratch, shape)
             random_model.make(folder, small.transformer_folder, **SHAPES[shape])
             for number in range(options.rounds):
-                for checkout in checkouts if number % 2 == 0 else checkouts[::-1]:
-                    with embert(*run.serve_options(checkout), model=str(folder), checkout=checkout) as server:
+                for name in servers if number % 2 == 0 else list(servers)[::-1]:
+                    with servers[name](folder) as server:
                         for load in loads:
                             figures = run.row(server, load)
-                            measured.setdefault((shape, load, checkout), []).append(figures)
-                            print(f"{names[checkout]}, {shape}: {_line(load, figures)}", file=sys.stderr, flush=True)
-    rows = [(shape, load, names[checkout], median(rounds)) for (shape, load, checkout), rounds in measured.items()]
+                            measured.setdefault((shape, load, name), []).append(figures)
+                            print(f"{name}, {shape}: {_line(load, figures)}", file=sys.stderr, flush=True)
+    rows = [(shape, load, name, median(rounds)) for (shape, load, name), rounds in measured.items()]
     rows.sort(key=lambda row: (options.shapes.index(row[0]), LOADS.index(row[1])))
-    head = ["load", "connections", "build", "requests/s", "texts/s", "p50 ms", "p99 ms"]
+    head = ["load", "connections", "server", "requests/s", "texts/s", "p50 ms", "p99 ms"]
     head += ["engine µs", "HTTP µs", "all µs", "wake-ups", "failed"]
     record.print_table(head, [_cells(*row) for row in rows])
-    figures_ = [{"shape": s, "load": asdict(load), "build": b, "median": asdict(m)} for s, load, b, m in rows]
+    figures_ = [{"shape": s, "load": asdict(load), "server": b, "median": asdict(m)} for s, load, b, m in rows]
     print(f"\nwritten: {record.write('short-texts', figures_, options.output)}")
 
 
@@ -92,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(prog="benchmarks.server.short_texts", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--checkout", type=Path, action="append", help="folder of a build; default: this one")
+    parser.add_argument("--rivals", nargs="+", choices=SERVERS, default=[], help="other servers, in the same turns")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["minilm"])
     parser.add_argument(
         "--rows", nargs="+", choices=list(dict.fromkeys(load.row for load in LOADS)), default=[x.row for x in LOADS]
@@ -113,19 +118,13 @@ class _Run:
         passages = texts(PASSAGE_TOKENS, 64 * 32, tokenizer, seed=1)
         self._texts = {True: passages, False: texts(Lengths(16, 16, 16), 960, tokenizer, seed=3)}
 
-    def serve_options(self, checkout: Path) -> list[str]:
-        options = ["--workers", str(self._options.workers)]
-        if self._options.stub:
-            file, name = next(stub for stub in STUBS if (checkout / stub[0]).exists())
-            options += ["--encoder", f"{file.removesuffix('.py').replace('/', '.')}:{name}"]
-        return options
-
     def row(self, server: RunningServer, load: Load) -> Round:
         """Measure one row; beside others, the figures of rates and CPU are those of both loads together."""
         plan = self._plan(server, load)
         if not load.beside:
             return run_round(self._generator, server, plan)
-        others = replace(plan, requests=self._requests(Load("", "", 1, 32, passages=True)), connections=load.beside)
+        passages = self._requests(server, Load("", "", 1, 32, passages=True))
+        others = replace(plan, requests=passages, connections=load.beside)
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(run_round, self._generator, server, others)
             short = run_round(self._single, server, plan)
@@ -133,20 +132,40 @@ class _Run:
 
     def _plan(self, server: RunningServer, load: Load) -> Plan:
         settle_s, status = max(1.0, load.connections * load.texts / 8192), 404 if load.model else 200
-        requests, window_s = self._requests(load), self._options.seconds
+        requests, window_s = self._requests(server, load), self._options.seconds
         return Plan(server.port, requests, load.connections, max(window_s, settle_s), settle_s, status=status)
 
-    def _requests(self, load: Load) -> tuple[Request, ...]:
+    def _requests(self, server: RunningServer, load: Load) -> tuple[Request, ...]:
         drawn = self._texts[load.passages]
         requests = []
         for first in range(0, len(drawn), load.texts):
             group = drawn[first : first + load.texts]
             body: dict[str, object] = {"input": [text.text for text in group], "encoding_format": "base64"}
-            if load.model:
-                body["model"] = load.model
+            if load.model or server.name != "embert":
+                body["model"] = load.model or "bench"
             tokens = sum(text.tokens for text in group)
-            requests.append(post("/v1/embeddings", body, kind="text", texts=len(group), tokens=tokens))
+            path = "/embeddings" if server.name == "Infinity" else "/v1/embeddings"
+            requests.append(post(path, body, kind="text", texts=len(group), tokens=tokens))
         return tuple(requests)
+
+
+def _servers(options: argparse.Namespace) -> dict[str, Callable[[Path], AbstractContextManager[RunningServer]]]:
+    """What starts each contender with a model folder, by the name that tables show."""
+    servers: dict[str, Callable[[Path], AbstractContextManager[RunningServer]]] = {}
+    for checkout in [folder.resolve() for folder in options.checkout or [ROOT]]:
+        serve_options = ["--workers", str(options.workers)]
+        if options.stub:
+            file, name = next(stub for stub in STUBS if (checkout / stub[0]).exists())
+            serve_options += ["--encoder", f"{file.removesuffix('.py').replace('/', '.')}:{name}"]
+        build = _build(checkout)
+        servers[f"{build} in {checkout.name}" if build in servers else build] = partial(
+            _embert, serve_options, checkout
+        )
+    return servers | {name: SERVERS[name] for name in options.rivals}
+
+
+def _embert(serve_options: Sequence[str], checkout: Path, folder: Path) -> AbstractContextManager[RunningServer]:
+    return embert(*serve_options, model=str(folder), checkout=checkout)
 
 
 def _build(folder: Path) -> str:
@@ -162,13 +181,13 @@ def _line(load: Load, figures: Round) -> str:
     return f"{load.name}, {load.connections} connections: {rate}, limit: {figures.limit}"
 
 
-def _cells(shape: str, load: Load, build: str, figures: Round) -> list[str]:
+def _cells(shape: str, load: Load, server: str, figures: Round) -> list[str]:
     numbers = [figures.p50_ms["text"], figures.p99_ms["text"]]
     cpu, wakeups = figures.cpu_us, sum(figures.wakeups.values())
     return [
         f"{shape}: {load.name}",
         str(load.connections),
-        build,
+        server,
         f"{figures.requests_per_s:,.0f}",
         f"{figures.texts_per_s:,.0f}",
         *(f"{number:.2f}" for number in numbers),
