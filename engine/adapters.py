@@ -17,6 +17,7 @@ from embert.engine.architecture.architecture import Adapters
 from embert.engine.architecture.tensor_names import TABLES, Spelling, TensorNames
 from embert.engine.errors import BrokenModel
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
+from embert.engine.lora import ADAPTER_WEIGHTS, PEFT_PREFIX
 
 __all__ = ["LowRank", "PeftFiles", "beside_weight"]
 
@@ -25,8 +26,6 @@ Floats = npt.NDArray[np.float32]
 ORIGINAL = ".original"  # what torch puts after the name of a weight to which a module of its own adds
 # Of a weight at a time: they stay in the cache, and so small a product is no work for numpy's threads.
 MERGED_ELEMENTS = 1 << 16
-PEFT_FILE = "adapter_model.safetensors"
-PEFT_PREFIX = "base_model.model."
 
 
 class LowRank(NamedTuple):
@@ -83,7 +82,7 @@ class PeftFiles:
     def __init__(self, folder: Path, tensors: TensorNames, adapters: Adapters) -> None:
         """`folder` holds the adapters' folders. Raises BrokenModel."""
         self._names, self._rank = tensors, adapters.rank
-        self._files = [SafetensorsFile(folder / each / PEFT_FILE) for each in adapters.folders]
+        self._files = [SafetensorsFile(folder / each / ADAPTER_WEIGHTS) for each in adapters.folders]
         self._unused = [{*file.names} for file in self._files]
 
     def low_rank(self, name: str, shape: tuple[int, ...]) -> LowRank | None:

@@ -7,20 +7,42 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embert.engine.architecture.tensor_names import TensorNames, spellings_of
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.files.keys import check_keys
 
-__all__ = ["ADAPTER_WEIGHTS", "Lora", "read_lora"]
+__all__ = [
+    "ADAPTER_WEIGHTS",
+    "BIAS",
+    "LINEAR_A",
+    "LINEAR_B",
+    "PEFT_PREFIX",
+    "TABLE_A",
+    "TABLE_B",
+    "Lora",
+    "Placed",
+    "placed",
+    "read_lora",
+]
 
 NAME = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+# In the file of weights: before a module's name, and after it A and B, and B's bias.
+PEFT_PREFIX = "base_model.model."
+LINEAR = LINEAR_A, LINEAR_B = ".lora_A.weight", ".lora_B.weight"
+TABLE = TABLE_A, TABLE_B = ".lora_embedding_A", ".lora_embedding_B"
+BIAS = ".lora_B.bias"
+# Between the name of a module and those of its tensors: its own where it has an adapter, those that are stored whole,
+# and those that these replace.
+BASE_LAYER, SAVED, ORIGINAL = ".base_layer", ".modules_to_save", ".original_module"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +183,58 @@ def _numbers(path: Path, fields: Mapping[str, Any], name: str, *, whole: bool = 
     if not isinstance(value, dict):
         raise BrokenModel(f"{path}: {name} must be an object, found {value!r}")
     return {pattern: _number(path, f"{name}.{pattern}", each, whole=whole) for pattern, each in value.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What the tensors of an adapter's file change, by the names under which the base stores its own."""
+
+    # The base's tensor → the module in the file whose A and B, or B's bias, add to it.
+    linear: dict[str, str] = field(default_factory=dict)
+    tables: dict[str, str] = field(default_factory=dict)
+    biases: dict[str, str] = field(default_factory=dict)
+    replaced: dict[str, str] = field(default_factory=dict)  # the base's tensor → the file's
+    unused: list[str] = field(default_factory=list)  # the file's tensors of modules that the base does not have
+
+
+def placed(lora: Lora, names: Iterable[str], tensors: TensorNames, stored: Collection[str]) -> Placed:
+    """Find the place of each tensor of the adapter's file: `names`. `stored` are the names of the base's tensors.
+
+    `tensors` say which of them are layers'. Raises BrokenModel for a tensor of a module that `lora` does not name, or
+    that the base does not have although it is in a layer or the decoder.
+    """
+    found = Placed()
+    prefixes = tuple(dict.fromkeys(prefix for scheme in tensors.schemes for prefix in scheme.prefixes))
+    for name in names:
+        own = name.removeprefix(PEFT_PREFIX)
+        if ORIGINAL in own:
+            continue
+        ending = next((each for each in (*LINEAR, *TABLE, BIAS) if own.endswith(each)), "")
+        module = own.removesuffix(ending)
+        if ending and not lora.adapts(module):
+            raise BrokenModel(f"{lora.weights} has a tensor {name}, and {lora.path} adapts no {module}")
+        changed = own.replace(BASE_LAYER, "").replace(SAVED, "")
+        if ending:
+            changed = f"{module}.{'bias' if ending == BIAS else 'weight'}"
+        in_base = _in_base(changed, prefixes, stored)
+        if in_base is None:
+            decoder = tensors.masked_lm is not None and own.startswith(f"{tensors.masked_lm.decoder}.")
+            if decoder or tensors.layer_of(own) is not None:
+                raise BrokenModel(f"{lora.weights} has a tensor {name}, which belongs to no weight of the base model")
+            found.unused.append(name)
+        elif ending:
+            kind = found.biases if ending == BIAS else found.tables if ending in TABLE else found.linear
+            kind[in_base] = name.removesuffix(ending)
+        else:
+            found.replaced[in_base] = name
+    return found
+
+
+def _in_base(name: str, prefixes: tuple[str, ...], stored: Collection[str]) -> str | None:
+    """The base's name of a tensor that the adapter names, with or without the base's prefix."""
+    bare = next((name.removeprefix(each) for each in prefixes if name.startswith(each)), name)
+    for each in dict.fromkeys((name, bare, *(prefix + bare for prefix in prefixes))):
+        for spelling in spellings_of(each):
+            if spelling in stored:
+                return spelling
+    return None

@@ -16,11 +16,13 @@ from embert.engine.files.keys import check_keys
 from embert.engine.heads.checkpoints.bge_m3 import CONVERT
 from embert.engine.heads.checkpoints.classifier import read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.heads import read_vector_heads
+from embert.engine.heads.checkpoints.stored import stored_in, stored_tensors
+from embert.engine.heads.checkpoints.unused import named_groups, unused_tensors
 from embert.engine.heads.dense import Module, width_after
 from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, modes_of
-from embert.engine.lora import Lora, read_lora
+from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
 from embert.engine.prompts import prompts_with_adapters, read_prompts
 from embert.engine.tasks import NO_TASK, Task
 
@@ -137,7 +139,9 @@ def load_model(
         if embeds:
             notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
     elif modules.pooling is None and embeds:
-        notices.append("no pooling configuration found, using mean")
+        named = _architectures(weights)
+        of = "" if not named or named.endswith("Model") else f"; architectures of config.json: {named}"
+        notices.append(f"no pooling configuration found, using mean{of}")
     if found.pickled:
         notices.append(_pickled(folder, found.pickled))
     pooling_mode = "mean" if classifier is None else "cls"
@@ -153,6 +157,8 @@ def load_model(
         # length of whatever it encoded last.
         multi_vector = multi_vector.within(max_input_length)
         max_input_length = min(architecture.max_positions, multi_vector.longest)
+    heads = Heads(classifier, found.sparse, multi_vector)
+    notices += _unused(weights, architecture, heads, lora, pooling_mode if embeds else "")
     return Model(
         model_id=model_id or location.model_id,
         folder=folder,
@@ -168,7 +174,7 @@ def load_model(
         lowercase=modules.transformer_module.lowercase,
         transformer=modules.transformer,
         notices=tuple(notices),
-        heads=Heads(classifier, found.sparse, multi_vector),
+        heads=heads,
         lora=lora,
         base=base,
         include_prompt=modules.include_prompt,
@@ -194,6 +200,34 @@ def _most_weights(library: Path, fields: Mapping[str, Any]) -> int | None:
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise BrokenModel(f"{library}: max_active_dims must be a positive int, found {most!r}")
     return most
+
+
+def _architectures(folder: Path) -> str:
+    """What the config.json of a folder calls the model's classes."""
+    stated = read_object(folder / "config.json").get("architectures")
+    return ", ".join(map(str, stated)) if isinstance(stated, list) else ""
+
+
+def _unused(weights: Path, architecture: Architecture, heads: Heads, lora: Lora | None, pooling: str) -> list[str]:
+    """A sentence where nothing reads some of the stored tensors, which belong to a head that is not served.
+
+    `pooling` is how the model embeds, if it does. Raises BrokenModel for files that cannot be read.
+    """
+    stored, notices = stored_tensors(weights), []
+    unused = unused_tensors(stored, architecture, heads)
+    if unused:
+        named = _architectures(weights) or "none"
+        served = f"; embeddings are pooled by {pooling}" if pooling else ""
+        notices.append(
+            f"{stored.path} has tensors that nothing uses: {named_groups(unused, architecture)}; architectures of "
+            f"config.json: {named}{served}"
+        )
+    if lora is not None:
+        own = placed(lora, stored_in(lora.weights).shapes, architecture.tensors, stored.shapes).unused
+        bare = [name.removeprefix(PEFT_PREFIX) for name in own]
+        if bare:
+            notices.append(f"{lora.weights} has tensors that nothing uses: {named_groups(bare, architecture)}")
+    return notices
 
 
 def _base(lora: Lora, progress: bool) -> Path:

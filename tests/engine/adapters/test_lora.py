@@ -117,6 +117,9 @@ def test_what_an_adapter_stores_whole(build_bert: BuildBert, tmp_path: Path, sto
     whole = {f"{norm}.weight": 1 + draw(HIDDEN), f"{norm}.bias": draw(HIDDEN), f"{DENSE}.bias": draw(INNER)}
     weights |= whole
     tensors |= {prefix + name: tensor for name, tensor in whole.items()}
+    # With both kinds PEFT stores the same bias again, and the base's.
+    tensors[f"{prefix}{norm}.modules_to_save.bias"] = whole[f"{norm}.bias"].clone()
+    tensors[f"{prefix}{norm}.original_module.bias"] = draw(HIDDEN)
     weights[f"{QUERY}.bias"] = draw(HIDDEN)
     tensors[f"{prefix}{QUERY}.base_layer.bias"] = weights[f"{QUERY}.bias"]
     tensors[f"{prefix}{VALUE}.lora_B.bias"] = draw(HIDDEN)

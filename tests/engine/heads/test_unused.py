@@ -1,0 +1,93 @@
+"""Checkpoints with a head that is not served: the start-up log names its tensors and the model's class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from embert import engine
+from embert.engine.tasks import Task
+from tests.engine.conftest import HuggingFace, random_sequences, small_tokenizer, write_modules
+
+SHAPE = {
+    "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
+    "max_position_embeddings": 66,
+}  # fmt: skip
+
+
+def save(folder: Path, name: str) -> Path:
+    """A model of this class of transformers with random weights."""
+    family = name.partition("For")[0].removesuffix("Model")
+    torch.manual_seed(0)
+    model: Any = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**SHAPE, initializer_range=0.3))
+    model.save_pretrained(folder)
+    small_tokenizer(64).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("BertForTokenClassification", "classifier (2)"),
+        ("BertForMaskedLM", "cls ("),
+        ("BertForPreTraining", "cls ("),
+        ("RobertaForQuestionAnswering", "qa_outputs (2)"),
+        ("RobertaForMaskedLM", "lm_head ("),
+        ("ElectraForPreTraining", "discriminator_predictions (4)"),
+        ("ElectraForTokenClassification", "classifier (2)"),
+    ],
+)
+def test_a_head_that_is_not_served(tmp_path: Path, name: str, group: str) -> None:
+    model = engine.load_model(str(save(tmp_path, name)))
+    assert model.tasks == Task.EMBED | Task.TOKENS
+    pooling, unused = model.notices
+    assert pooling.endswith(f"architectures of config.json: {name}")
+    assert f"has tensors that nothing uses: {group}" in unused or f", {group}" in unused
+    assert name in unused
+    assert "pooled by mean" in unused
+    (ids,) = random_sequences([9], 64)
+    found = engine.load_encoder(model, device="cpu").encode(engine.pack([ids]))[0]
+    wanted = HuggingFace(tmp_path).pooled(ids, "mean")
+    assert found @ wanted >= (1 - 1e-6) * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [
+        ("BertModel", None),
+        ("RobertaModel", None),
+        ("BertForSequenceClassification", None),
+        ("BertForMaskedLM", "splade"),
+    ],
+)
+def test_a_head_that_is_served_is_no_warning(tmp_path: Path, name: str, pooling: str | None) -> None:
+    notices = engine.load_model(str(save(tmp_path, name)), pooling=pooling).notices
+    assert not any("nothing uses" in notice or "architectures" in notice for notice in notices)
+
+
+def test_a_classifier_that_embeds(tmp_path: Path) -> None:
+    folder = save(tmp_path, "BertForSequenceClassification")
+    write_modules(folder)
+    (notice,) = engine.load_model(str(folder)).notices
+    assert "nothing uses: classifier (2)" in notice
+    assert "BertForSequenceClassification" in notice
+
+
+def test_many_unused_tensors_are_a_short_message(tmp_path: Path) -> None:
+    folder = save(tmp_path, "BertModel")
+    write_modules(folder)
+    weights = load_file(folder / "model.safetensors")
+    weights |= {f"vision.layer.{i}.weight": torch.zeros(1) for i in range(500)}
+    weights |= {f"part{i}_{'x' * 500}.weight": torch.zeros(1) for i in range(40)}
+    weights |= {"bert.other.weight": torch.zeros(1), "embeddings.position_ids": torch.zeros(1, 66)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (notice,) = engine.load_model(str(folder)).notices
+    assert "nothing uses: vision (500), " in notice
+    assert " and 34 more; " in notice
+    assert len(notice) < 1200
