@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -39,17 +39,25 @@ from embert.server.api.routes import (
 from embert.server.api.task_endpoint import TaskEndpoint
 from embert.server.http.auth import AuthMiddleware, Keys
 from embert.server.http.cors import with_cors
+from embert.server.http.direct import DirectRoutes
 from embert.server.http.errors import Dialects, Invalid, NotFound, ServerError, error_body
 from embert.server.http.request_metrics import RequestMetricsMiddleware
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.tracing.request_trace import RequestTracer
 
-__all__ = ["create_app"]
+__all__ = ["App", "create_app"]
+
+
+class App(NamedTuple):
+    """What answers HTTP."""
+
+    asgi: ASGIApp
+    direct: DirectRoutes  # the short way to some of it
 
 
 def create_app(
     services: Services, keys: Keys, access_log: AccessLog | None = None, tracer: RequestTracer | None = None
-) -> ASGIApp:
+) -> App:
     """Everything that answers HTTP. `tracer`: None without traces.
 
     Raises ConfigError where two models would answer at one path.
@@ -83,7 +91,7 @@ def create_app(
     hot |= {path: _endpoint(services, place.row, place.service, place.name) for path, place in below.items()}
     probes = keyless_paths(("probes",), services.by_name)
     guarded = AuthMiddleware(app, hot, keys, probes, dialects, services.metrics)
-    return RequestMetricsMiddleware(
+    observer = RequestMetricsMiddleware(
         with_cors(guarded, services.config, dialects),
         labels,
         METRIC_TASKS,
@@ -92,6 +100,8 @@ def create_app(
         access_log,
         tracer,
     )
+    cors = bool(services.config.cors_allow_origin)
+    return App(observer, DirectRoutes(hot, observer, keys, dialects, cors=cors))
 
 
 def _endpoint(

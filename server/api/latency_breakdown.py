@@ -9,6 +9,12 @@ from embert.server.api.engines.pending import Answer
 
 __all__ = ["LatencyBreakdown"]
 
+_HEAD = (
+    b"x-compute-type: %b\r\nx-compute-time: %d\r\nx-compute-characters: %d\r\nx-compute-tokens: %d\r\n"
+    b"x-total-time: %d\r\nx-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
+    b"server-timing: tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d\r\n"
+)
+
 
 @dataclass(slots=True)
 class LatencyBreakdown:
@@ -48,28 +54,27 @@ class LatencyBreakdown:
         self.tokens += part.tokens
         self.answered = max(self.answered or 0.0, part.answered or 0.0) or None
 
-    def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
-        """TEI's headers in whole milliseconds, Server-Timing in fractions; both of the same whole microseconds."""
-        total_us = round((time.perf_counter() - self.started) * 1e6)
+    def head(self, compute_type: bytes) -> bytes:
+        """Header lines: TEI's in whole milliseconds, Server-Timing in fractions; both of the same whole microseconds."""
         tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
-        inference_us = round(self.inference_s * 1e6)
-        return [
-            (b"x-compute-type", compute_type),
-            (b"x-compute-time", b"%d" % ((tokenize_us + inference_us) // 1000)),
-            (b"x-compute-characters", b"%d" % self.characters),
-            (b"x-compute-tokens", b"%d" % self.tokens),
-            (b"x-total-time", b"%d" % (total_us // 1000)),
-            (b"x-tokenization-time", b"%d" % (tokenize_us // 1000)),
-            (b"x-queue-time", b"%d" % (queue_us // 1000)),
-            (b"x-inference-time", b"%d" % (inference_us // 1000)),
-            (
-                b"server-timing",
-                b"tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d"
-                % (
-                    *divmod(tokenize_us, 1000),
-                    *divmod(queue_us, 1000),
-                    *divmod(inference_us, 1000),
-                    *divmod(total_us, 1000),
-                ),
-            ),
-        ]
+        inference_us, total_us = round(self.inference_s * 1e6), round((time.perf_counter() - self.started) * 1e6)
+        tokenize_ms, queue_ms = tokenize_us // 1000, queue_us // 1000
+        inference_ms, total_ms = inference_us // 1000, total_us // 1000
+        return _HEAD % (
+            compute_type,
+            (tokenize_us + inference_us) // 1000,
+            self.characters,
+            self.tokens,
+            total_ms,
+            tokenize_ms,
+            queue_ms,
+            inference_ms,
+            tokenize_ms,
+            tokenize_us - 1000 * tokenize_ms,
+            queue_ms,
+            queue_us - 1000 * queue_ms,
+            inference_ms,
+            inference_us - 1000 * inference_ms,
+            total_ms,
+            total_us - 1000 * total_ms,
+        )

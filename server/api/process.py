@@ -121,14 +121,15 @@ async def _serve(
         if access_log is not None:
             access_log.note(RequestRecord(route, b"-", status=status), 0.0, client)
 
-    protocol = bounded_protocol(config.header_limit, connections, count_refused, dialects_by_path())
+    bounds = config.header_limit, connections, count_refused, dialects_by_path()
+    protocol = bounded_protocol(*bounds, app.direct)
     served: Callable[..., asyncio.Protocol] = protocol
     if tls is not None:
         served = with_tls(protocol, tls, connections)
-    servers = [_Server(_uvicorn_config(app, served))]
+    servers = [_Server(_uvicorn_config(app.asgi, served))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:
-        servers.append(_Server(_uvicorn_config(_MetricsApp(services.scrapes), protocol)))
+        servers.append(_Server(_uvicorn_config(_MetricsApp(services.scrapes), bounded_protocol(*bounds))))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     running = [
         keep_running(_write_metrics(services, counters, start.worker, tracer)),

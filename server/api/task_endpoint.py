@@ -1,4 +1,4 @@
-"""Plain ASGI around a task's handler: options and body in, answer or error out. Half the cost of a FastAPI endpoint."""
+"""A task's handler as an endpoint: options and body in, answer or error out. Half the cost of FastAPI's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from starlette.types import Receive, Scope, Send
 
 from embert.server.api.models.choice import ModelChoice
 from embert.server.api.request_context import Handler, RequestContext
-from embert.server.http.errors import Dialect, ServerError, send_error
+from embert.server.http.errors import Dialect, Reply, ServerError, error_reply, send_reply
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
 
 __all__ = ["TaskEndpoint"]
 
 
 class TaskEndpoint:
-    """The ASGI app of one task's route."""
+    """Of one task's route; also its ASGI app."""
 
     def __init__(self, choice: ModelChoice, handler: Handler, dialect: Dialect) -> None:
         """`choice` says which model answers; the handler may need more of it than the route does."""
@@ -26,6 +26,10 @@ class TaskEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
+        await send_reply(send, await self.reply(scope, receive))
+
+    async def reply(self, scope: Scope, receive: Receive, body: bytes | None = None) -> Reply:
+        """The answer to a request; `body` None: it is still to be read."""
         record: RequestRecord = scope[SCOPE_KEY]
         record.model = self._model
         try:
@@ -34,16 +38,16 @@ class TaskEndpoint:
             context = RequestContext(self._choice, scope, receive)
             record.parts = context.breakdown
             record.priority = context.options.priority
-            await context.read_body()
-            content_type, body = await self._handler(context)
+            if body is None:
+                await context.read_body()
+            else:
+                context.take_body(body)
+            content_type, answer = await self._handler(context)
         except ServerError as error:
             if error.reject_reason is not None:
                 self._metrics.rejected[error.reject_reason].inc()
-            await send_error(send, error, self._dialect)
-            return
+            return error_reply(error, self._dialect)
         context.breakdown.encoded()
         if context.trace is not None and context.breakdown.answered is not None:
             context.trace.stage("encode", context.breakdown.answered, time.perf_counter())
-        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *context.answer_headers]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        return Reply(200, context.head(content_type, len(answer)), answer)

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import orjson
 from starlette.types import Send
@@ -31,6 +32,7 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "PayloadTooLarge",
+    "Reply",
     "RequestTimeout",
     "ServerError",
     "TaskMissing",
@@ -38,7 +40,9 @@ __all__ = [
     "Unavailable",
     "UnsupportedEncoding",
     "error_body",
+    "error_reply",
     "send_error",
+    "send_reply",
     "status_of",
 ]
 
@@ -211,19 +215,40 @@ def status_of(error: ServerError, dialect: Dialect) -> int:
     return 400 if isinstance(error, TaskMissing) and dialect is not Dialect.TEI else error.status
 
 
-async def send_error(send: Send, error: ServerError, dialect: Dialect) -> None:
-    """Answer with an error."""
+class Reply(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    head: bytes  # lines `name: value` with CRLF, names in lower case, Content-Length among them
+    body: bytes
+    reason: str = ""  # of an error, for traces
+    outcome: str = ""  # of an error, for metrics
+
+
+def error_reply(error: ServerError, dialect: Dialect) -> Reply:
+    """An error, as an answer."""
     body = error_body(error, dialect)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
     if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        head += b"retry-after: %d\r\n" % error.retry_after_s
     if error.status == 408:
-        headers.append((b"connection", b"close"))  # the rest may still come
+        head += b"connection: close\r\n"  # the rest may still come
     if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+        head += b"www-authenticate: Bearer\r\n"
     if error.status == 415:
-        headers.append((b"accept-encoding", b"identity"))
-    begin = {"type": "http.response.start", "status": status_of(error, dialect), "headers": headers}
+        head += b"accept-encoding: identity\r\n"
+    return Reply(status_of(error, dialect), head, body, error.message, error.outcome)
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Answer by ASGI."""
+    headers = [tuple(line.split(b": ", 1)) for line in reply.head.split(b"\r\n")[:-1]]
+    begin = {"type": "http.response.start", "status": reply.status, "headers": headers}
     # The last two are for traces and metrics; servers ignore them.
-    await send({**begin, "reason": error.message, "outcome": error.outcome})
-    await send({"type": "http.response.body", "body": body})
+    await send({**begin, "reason": reply.reason, "outcome": reply.outcome})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+async def send_error(send: Send, error: ServerError, dialect: Dialect) -> None:
+    """Answer with an error, by ASGI."""
+    await send_reply(send, error_reply(error, dialect))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import http
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from embert.server.http.request_head import check_headers, split_target, without
 __all__ = ["bounded_protocol"]
 
 Count = Callable[[str, int, "tuple[str, int] | None"], None]
+Direct = Callable[[BoundedCycle], "Coroutine[None, None, None] | None"]
 IDLE_TIMEOUT_S = 75.0  # without a request, whatever else comes
 HEAD_TIMEOUT_S = 20.0  # from a head's first byte to its last
 SURPLUS_S = 3.0  # that a connection above the limit may last, whatever it sends
@@ -40,13 +41,19 @@ _PIECE = 16_384  # bytes parsed at a time: the most that is parsed of pipelined 
 
 
 def bounded_protocol(
-    header_limit: int, connections: Connections, count: Count, dialects: Dialects
+    header_limit: int,
+    connections: Connections,
+    count: Count,
+    dialects: Dialects,
+    direct: Direct = lambda _: None,
 ) -> type[asyncio.Protocol]:
     """The class that uvicorn instantiates for every connection.
 
-    `count` is told route, status and client of answers that no app gives.
+    `count` is told route, status and client of answers that no app gives. `direct` gives what answers a request whose
+    body came with its head, by `BoundedCycle.reply`; None where only the app can.
     """
-    return type("Protocol", (_BoundedProtocol,), {"bounds": _Bounds(header_limit, connections, count, dialects)})
+    bounds = _Bounds(header_limit, connections, count, dialects, direct)
+    return type("Protocol", (_BoundedProtocol,), {"bounds": bounds})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class _Bounds:
     connections: Connections
     count: Count
     dialects: Dialects
+    direct: Direct
 
 
 class _BoundedProtocol(HttpToolsProtocol):
@@ -72,6 +80,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._progressed = False  # the piece being parsed has completed something
         self._idle_bytes = 0  # in whole pieces that completed nothing: of a head, or around chunks
         self._answering: BoundedCycle | None = None
+        self._unstarted: BoundedCycle | None = None  # answered once the data at hand is parsed: its body may be in it
         self._refusal: ServerError | None = None  # to be answered once the requests before it are
         self._ignores_input = False
         self._surplus = False  # above the limit of connections
@@ -136,6 +145,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         elif not self._ignores_input:
             self._unparsed = self._unparsed + data if self._unparsed else data
             self._parse()
+            if self._unstarted is not None:
+                self._start(self._unstarted)
             self._update_timers()
 
     def _parse(self) -> None:
@@ -216,12 +227,20 @@ class _BoundedProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         if self._answering is None:
-            self._answer(self.cycle)
+            self._answering = self._unstarted = self.cycle
         else:
             self.pipeline.appendleft((self.cycle, self.app))
 
-    def _answer(self, cycle: BoundedCycle) -> None:
-        self._answering = cycle
+    def _start(self, cycle: BoundedCycle) -> None:
+        """Answer a request: directly where it is complete and nothing else is to be considered, else by the app."""
+        self._unstarted = None
+        if not (cycle.more_body or cycle.broken or self._surplus or self.flow.write_paused):
+            work = self.bounds.direct(cycle)
+            if work is not None:
+                task = self.loop.create_task(work)
+                task.add_done_callback(self.tasks.discard)
+                self.tasks.add(task)
+                return
         self._start_asgi_task(cycle, self.app)
 
     def on_body(self, body: bytes) -> None:
@@ -254,9 +273,11 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._linger_and_close()
         else:
             if self.pipeline:
-                self._answer(self.pipeline.pop()[0])  # type: ignore[arg-type]
+                self._answering = self._unstarted = self.pipeline.pop()[0]  # type: ignore[assignment]
             self.flow.resume_reading()
             self._parse()
+            if self._unstarted is not None:
+                self._start(self._unstarted)
             self._update_timers()
 
     def _too_large(self) -> ServerError:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from embert.server.http.errors import ServerError
+from embert.server.http.errors import Reply, ServerError
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 
 __all__ = ["BoundedCycle", "HoldableFlow"]
+
+_JOINED_BYTES = 1 << 18  # a longer body is written beside its head, which saves a copy
 
 
 class HoldableFlow(FlowControl):
@@ -51,6 +53,27 @@ class BoundedCycle(RequestResponseCycle):
         if self.broken is not None and not self.disconnected and not self.response_complete:
             raise self.broken
         return message
+
+    def take_body(self) -> bytes:
+        """The whole body, of a request that is complete."""
+        body, self.body = bytes(self.body), bytearray()
+        return body
+
+    def reply(self, reply: Reply, request_id: bytes) -> None:
+        """Answer in one write, without ASGI. Does nothing where the client has left."""
+        if self.disconnected:
+            return
+        close = b"" if self.keep_alive else b"connection: close\r\n"
+        head = b"%b%bx-request-id: %b\r\n%b\r\n" % (STATUS_LINE[reply.status], reply.head, request_id, close)
+        self.response_started = self.response_complete = True
+        self.closes, self.keep_alive = not self.keep_alive, True
+        if len(reply.body) < _JOINED_BYTES:
+            self.transport.write(head + reply.body)
+        else:
+            self.transport.write(head)
+            self.transport.write(reply.body)
+        self.message_event.set()
+        self.on_response()
 
     async def send(self, message: ASGISendEvent) -> None:
         """ASGI's."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import random
 import re
 import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,9 +20,9 @@ from embert.server.http.errors import Dialects, ServerError, send_error
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.request_record import BULK, CLIENT_LEFT, INTERACTIVE, SCOPE_KEY, RequestRecord
-from embert.server.observability.tracing.request_trace import RequestTracer
+from embert.server.observability.tracing.request_trace import RequestTrace, RequestTracer
 
-__all__ = ["RequestMetricsMiddleware", "ids_of"]
+__all__ = ["ObservedRequest", "RequestMetricsMiddleware", "ids_of"]
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +56,8 @@ class RequestMetricsMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
-        route = self._labels[scope["path"]]
-        request_id, trace_id = ids_of(scope["headers"])
-        asks = scope["method"] == "POST" and route in self._tasks
-        record = scope[SCOPE_KEY] = RequestRecord(route, request_id, trace_id, INTERACTIVE if asks else "")
-        trace = None if self._tracer is None else self._tracer.begin(scope, route, started, called=bool(trace_id))
-        if trace is not None:
-            record.trace_id = trace.trace_id.hex().encode()  # exemplars and the access log name the spans' trace
+        observed = self.begin(scope)
+        record, trace = observed.record, observed.trace
 
         async def send_noting(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -71,33 +66,63 @@ class RequestMetricsMiddleware:
                     record.outcome = message.get("outcome", "")
                 if trace is not None:
                     trace.reason = message.get("reason", "")
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [*message["headers"], (b"x-request-id", record.id)]
             await send(message)
 
         if scope["method"] == "HEAD":  # a GET whose body uvicorn leaves out; it goes by its own scope
             scope = {**scope, "method": "GET"}
-        metrics = self._metrics
-        metrics.requests_in_flight += 1
         try:
             await self._app(scope, receive, send_noting)
         except asyncio.CancelledError:
             record.status, record.outcome = CLIENT_LEFT, ""
         except Exception as error:  # noqa: BLE001 - a bug of ours: the client still gets an answer
-            _log_bug(error, request_id, route)
-            if trace is not None:
-                trace.exception = type(error).__name__
+            answer = observed.bug(error)
             if not record.status:
-                answer = ServerError("internal error; the log has more")
                 await send_error(send_noting, answer, self._dialects[scope["path"]])
         finally:
-            metrics.requests_in_flight -= 1
-            ended = time.perf_counter()
-            metrics.observe(record, ended - started)
-            if self._access_log is not None:
-                self._access_log.note(record, ended - started, scope.get("client"))
-            if trace is not None:
-                trace.model, trace.bulk = record.model, record.priority == BULK
-                trace.end(record.status, request_id, ended)
+            self.end(observed)
+
+    def begin(self, scope: Scope) -> ObservedRequest:
+        """Note that a request begins, and put its record into its scope."""
+        started = time.perf_counter()
+        route = self._labels[scope["path"]]
+        request_id, trace_id = ids_of(scope["headers"])
+        asks = scope["method"] == "POST" and route in self._tasks
+        record = scope[SCOPE_KEY] = RequestRecord(route, request_id, trace_id, INTERACTIVE if asks else "")
+        trace = None if self._tracer is None else self._tracer.begin(scope, route, started, called=bool(trace_id))
+        if trace is not None:
+            record.trace_id = trace.trace_id.hex().encode()  # exemplars and the access log name the spans' trace
+        self._metrics.requests_in_flight += 1
+        return ObservedRequest(scope, record, trace, started)
+
+    def end(self, observed: ObservedRequest) -> None:
+        """Note that a request has ended, with the status in its record."""
+        self._metrics.requests_in_flight -= 1
+        ended = time.perf_counter()
+        record, seconds = observed.record, ended - observed.started
+        self._metrics.observe(record, seconds)
+        if self._access_log is not None:
+            self._access_log.note(record, seconds, observed.scope.get("client"))
+        trace = observed.trace
+        if trace is not None:
+            trace.model, trace.bulk = record.model, record.priority == BULK
+            trace.end(record.status, record.id, ended)
+
+
+class ObservedRequest(NamedTuple):
+    """A request in progress."""
+
+    scope: Scope
+    record: RequestRecord
+    trace: RequestTrace | None
+    started: float
+
+    def bug(self, error: Exception) -> ServerError:
+        """Log what the app has raised; the answer to it."""
+        _log_bug(error, self.record.id, self.record.route)
+        if self.trace is not None:
+            self.trace.exception = type(error).__name__
+        return ServerError("internal error; the log has more")
 
 
 def ids_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
@@ -108,8 +133,8 @@ def ids_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
             request_id = request_id or value
         elif name == b"traceparent" and (parent := _TRACE_PARENT.fullmatch(value)):
             trace_id = parent[1]
-    if not _REQUEST_ID.fullmatch(request_id):
-        request_id = os.urandom(16).hex().encode()
+    if not request_id or not _REQUEST_ID.fullmatch(request_id):
+        request_id = b"%032x" % random.getrandbits(128)
     return request_id, trace_id
 
 

@@ -60,6 +60,10 @@ class BodyReader:
         finally:
             self._due.pop(task, None)
 
+    def check(self, size: int) -> None:
+        """Raise what `read` does for a body of this size that came with its head."""
+        self._check(size, 0)
+
     async def _pieces(self, task: asyncio.Task[Any], receive: Receive, deadline: float) -> bytes:
         body = bytearray()  # a list of small pieces would take more memory than their bytes
         try:
