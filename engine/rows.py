@@ -13,6 +13,8 @@ __all__ = ["Rows", "SparseVector"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
+_ONE = np.arange(2, dtype=np.int32)  # the offsets of one row
+_ONE.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Rows:
     @classmethod
     def one_each(cls, values: Floats) -> Rows:
         """[n, columns]: a row a sequence."""
-        return cls(values, np.arange(len(values) + 1, dtype=np.int32))
+        return cls(values, _ONE if len(values) == 1 else np.arange(len(values) + 1, dtype=np.int32))
 
     @property
     def sequences(self) -> int:

@@ -66,16 +66,17 @@ class Frame:
         Raises InputError, which names `param`, for a text that is too long while `truncate` is false, or has no tokens
         where none are put around it.
         """
-        limit, truncated = self.room * ID_BYTES, 0
+        overhead, truncated = self.overhead, 0
+        limit = (self.limit - overhead) * ID_BYTES
         lengths = array("i")
         pieces: list[bytes] = []
         for body in bodies:
             if len(body) > limit:
                 if not truncate:
-                    raise too_long(len(lengths), len(body) // ID_BYTES + self.overhead, self.limit, param)
+                    raise too_long(len(lengths), len(body) // ID_BYTES + overhead, self.limit, param)
                 truncated += 1
                 body = body[:limit] if direction == "right" else body[-limit:]
-            tokens = len(body) // ID_BYTES + self.overhead
+            tokens = len(body) // ID_BYTES + overhead
             pieces += (self.before, body, self.after)
             if tokens < self.filled:
                 pieces.append(self.filler * (self.filled - tokens))

@@ -55,7 +55,7 @@ class LatencyBreakdown:
         self.answered = max(self.answered or 0.0, part.answered or 0.0) or None
 
     def head(self, compute_type: bytes) -> bytes:
-        """Header lines: TEI's in whole milliseconds, Server-Timing in fractions; both of the same whole microseconds."""
+        """Header lines: TEI's in whole milliseconds, Server-Timing in fractions, of the same microseconds."""
         tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
         inference_us, total_us = round(self.inference_s * 1e6), round((time.perf_counter() - self.started) * 1e6)
         tokenize_ms, queue_ms = tokenize_us // 1000, queue_us // 1000

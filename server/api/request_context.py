@@ -239,7 +239,8 @@ class RequestContext:
         tokens than may have a row each, and for more weights of sparse vectors than an answer may have.
         """
         service = self.service
-        if tasks & _A_ROW_A_TOKEN:
+        only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY  # the operators of flags cost ten times as much
+        if not only_one_each and tasks & _A_ROW_A_TOKEN:
             service.admission.check_ready()  # an engine says what the limit is
             limit = service.token_vector_limit
             self._shared.token_vectors += encoded.tokens
@@ -266,6 +267,8 @@ class RequestContext:
             vector_bytes = sum(rows.values.nbytes for rows in answer.rows.values())
             await self._choice.services.bulk_turns.before_answering(vector_bytes)
         self.breakdown.note(answer)
+        if only_one_each:
+            return answer
         if Task.SPARSE in tasks:
             self._count_weights(len(answer.rows[Task.SPARSE].values))
         head = service.model.heads.multi_vector
@@ -282,7 +285,8 @@ class RequestContext:
     @property
     def wants_raw(self) -> bool:
         """Whether the client asks for raw rows instead of JSON."""
-        return prefers(OCTETS, JSON, [value for name, value in self.scope["headers"] if name == b"accept"])
+        asked = [value for name, value in self.scope["headers"] if name == b"accept"]
+        return asked not in ([], [b"*/*"]) and prefers(OCTETS, JSON, asked)
 
     def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, bytes]:
         """The answer with float32 [n, d] as raw rows. `counts`: the rows of each text; None: one each."""

@@ -23,6 +23,7 @@ __all__ = ["ConnectionLimit", "Connections", "Place", "connection_limit"]
 
 log = logging.getLogger(__name__)
 
+IDLE_TIMEOUT_S = 75.0  # without a request, whatever else comes
 SPARE_FILES = 64  # descriptors opened later that are no connections: engines, metrics, files of the docs
 MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed unanswered
 FILES_CHECK_S = 1.0
@@ -75,7 +76,8 @@ class Connections:
         self.limit = limit
         self._served: set[Connection] = set()
         self._surplus: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}  # of those served, the longest idle first
+        self._idle: dict[Connection, float] = {}  # of those served, since when; the longest idle first
+        self._idle_timer: asyncio.TimerHandle | None = None  # one for all: each request would pay for its own
         self.unread: set[Connection] = set()  # read no further before an answer: the event loop does not see their end
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many were left out since
@@ -107,11 +109,24 @@ class Connections:
     def mark_idle(self, connection: Connection) -> None:
         """Note that it has nothing to do until its client sends something."""
         if connection in self._served:
-            self._idle.setdefault(connection)
+            loop = asyncio.get_running_loop()
+            self._idle.setdefault(connection, loop.time())
+            if self._idle_timer is None:
+                self._idle_timer = loop.call_later(IDLE_TIMEOUT_S, self._close_idle, loop)
 
     def mark_busy(self, connection: Connection) -> None:
         """Note that it is idle no more."""
         self._idle.pop(connection, None)
+
+    def _close_idle(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what has been idle for too long, and come back when the next one will have been."""
+        self._idle_timer = None
+        due = loop.time() - IDLE_TIMEOUT_S
+        for connection, since in list(self._idle.items()):
+            if since > due:
+                self._idle_timer = loop.call_later(since - due, self._close_idle, loop)
+                return
+            connection.transport.close()
 
     def evict(self) -> bool:
         """Close the one that has been idle for longest; False where none can be closed."""

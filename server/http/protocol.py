@@ -2,7 +2,7 @@
 
 A connection is in exactly one state at a time, and each state has an end:
 
-    idle        its client may ask something                     IDLE_TIMEOUT_S, less where its place is needed
+    idle        its client may ask something                     connections.py
     head        a request has begun                              HEAD_TIMEOUT_S, --header-limit
     answering   the app reads a body, computes and answers       timeouts.py, the request's deadline
     lingering   the answer is given, and more comes              lingering.py
@@ -34,7 +34,6 @@ __all__ = ["bounded_protocol"]
 
 Count = Callable[[str, int, "tuple[str, int] | None"], None]
 Direct = Callable[[BoundedCycle], "Coroutine[None, None, None] | None"]
-IDLE_TIMEOUT_S = 75.0  # without a request, whatever else comes
 HEAD_TIMEOUT_S = 20.0  # from a head's first byte to its last
 SURPLUS_S = 3.0  # that a connection above the limit may last, whatever it sends
 _PIECE = 16_384  # bytes parsed at a time: the most that is parsed of pipelined requests before their turn
@@ -84,7 +83,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._refusal: ServerError | None = None  # to be answered once the requests before it are
         self._ignores_input = False
         self._surplus = False  # above the limit of connections
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._is_idle = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None  # of a surplus connection
         self._linger: LingeringClose | None = None
@@ -110,7 +109,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.bounds.connections.remove(self)
-        self._unset_timers()
+        self._unset_head_timer()
         if self._end_timer is not None:
             self._end_timer.cancel()
         if self._linger is not None:
@@ -185,12 +184,15 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # else it is a trailer, and the app has begun with the headers
-            super().on_header(name, value.rstrip(b" \t"))
+            name, value = name.lower(), value.rstrip(b" \t")
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._progressed = True
         try:
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
             if size > self.bounds.header_limit:
                 raise self._too_large()
             version = self.parser.get_http_version()
@@ -214,17 +216,17 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         self.scope["raw_path"], self.scope["query_string"] = raw_path, query
         self.cycle = BoundedCycle(
-            scope=self.scope,
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=self.access_log,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue and version == "1.1",
-            keep_alive=version == "1.1" and self.parser.should_keep_alive() and not self._surplus,
-            on_response=self.on_response_complete,
+            self.scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            self.access_log,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            self.expect_100_continue and version == "1.1",
+            version == "1.1" and self.parser.should_keep_alive() and not self._surplus,
+            self.on_response_complete,
         )
         if self._answering is None:
             self._answering = self._unstarted = self.cycle
@@ -314,12 +316,11 @@ class _BoundedProtocol(HttpToolsProtocol):
         else:
             self._unset_head_timer()
         if not busy and not self._in_head:
-            if self._idle_timer is None:
-                self._idle_timer = self.loop.call_later(IDLE_TIMEOUT_S, self.transport.close)
+            if not self._is_idle:
+                self._is_idle = True
                 self.bounds.connections.mark_idle(self)
-        elif self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+        elif self._is_idle:
+            self._is_idle = False
             self.bounds.connections.mark_busy(self)
 
     def _answer_refusal(self, error: ServerError) -> None:
@@ -332,7 +333,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._linger_and_close()
 
     def _linger_and_close(self) -> None:
-        self._unset_timers()
+        self._unset_head_timer()
         self._ignores_input, self._unparsed = True, b""
         self._linger = LingeringClose(self.transport, self.loop)
         self.flow.release()
@@ -344,12 +345,6 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-    def _unset_timers(self) -> None:
-        self._unset_head_timer()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
 
 
 def _parser(protocol: _BoundedProtocol) -> Any:

@@ -123,9 +123,10 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         is_query=is_query,
     )
     answer = await context.run(encoded, tasks, dimensions=dimensions, normalize=request.normalize)
-    if context.wants_raw and tasks == Task.EMBED:
+    raw = context.wants_raw
+    if raw and tasks == Task.EMBED:
         return context.raw(answer.vectors)
-    if context.wants_raw and tasks == Task.MULTI:
+    if raw and tasks == Task.MULTI:
         return context.raw(answer.vectors, answer.rows[Task.MULTI].counts.tolist())
     base64 = request.encoding_format == "base64"
     if tasks == Task.EMBED:

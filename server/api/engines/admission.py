@@ -144,11 +144,11 @@ class Admission:
         return self._rate(self._model)
 
     def _rate(self, model: int) -> float:
-        return sum(
-            engine.status.tokens_per_s[model]
-            for engine in self._engines.values()
-            if engine.status is not None and model in engine.running
-        )
+        rate = 0.0
+        for engine in self._engines.values():
+            if engine.status is not None and model in engine.running:
+                rate += engine.status.tokens_per_s[model]
+        return rate
 
     def _others_s(self) -> list[float]:
         """The work of each model that shares an engine with this one, in seconds; of unknown rate: none."""

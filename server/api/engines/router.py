@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from embert.engine import Encoded, Task
@@ -50,7 +49,6 @@ class Router:
         self._infos: list[ModelInfo | None] = [None] * len(models)
         self._counters, self._worker = counters, worker
         self._pending: dict[int, PendingRequest] = {}
-        self._unwatched: deque[PendingRequest] = deque()
         # Engines report what they run by request ids alone, so no two API processes may use the same id.
         self._ids = itertools.count((os.getpid() << 40) + 1)
         self._loop = asyncio.get_running_loop()
@@ -137,7 +135,6 @@ class Router:
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending
-        self._unwatched.append(pending)
         admission.add(cost)
         self._send(pending)
         try:
@@ -244,17 +241,17 @@ class Router:
 
     def _send(self, pending: PendingRequest) -> None:
         model = pending.message.model
-        engine = min(
-            # One that has not greeted yet may be dying: its socket still takes connections for a moment.
-            (engine for engine in self._engines.values() if engine.status is not None and model in engine.running),
-            # Among equally loaded engines, each API process prefers a different one.
-            key=lambda engine: (engine.tokens, (engine.index - self._worker) % len(self._engines)),
-            default=None,
-        )
+        # One that has not greeted yet may be dying: its socket still takes connections for a moment.
+        able = [each for each in self._engines.values() if each.status is not None and model in each.running]
+        engine = able[0] if len(able) == 1 else min(able, key=self._load_of, default=None)
         if engine is None:
             return  # it stays pending until an engine greets that has the model
         pending.engine = pending.asked = engine.index
         engine.send(pending.message, pending.encoded.tokens)
+
+    def _load_of(self, engine: EngineConnection) -> tuple[int, int]:
+        """For choosing; among equally loaded engines, each API process prefers a different one."""
+        return engine.tokens, (engine.index - self._worker) % len(self._engines)
 
     def _send_waiting(self) -> None:
         for waiting in [each for each in self._pending.values() if each.engine < 0]:
@@ -295,11 +292,10 @@ class Router:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now = time.monotonic()
-            while self._unwatched and self._unwatched[0].message.admitted < now - SWEEP_INTERVAL_S:
-                pending = self._unwatched.popleft()
-                if not pending.future.done():
-                    pending.watcher = self._loop.create_task(self._watch(pending))
+            old = now - SWEEP_INTERVAL_S
             for pending in self._pending.values():
+                if pending.watcher is None and pending.message.admitted < old and not pending.future.done():
+                    pending.watcher = self._loop.create_task(self._watch(pending))
                 if pending.options.deadline < now:
                     self._cancel_late(pending)
             for engine in self._engines.values():

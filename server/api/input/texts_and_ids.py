@@ -118,12 +118,12 @@ class TextTokenizer:
         check: Callable[[int], None],
         how: dict[str, Any],
     ) -> Encoded:
-        if characters <= _INLINE_CHARACTERS:
-            return self.tokenizer.encode(texts, **how)
         if characters <= _INLINE_KNOWN_CHARACTERS:
             known = self.tokenizer.encode_known(texts, **how)
             if known is not None:
                 return known
+        if characters <= _INLINE_CHARACTERS:
+            return self.tokenizer.encode(texts, **how)
         turns = self.tokenizer.encode_turns(texts, **how, most_unbroken=self.most_unbroken)
         return await self.pool.run(turns, characters, receive, check)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from embert.engine.errors import InputError, InputTooLarge
@@ -88,12 +88,22 @@ async def _until_left(receive: Callable[[], Awaitable[Any]]) -> None:
         pass
 
 
-@contextmanager
-def input_errors() -> Iterator[None]:
+class _InputErrors:
+    """A class, because a generator costs each request a microsecond."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, InputTooLarge):
+            raise PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param) from None
+        if isinstance(error, InputError):
+            raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None
+
+
+_INPUT_ERRORS = _InputErrors()
+
+
+def input_errors() -> AbstractContextManager[None]:
     """The tokenizer's errors, as answers."""
-    try:
-        yield
-    except InputTooLarge as error:
-        raise PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param) from None
-    except InputError as error:
-        raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None
+    return _INPUT_ERRORS

@@ -41,6 +41,7 @@ class ServedModel:
         self._config, self._model = config, model
         self.name = config.served_name(model.model_id)
         self.others: Sequence[ServedModel] = ()  # of the same server
+        self._tasks = int(model.tasks)
         # Of texts whose request chooses none. The name is that of an adapter, too, where there is one of this name.
         self._default_name = (
             None if config.default_prompt is not None else (config.default_prompt_name or model.default_prompt_name)
@@ -77,6 +78,8 @@ class ServedModel:
 
     def check_tasks(self, needed: Task, *, reranks: bool = False) -> None:
         """Raise TaskMissing where the model does not have all these tasks, or is to rerank and cannot."""
+        if not reranks and not int(needed) & ~self._tasks:
+            return
         has = self.task_names
         missing = [name for name in task_names(needed) if name not in has]
         if reranks and "rerank" not in has:

@@ -27,6 +27,8 @@ from embert.server.observability.api_metrics import ApiMetrics
 
 __all__ = ["Service"]
 
+_QUICK_TOKENS = 512  # so few are tokenized before anybody asks whether there is room for them
+
 
 class Service:
     """One per model and API process; `services.py` has what they share."""
@@ -128,7 +130,9 @@ class Service:
         prompt = self.served.prompt(name, is_query=is_query)
         began = time.perf_counter()
         breakdown.characters = texts.characters
-        self.admission.check_room(partial(texts.least_tokens, self.model.max_input_length), texts.most_tokens, options)
+        if texts.most_tokens > _QUICK_TOKENS:
+            least = partial(texts.least_tokens, self.model.max_input_length)
+            self.admission.check_room(least, texts.most_tokens, options)
         encoded = await self._text_tokenizer.encode(
             texts,
             receive,

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from embert.server.http import lingering
-from embert.server.http.protocol import HEAD_TIMEOUT_S, IDLE_TIMEOUT_S
+from embert.server.http.connections import IDLE_TIMEOUT_S
+from embert.server.http.protocol import HEAD_TIMEOUT_S
 from tests.server.http.echo_server import GET, H2C, INNER, Clock, Serving, chunked, cut, play, post, serving
 
 TOKENS = (

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from embert.server.http import lingering
-from embert.server.http.protocol import IDLE_TIMEOUT_S
+from embert.server.http.connections import IDLE_TIMEOUT_S
 from tests.server.http.echo_server import EARLY, INNER, LIMIT, play, serving, skip
 
 
