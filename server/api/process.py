@@ -136,7 +136,7 @@ async def _serve(
         keep_running(publish(region, metrics.exemplars)),
         keep_running(_follow(control, router, servers, start)),
         keep_running(services.bodies.watch()),
-        keep_running(connections.watch_files()),
+        keep_running(connections.watch()),
         keep_running(connections.watch_unread()),
         keep_running(end_slow_readers(connections, config.client_timeout, metrics.unread_answers.inc)),
     ]

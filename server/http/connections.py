@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 IDLE_TIMEOUT_S = 75.0  # without a request, whatever else comes
 SPARE_FILES = 64  # descriptors opened later that are no connections: engines, metrics, files of the docs
 MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed unanswered
-FILES_CHECK_S = 1.0
 UNREAD_CHECK_S = 0.25
+WATCH_INTERVAL_S = 1.0
 LOG_INTERVAL_S = 10.0  # between two lines of a kind
 EVICTED_WITHOUT_FILES = 32  # idle connections closed at once when no descriptor is left
 
@@ -77,7 +77,6 @@ class Connections:
         self._served: set[Connection] = set()
         self._surplus: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # of those served, since when; the longest idle first
-        self._idle_timer: asyncio.TimerHandle | None = None  # one for all: each request would pay for its own
         self.unread: set[Connection] = set()  # read no further before an answer: the event loop does not see their end
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many were left out since
@@ -109,24 +108,11 @@ class Connections:
     def mark_idle(self, connection: Connection) -> None:
         """Note that it has nothing to do until its client sends something."""
         if connection in self._served:
-            loop = asyncio.get_running_loop()
-            self._idle.setdefault(connection, loop.time())
-            if self._idle_timer is None:
-                self._idle_timer = loop.call_later(IDLE_TIMEOUT_S, self._close_idle, loop)
+            self._idle.setdefault(connection, self._clock())
 
     def mark_busy(self, connection: Connection) -> None:
         """Note that it is idle no more."""
         self._idle.pop(connection, None)
-
-    def _close_idle(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close what has been idle for too long, and come back when the next one will have been."""
-        self._idle_timer = None
-        due = loop.time() - IDLE_TIMEOUT_S
-        for connection, since in list(self._idle.items()):
-            if since > due:
-                self._idle_timer = loop.call_later(since - due, self._close_idle, loop)
-                return
-            connection.transport.close()
 
     def evict(self) -> bool:
         """Close the one that has been idle for longest; False where none can be closed."""
@@ -154,17 +140,27 @@ class Connections:
         for file, _ in poll.poll(0):
             by_file[file].transport.abort()
 
-    async def watch_files(self) -> NoReturn:
-        """Make room, and log it, when no file can be opened; for ever.
+    async def watch(self) -> NoReturn:
+        """Close what is idle for too long, and make room when no file can be opened; for ever.
+
+        One sweep replaces a timer for each connection, which every request would set and cancel.
+        """
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            self.close_idle()
+            self.check_files()
+
+    def close_idle(self) -> None:
+        """Close what has been idle for IDLE_TIMEOUT_S."""
+        due = self._clock() - IDLE_TIMEOUT_S
+        for connection, _ in takewhile(lambda item: item[1] <= due, list(self._idle.items())):
+            connection.transport.close()
+
+    def check_files(self) -> None:
+        """Make room, and log it, when no file can be opened.
 
         libuv silently closes what it cannot accept, so only an attempt to open a file shows it.
         """
-        while True:
-            await asyncio.sleep(FILES_CHECK_S)
-            self.check_files()
-
-    def check_files(self) -> None:
-        """See `watch_files`."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:

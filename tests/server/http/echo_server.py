@@ -190,6 +190,7 @@ async def serving(
     serving.make = lambda: factory(config=config, server_state=state, app_state={}, _loop=loop)
     listening = await loop.create_server(serving.make, "127.0.0.1")
     serving.port = listening.sockets[0].getsockname()[1]
+    watching = loop.create_task(serving.connections.watch())
     try:
         yield serving
         for client in serving.clients:
@@ -201,6 +202,7 @@ async def serving(
     finally:
         for client in serving.clients:
             client.writer.transport.abort()
+        watching.cancel()
         listening.close()
 
 
