@@ -1,10 +1,10 @@
 """The device loop: takes batches from the queue, runs them on the encoder and answers them.
 
 An engine process has two threads that matter, because a forward must never wait for a request, nor a request for a
-forward:
+long forward:
 
-    receiving thread   socket → queue                                       (socket_server.py, work_queue.py)
-    device loop        queue → pack → encoder → answers → socket            (this file; only it touches loaded encoders)
+    device loop        socket → queue → pack → encoder → answers → socket   (this file; only it touches loaded encoders)
+    receiving thread   socket → queue, while the device loop waits long     (socket_server.py, work_queue.py)
 
 A third thread follows the supervisor's control connection. Models load in threads of their own (loader.py), and are
 added here when they are ready.
@@ -41,6 +41,7 @@ __all__ = ["EngineLoop"]
 
 log = logging.getLogger(__name__)
 
+SHORT_WAIT_S = 0.002  # for the encoder; for so long nobody needs to read the sockets
 PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
 
 
@@ -60,7 +61,7 @@ class EngineLoop:
             self._counters.set_running(self._index, slot, ())
         self._metrics = EngineMetrics(start.index, LatencyBuckets.of(config.latency_buckets))
         self._busy = BusyTime()
-        self._queue = WorkQueue(self._metrics, self._refuse)
+        self._queue = WorkQueue(self._metrics, self._refuse, self._wake)
         self._health = Health(start.index, self._counters, self._busy, self._metrics, self._queue.tokens, self._rates)
         self._server = SocketServer(self._health.status, self._queue.submit, self._queue.disconnect)
         self._responder = Responder(self._server.send, self._queue.drop)
@@ -109,14 +110,17 @@ class EngineLoop:
         work = self._work
         while True:
             if not work.in_flight and not work.unanswered:
-                batch = self._queue.wait_for_batch(self._idle_s, self._on_idle)
+                batch = self._queue.wait_for_batch(self._server.serve, self._idle_s, self._on_idle)
                 if batch is None:
                     return
                 work.in_flight.append(self._submit(batch))
+            self._server.serve(0.0)
             if work.may_grow and self._submit_ahead():
                 continue
             answer = work.next_answer()
             if answer is None:
+                if not work.in_flight[0].expected_s or work.left_s(time.monotonic()) > SHORT_WAIT_S:
+                    self._server.hand_over()
                 self._submit_before_end()
             elif not work.waits_before(answer, time.monotonic(), more_waits=self._queue.full()):
                 self._answer(answer)
@@ -282,6 +286,9 @@ class EngineLoop:
             self.give_up(error)
         except EncoderError:
             log.exception("the idle probe failed")
+
+    def _wake(self) -> None:
+        self._server.wake()
 
     def _refuse(self, channel: Channel, parts: list[Part]) -> None:
         self._server.send(channel, parts)

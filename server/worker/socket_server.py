@@ -1,8 +1,10 @@
 """The engine's Unix socket: API processes connect to it, send requests, and get answers and statuses.
 
-A receiving thread reads the requests. The device loop sends its answers itself: a sending thread would have to wake up
-and acquire the interpreter lock for every batch. What an API process does not accept at once, the receiving thread
-sends later.
+The device loop reads requests itself while it has nothing to run and between two batches, and it sends its answers:
+another thread would have to wake up and acquire the interpreter lock for every message. Before it waits long for the
+encoder, it hands the sockets over to the receiving thread, and takes them back by reading again. Whoever reads also
+sends what an API process did not accept at once. The receiving thread sends the status as well, and looks after the
+sockets where the device loop waits for longer than it expected.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ LINGER_S = 2.0  # most seconds that unsent answers delay the end of the process
 
 
 class SocketServer:
-    """Serves the connected API processes, each over a Channel. Any thread may call `send`."""
+    """Serves the connected API processes, each over a Channel. Any thread may call `send` and `wake`."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class SocketServer:
         received: Callable[[Channel, Submit], None],
         gone: Callable[[Channel], None],
     ) -> None:
-        """The receiving thread calls `received` with each message, and `gone` once for each closed connection.
+        """Whoever reads calls `received` with each message, and `gone` once for each closed connection.
 
         `status` is called for every message that is sent. A new connection gets a status at once, and every connection
         at least one a second.
@@ -45,19 +47,42 @@ class SocketServer:
         self._status, self._received, self._gone = status, received, gone
         self._lock = threading.Lock()  # guards writes to channels, and their removal
         self._channels: dict[int, Channel] = {}
+        self._reading = threading.Lock()  # of who reads
+        self._handed_over = threading.Event()  # the receiving thread is to read
+        self._ended = False
         self._epoll = select.epoll()
-        self._end = os.eventfd(0)
-        self._epoll.register(self._end, select.EPOLLIN)
+        self._wake = os.eventfd(0)
+        self._epoll.register(self._wake, select.EPOLLIN)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._run, name="receive", daemon=True)
 
     def listen(self, name: str) -> None:
-        """Accept connections from now on. Raises OSError where the name is taken."""
+        """Accept connections from now on, in the receiving thread. Raises OSError where the name is taken."""
         self._listener.bind(address(name))
         self._listener.listen(1024)
         self._listener.setblocking(False)
         self._epoll.register(self._listener, select.EPOLLIN)
+        self._handed_over.set()
         self._thread.start()
+
+    def serve(self, timeout_s: float) -> bool:
+        """Wait for messages for so long at most, and handle them; whether anything came, `wake` included."""
+        if self._ended:
+            return False
+        if self._handed_over.is_set():
+            self._handed_over.clear()
+            self.wake()
+        with self._reading:
+            return self._round(timeout_s)
+
+    def hand_over(self) -> None:
+        """Let the receiving thread read until the next `serve`."""
+        self._handed_over.set()
+
+    def wake(self) -> None:
+        """End the wait of whoever reads."""
+        if not self._ended:
+            os.eventfd_write(self._wake, 1)
 
     def send(self, channel: Channel, parts: list[Part]) -> None:
         """Send answers, unless the API process has disconnected. Never blocks."""
@@ -69,7 +94,9 @@ class SocketServer:
 
     def close(self) -> None:
         """End the receiving thread and send the remaining answers, for at most LINGER_S each."""
-        os.eventfd_write(self._end, 1)
+        self._ended = True
+        self._handed_over.set()
+        os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join(LINGER_S)
         self._listener.close()  # first, so that a disconnected API process cannot connect again
@@ -79,25 +106,45 @@ class SocketServer:
                 channel.close(max(0.0, until - time.monotonic()))
             self._channels.clear()
         self._epoll.close()
-        os.close(self._end)
+        os.close(self._wake)
 
     def _run(self) -> None:
         status_due = 0.0
-        while True:
-            wait_s = max(0.0, status_due - time.monotonic())
-            for descriptor, events in self._epoll.poll(wait_s):
-                if descriptor == self._end:
-                    return
-                if descriptor == self._listener.fileno():
-                    self._accept()
-                else:
-                    self._serve(self._channels[descriptor], events)
-            if time.monotonic() >= status_due:
-                status_due = time.monotonic() + STATUS_INTERVAL_S
-                if not self._channels:
-                    self._status()  # also a sign of life, which the supervisor wants
-                for channel in list(self._channels.values()):
-                    self.send(channel, [])
+        while not self._ended:
+            self._handed_over.wait(max(0.0, status_due - time.monotonic()))
+            if self._reading.acquire(timeout=0.001):  # else the device loop reads
+                try:
+                    handled = self._round(0.0)
+                    while self._handed_over.is_set() and not self._ended:
+                        handled |= self._round(max(0.0, status_due - time.monotonic()))
+                        status_due = self._send_status(status_due)
+                finally:
+                    self._reading.release()
+                if handled:
+                    self.wake()  # the device loop may have looked for work before it came
+            status_due = self._send_status(status_due)
+
+    def _send_status(self, due: float) -> float:
+        """Send the status to everybody where it is due; when it is due again."""
+        now = time.monotonic()
+        if now < due:
+            return due
+        if not self._channels:
+            self._status()  # also a sign of life, which the supervisor wants
+        for channel in list(self._channels.values()):
+            self.send(channel, [])
+        return now + STATUS_INTERVAL_S
+
+    def _round(self, timeout_s: float) -> bool:
+        found = self._epoll.poll(timeout_s)
+        for descriptor, events in found:
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+            elif descriptor == self._listener.fileno():
+                self._accept()
+            else:
+                self._serve(self._channels[descriptor], events)
+        return bool(found)
 
     def _accept(self) -> None:
         try:

@@ -1,8 +1,8 @@
 """The requests that wait for the encoder and the batches that run on it, shared by two threads under one lock.
 
-The receiving thread adds and cancels; the device loop takes batches. A request that ran when an engine was lost arrives
-with `alone` set. It runs in a batch of its own, and no batch is submitted behind or before it, so if an engine is lost
-again the cause is known.
+Whoever reads the sockets (socket_server.py) adds and cancels; the device loop takes batches. A request that ran when an
+engine was lost arrives with `alone` set. It runs in a batch of its own, and no batch is submitted behind or before it,
+so if an engine is lost again the cause is known.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ INTERACTIVE_MEMORY_S = 10.0  # so long after an interactive request another one 
 class WorkQueue:
     """A scheduler with a lock, deadlines and disconnects. Times are seconds of CLOCK_MONOTONIC."""
 
-    def __init__(self, metrics: EngineMetrics, send: Callable[[Channel, list[Part]], None]) -> None:
-        """`send` answers requests that cannot run."""
+    def __init__(
+        self, metrics: EngineMetrics, send: Callable[[Channel, list[Part]], None], wake: Callable[[], None]
+    ) -> None:
+        """`send` answers requests that cannot run; `wake` ends a wait of the device loop."""
         self._scheduler = Scheduler()
         self._models: dict[int, LoadedModel] = {}
-        self._metrics, self._send = metrics, send
-        self._changed = threading.Condition()  # guards the scheduler and the fields below
+        self._metrics, self._send, self._wake = metrics, send, wake
+        self._lock = threading.RLock()  # guards the scheduler and the fields below
         self._running: Counter[Any] = Counter()  # by key: batches that hold texts of the request
         self._disconnected: set[Key] = set()  # running requests whose client has disconnected
         self._solo: deque[Batch] = deque()  # batches of one request each that must run alone
@@ -63,25 +65,24 @@ class WorkQueue:
 
     def add_model(self, model: LoadedModel) -> None:
         """Take requests for a model from now on."""
-        with self._changed:
+        with self._lock:
             self._models[model.number] = model
             self._scheduler.add_model(model.number, model.limits)
 
-    # --- receiving thread ---
+    # --- who reads the sockets ---
 
     def submit(self, channel: Channel, message: Submit) -> None:
         """Queue the requests of a message and drop those that it cancels."""
-        with self._changed:
+        with self._lock:
             for request in message.requests:
                 self._accept(channel, request)
             for id_ in message.cancelled:
                 self._cancel((channel, id_))
             self._publish()
-            self._changed.notify()
 
     def disconnect(self, channel: Channel) -> None:
         """Drop everything that an API process asked for: it has exited."""
-        with self._changed:
+        with self._lock:
             for key in self._scheduler.waiting():
                 if key[0] is channel:  # type: ignore[index]
                     self._cancel(key)  # type: ignore[arg-type]
@@ -150,35 +151,34 @@ class WorkQueue:
 
     def drain(self) -> None:
         """Make `wait_for_batch` return None once nothing waits."""
-        with self._changed:
+        with self._lock:
             self._draining = True
-            self._changed.notify()
+        self._wake()
 
     # --- device loop ---
 
-    def wait_for_batch(self, idle_s: Callable[[], float], on_idle: Callable[[], None]) -> Batch | None:
+    def wait_for_batch(
+        self, receive: Callable[[float], bool], idle_s: Callable[[], float], on_idle: Callable[[], None]
+    ) -> Batch | None:
         """Block until there is a batch for a free encoder; None once drained and empty.
 
-        `on_idle` runs without the lock whenever nothing has come for `idle_s()` seconds.
+        `receive` reads what comes within so many seconds, if anything does. `on_idle` runs whenever nothing has come
+        for `idle_s()` seconds.
         """
-        with self._changed:
-            while True:
+        while True:
+            with self._lock:
                 self._answer_expired()
                 batch = self._next_batch()
                 if batch is not None:
                     return batch
                 if self._draining:
                     return None
-                if not self._changed.wait(idle_s()):
-                    self._changed.release()
-                    try:
-                        on_idle()
-                    finally:
-                        self._changed.acquire()
+            if not receive(idle_s()):
+                on_idle()
 
     def full(self) -> bool:
         """Whether the next batch cannot gain from waiting."""
-        with self._changed:
+        with self._lock:
             return self._scheduler.full()
 
     def take_ahead(self, *, full: bool, bulk: bool = True, but: Collection[int] = ()) -> Batch | None:
@@ -186,7 +186,7 @@ class WorkQueue:
 
         Without `bulk` none that a bulk request leads; none of the models in `but`. Nobody else goes in its place.
         """
-        with self._changed:
+        with self._lock:
             self._answer_expired()  # first: it may change whose turn it is
             # Solo batches need a free encoder, which would never come while batches are submitted ahead.
             if self._solo or (full and not self._scheduler.full()):
@@ -198,31 +198,31 @@ class WorkQueue:
 
     def done(self, batch: Batch) -> None:
         """Forget a batch that has been answered or has failed."""
-        with self._changed:
+        with self._lock:
             self._forget(batch)
 
     def settle(self, batch: Batch, seconds: float) -> None:
         """Count what a batch took of the device's time."""
-        with self._changed:
+        with self._lock:
             self._scheduler.settle(batch, seconds)
 
     def drop(self, key: Hashable) -> None:
         """Drop the waiting texts of a request that has failed."""
-        with self._changed:
+        with self._lock:
             self._scheduler.cancel(key)
 
     def disconnected_texts(self, batch: Batch) -> int:
         """Texts of a running batch whose client has disconnected."""
-        with self._changed:
+        with self._lock:
             gone = [piece for piece in batch.slices if piece.request.key in self._disconnected]
         return sum(piece.stop - piece.start for piece in gone)
 
     def _next_batch(self) -> Batch | None:
         """The next batch for a free encoder: the scheduler's batches and solo batches take turns."""
         self._solo_turn = not self._solo_turn
-        if self._solo_turn:
-            return self._next_solo() or self._scheduled()
-        return self._scheduled() or self._next_solo()
+        if self._solo_turn and (batch := self._next_solo()):
+            return batch
+        return self._scheduled() or self._next_solo()  # what is scheduled may be for a solo batch
 
     def _scheduled(self) -> Batch | None:
         """The scheduler's next batch, without the requests that must run alone; those go to `_solo`."""

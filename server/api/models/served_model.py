@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from embert.engine import Model, Task
 from embert.engine.heads.description import Classifier
@@ -41,7 +42,6 @@ class ServedModel:
         self._config, self._model = config, model
         self.name = config.served_name(model.model_id)
         self.others: Sequence[ServedModel] = ()  # of the same server
-        self._tasks = int(model.tasks)
         # Of texts whose request chooses none. The name is that of an adapter, too, where there is one of this name.
         self._default_name = (
             None if config.default_prompt is not None else (config.default_prompt_name or model.default_prompt_name)
@@ -61,6 +61,10 @@ class ServedModel:
         return wanted.suits(self._model)
 
     # --- tasks ---
+
+    @cached_property
+    def _tasks(self) -> int:
+        return int(self._model.tasks)
 
     @property
     def classifier(self) -> Classifier:
