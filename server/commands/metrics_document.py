@@ -146,7 +146,8 @@ def _make_engine_metrics() -> None:
     metrics = EngineMetrics(0, LatencyBuckets())
     metrics.of("m")
     metrics.describe(dict.fromkeys(MODEL_FACTS, ""))
-    metrics.last_success.set(1)  # a timestamp that was never set is not exported
+    metrics.last_success = 1.0  # a timestamp that was never set is not exported
+    metrics.write()
 
 
 def _trace_metrics() -> object:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from embert.server.observability.buffered_histogram import BufferedHistogram
 from embert.server.observability.metric_memory import MetricMemory, Region, value_class
 
 if TYPE_CHECKING:
@@ -77,10 +78,13 @@ def histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[
 
 
 class EngineMetrics:
-    """Written by engine processes."""
+    """Written by engine processes: a batch only appends to lists and adds to numbers, which `write` publishes."""
+
+    WRITE_INTERVAL_S = 0.1
 
     def __init__(self, engine: int, buckets: LatencyBuckets) -> None:
         self._label = str(engine)
+        self._buckets = buckets
         both = ["engine", "model"]
         self._batches = counter("batches_total", "Batches run.", both)
         self._busy = counter("engine_busy_seconds_total", "Time in which a batch ran on the encoder.", both)
@@ -97,12 +101,13 @@ class EngineMetrics:
         self.busy_ratio = gauge(
             "engine_busy_ratio", "Share of the last 5 seconds spent in forwards.", ["engine"]
         ).labels(self._label)
+        self.last_success = 0.0  # Unix time; 0: none yet
         cancelled_help = "Texts whose client disconnected: queued ones did not run, batched ones ran in vain."
         cancelled = counter("cancelled_texts_total", cancelled_help, ["stage"])
         self.cancelled_texts = {stage: cancelled.labels(stage) for stage in CANCEL_STAGES}
 
     @cached_property
-    def last_success(self) -> Gauge:
+    def _last_success(self) -> Gauge:
         """Not there before the first success. It outlives the process: its replacement has yet to succeed."""
         help_ = "Unix time of the last successful forward, including warm-up and idle probes."
         return gauge("engine_last_success_timestamp_seconds", help_, ["engine"], "max").labels(self._label)
@@ -115,15 +120,22 @@ class EngineMetrics:
             found = self._models[model] = EngineModelMetrics(
                 self._batches.labels(*labels),
                 self._busy.labels(*labels),
-                self._duration.labels(*labels),
-                self._texts.labels(*labels),
-                self._tokens.labels(*labels),
-                self._fill.labels(*labels),
+                BufferedHistogram(self._duration.labels(*labels), self._buckets.request),
+                BufferedHistogram(self._texts.labels(*labels), _TEXT_BUCKETS),
+                BufferedHistogram(self._tokens.labels(*labels), _BATCH_TOKEN_BUCKETS),
+                BufferedHistogram(self._fill.labels(*labels), _RATIO_BUCKETS),
                 self._padding.labels(*labels),
                 self._queue_texts.labels(model),
                 self._queue_tokens.labels(model),
             )
         return found
+
+    def write(self) -> None:
+        """Publish what the device loop has noted since the last call; for the device loop alone."""
+        if self.last_success:
+            self._last_success.set(self.last_success)
+        for each in list(self._models.values()):
+            each.write()
 
     def describe(self, facts: dict[str, str]) -> None:
         """Export what a model is; the keys are MODEL_FACTS."""
@@ -131,19 +143,29 @@ class EngineMetrics:
         gauge("model_info", info_help, MODEL_FACTS, "livemax").labels(*(facts[name] for name in MODEL_FACTS)).set(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineModelMetrics:
     """Of one model on one engine."""
 
-    batches: Counter
-    busy_seconds: Counter
-    batch_duration: Histogram
-    batch_texts: Histogram
-    batch_tokens: Histogram
-    fill_ratio: Histogram
+    _batches: Counter
+    _busy: Counter
+    batch_duration: BufferedHistogram
+    batch_texts: BufferedHistogram
+    batch_tokens: BufferedHistogram
+    fill_ratio: BufferedHistogram
     padding_tokens: Counter
     queue_texts: Gauge
     queue_tokens: Gauge
+    batches: int = 0  # since the last `write`, as the next one
+    busy_s: float = 0.0
+
+    def write(self) -> None:
+        """Publish all but the gauges."""
+        self._batches.inc(self.batches)
+        self._busy.inc(self.busy_s)
+        self.batches, self.busy_s = 0, 0.0
+        for each in (self.batch_duration, self.batch_texts, self.batch_tokens, self.fill_ratio):
+            each.write()
 
 
 class GpuMetrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,61 +11,77 @@ import numpy.typing as npt
 
 from embert.engine import PackedBatch, Task
 from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import EncodeRequest
 from embert.server.observability.tracing.records import Member
 from embert.server.worker.scheduling import Batch, Slice
 
 __all__ = ["Payload", "batch_of", "pack", "runs_alone", "sampled"]
 
+_ID_BYTES = 4  # int32
+
 
 @dataclass(slots=True)
 class Payload:
-    """What the scheduler carries along for a request: its texts, what is wanted of their vectors, where those go."""
+    """What the scheduler carries along for a request: its message, and where the answer goes."""
 
     reply_to: Channel
-    id: int
-    ids: npt.NDArray[np.int32]  # [T]
-    token_types: npt.NDArray[np.int32] | None  # [T]
-    tasks: Task  # of each text
-    dimensions: int  # 0 = all
-    normalize: bool
-    admitted: float
-    alone: bool = False
-    adapter: int = -1  # of each text; -1: none
+    message: EncodeRequest
     weights: int = 0  # of its sparse vectors so far
-    trace: bytes = b""  # of a sampled request: RequestTrace.context
-    prompt_tokens: int = 0  # first ones of each text, that pooling leaves out
+
+
+_USUAL = (0, True, int(Task.EMBED), -1, 0)  # what an encoder assumes where it is told nothing
 
 
 def pack(slices: list[Slice]) -> PackedBatch:
-    """Lay the texts of the slices end to end. The work is per slice, not per text."""
-    spans = [slice(piece.request.offsets[piece.start], piece.request.offsets[piece.stop]) for piece in slices]
-    payloads: list[Payload] = [piece.request.payload for piece in slices]
-    ids = [payload.ids[span] for payload, span in zip(payloads, spans, strict=True)]
-    token_types: npt.NDArray[np.int32] | None = None
-    if any(payload.token_types is not None for payload in payloads):
-        types = [
-            np.zeros(piece.tokens, np.int32) if payload.token_types is None else payload.token_types[span]
-            for piece, payload, span in zip(slices, payloads, spans, strict=True)
-        ]
-        token_types = np.concatenate(types)
-    sizes = [piece.stop - piece.start for piece in slices]
-    cu_seqlens = np.zeros(sum(sizes) + 1, np.int32)
-    row = tokens = 0
-    for piece, size in zip(slices, sizes, strict=True):
-        offsets = piece.request.offsets[piece.start + 1 : piece.stop + 1]
-        cu_seqlens[row + 1 : row + 1 + size] = offsets
-        cu_seqlens[row + 1 : row + 1 + size] += tokens - piece.request.offsets[piece.start]
+    """Lay the texts of the slices end to end. The work is per slice, in plain Python: most have one text."""
+    ids: list[bytes] = []
+    ends = [0]
+    tokens = 0
+    unusual = typed = False
+    for piece in slices:
+        message: EncodeRequest = piece.request.payload.message
+        offsets, start, stop = piece.request.offsets, piece.start, piece.stop
+        ids.append(message.ids if stop - start == len(offsets) - 1 else _span(message.ids, piece))
+        if stop - start == 1:
+            ends.append(tokens + piece.tokens)
+        else:
+            shift = tokens - offsets[start]
+            ends += [shift + end for end in offsets[start + 1 : stop + 1]]
         tokens += piece.tokens
-        row += size
-    dimensions = [payload.dimensions for payload in payloads]
-    normalize = [payload.normalize for payload in payloads]
-    tasks = [payload.tasks for payload in payloads]
-    adapters = [payload.adapter for payload in payloads]
-    prompt_tokens = [payload.prompt_tokens for payload in payloads]
-    return PackedBatch(
-        np.concatenate(ids) if len(ids) > 1 else ids[0],
-        cu_seqlens,
-        token_types,
+        asked = message.dimensions, message.normalize, message.tasks, message.adapter, message.prompt_tokens
+        if asked != _USUAL:
+            unusual = True
+        if message.token_types:
+            typed = True
+    # A bytearray, because torch wants a writable array.
+    batch = PackedBatch(np.frombuffer(bytearray().join(ids), np.int32), np.array(ends, np.int32))
+    return _with_options(batch, slices, typed=typed) if unusual or typed else batch
+
+
+def _span(values: bytes, piece: Slice) -> bytes:
+    """The int32 of a slice's tokens, of those of its request."""
+    offsets = piece.request.offsets
+    return values[_ID_BYTES * offsets[piece.start] : _ID_BYTES * offsets[piece.stop]]
+
+
+def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> PackedBatch:
+    messages: list[EncodeRequest] = [piece.request.payload.message for piece in slices]
+    sizes = [piece.stop - piece.start for piece in slices]
+    token_types: npt.NDArray[np.int32] | None = None
+    if typed:
+        types = [
+            _span(message.token_types, piece) if message.token_types else bytes(_ID_BYTES * piece.tokens)
+            for message, piece in zip(messages, slices, strict=True)
+        ]
+        token_types = np.frombuffer(bytearray().join(types), np.int32)
+    dimensions = [message.dimensions for message in messages]
+    normalize = [message.normalize for message in messages]
+    tasks = [message.tasks for message in messages]
+    adapters = [message.adapter for message in messages]
+    prompt_tokens = [message.prompt_tokens for message in messages]
+    return dataclasses.replace(
+        batch,
+        token_types=token_types,
         dimensions=np.repeat(np.array(dimensions, np.int32), sizes) if any(dimensions) else None,
         normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
         tasks=np.repeat(np.array(tasks, np.uint8), sizes) if any(task != Task.EMBED for task in tasks) else None,
@@ -82,12 +99,12 @@ def batch_of(model: Any, slices: list[Slice]) -> Batch:
 def sampled(slices: list[Slice]) -> list[Member]:
     """What traces tell of these slices: those of sampled requests."""
     return [
-        Member(payload.trace, piece.stop - piece.start, piece.tokens, 0.0 if piece.start else payload.admitted)
+        Member(message.trace, piece.stop - piece.start, piece.tokens, 0.0 if piece.start else message.admitted)
         for piece in slices
-        if (payload := piece.request.payload).trace
+        if (message := piece.request.payload.message).trace
     ]
 
 
 def runs_alone(batch: Batch) -> bool:
     """True for a solo batch (server/worker/work_queue.py)."""
-    return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.alone)
+    return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.message.alone)

@@ -44,7 +44,7 @@ class Health:
     def succeeded(self) -> None:
         """A forward has worked."""
         self.last_success = time.monotonic()
-        self._metrics.last_success.set(time.time())
+        self._metrics.last_success = time.time()
 
     def watched(self, model: int, work: Callable[[], ResultT]) -> ResultT:
         """Do work of a model, by number, for which the supervisor kills this process if it takes too long.

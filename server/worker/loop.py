@@ -67,6 +67,7 @@ class EngineLoop:
         self._responder = Responder(self._server.send, self._queue.drop)
         self._work = DeviceWork()
         self._probed = 0  # idle probes so far
+        self._written_at, self._is_written = 0.0, False  # metrics
         self._tracer = None  # of batches with sampled requests
         if start.traces_fd is not None:
             self._tracer = BatchTracer(RecordSender(start.traces_fd, f"engine-{start.index}"), start.index)
@@ -170,13 +171,22 @@ class EngineLoop:
         began = time.monotonic()
         self._settle(flight)
         self._queue.done(flight.batch)
-        flight.model.note_answer(time.monotonic() - began)
+        ended = time.monotonic()
+        flight.model.note_answer(ended - began)
+        self._is_written = False
+        if ended - self._written_at >= EngineMetrics.WRITE_INTERVAL_S:
+            self._write_metrics(ended)
+
+    def _write_metrics(self, now: float) -> None:
+        self._written_at, self._is_written = now, True
+        self._metrics.write()
+        self._queue.publish(now, interval_s=0.0)
 
     def _submit(self, batch: Batch) -> Flight:
         started = time.monotonic()
         model = self._models[batch.model]  # type: ignore[index]  # its number
         slot = self._free_slots.pop()
-        self._counters.set_running(self._index, slot, [piece.request.payload.id for piece in batch.slices])
+        self._counters.set_running(self._index, slot, [piece.request.payload.message.id for piece in batch.slices])
         try:
             ticket: Any = self._health.watched(model.number, lambda: model.encoder.submit(pack(batch.slices)))
         except EncoderError as error:
@@ -207,7 +217,7 @@ class EngineLoop:
         flight.ended = time.monotonic()
         self._work.note_end(flight)
         flight.seconds = self._busy.add(flight.started, flight.ended)
-        self._metrics.of(flight.model.name).busy_seconds.inc(flight.seconds)
+        self._metrics.of(flight.model.name).busy_s += flight.seconds
         if flight.lead_s:
             flight.model.throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
 
@@ -258,7 +268,7 @@ class EngineLoop:
 
     def _observe(self, flight: Flight) -> None:
         metrics, batch = self._metrics.of(flight.model.name), flight.batch
-        metrics.batches.inc()
+        metrics.batches += 1
         metrics.batch_texts.observe(batch.texts)
         metrics.batch_tokens.observe(batch.tokens)
         metrics.fill_ratio.observe(min(1.0, batch.tokens / flight.model.encoder.batch_tokens))
@@ -269,9 +279,12 @@ class EngineLoop:
 
     def _idle_s(self) -> float:
         """Seconds without a batch until there is something else to do."""
-        return PROBE_INTERVAL_S if self._tracer is None else min(PROBE_INTERVAL_S, self._tracer.flush_due_s)
+        due_s = PROBE_INTERVAL_S if self._is_written else EngineMetrics.WRITE_INTERVAL_S
+        return due_s if self._tracer is None else min(due_s, self._tracer.flush_due_s)
 
     def _on_idle(self) -> None:
+        if not self._is_written:
+            self._write_metrics(time.monotonic())
         if self._tracer is not None:
             self._tracer.flush()
         models = list(self._models.values())
@@ -282,6 +295,7 @@ class EngineLoop:
         try:
             self._health.watched(model.number, lambda: model.run(model.probe))
             self._health.succeeded()
+            self._is_written = False
         except EncoderLost as error:
             self.give_up(error)
         except EncoderError:
@@ -319,6 +333,7 @@ class EngineLoop:
     def close(self) -> None:
         """Send the remaining answers, then free the encoders."""
         self._server.close()
+        self._metrics.write()
         if self._tracer is not None:
             self._tracer.flush()
         for model in self._models.values():

@@ -7,15 +7,14 @@ so if an engine is lost again the cause is known.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Hashable
-from typing import Any
 
 import numpy as np
 
-from embert.engine import Task
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest, Part, Submit
 from embert.server.observability.metrics import EngineMetrics
@@ -27,6 +26,7 @@ __all__ = ["WorkQueue"]
 
 Key = tuple[Channel, int]  # the API process that asked, request id
 
+_ID_BYTES = 4  # int32
 INTERACTIVE_MEMORY_S = 10.0  # so long after an interactive request another one is expected
 
 
@@ -41,12 +41,13 @@ class WorkQueue:
         self._models: dict[int, LoadedModel] = {}
         self._metrics, self._send, self._wake = metrics, send, wake
         self._lock = threading.RLock()  # guards the scheduler and the fields below
-        self._running: Counter[Any] = Counter()  # by key: batches that hold texts of the request
+        self._running: set[Batch] = set()  # and those that wait in `_solo`
         self._disconnected: set[Key] = set()  # running requests whose client has disconnected
         self._solo: deque[Batch] = deque()  # batches of one request each that must run alone
         self._solo_turn = False
         self._draining = False
         self._interactive_at = -INTERACTIVE_MEMORY_S  # when the last interactive request came
+        self._published_at = 0.0
         self._published: dict[int, tuple[int, int]] = {}  # texts and tokens that wait, by model, as metrics have them
 
     def tokens(self) -> int:
@@ -74,11 +75,12 @@ class WorkQueue:
     def submit(self, channel: Channel, message: Submit) -> None:
         """Queue the requests of a message and drop those that it cancels."""
         with self._lock:
+            now = time.monotonic()
             for request in message.requests:
-                self._accept(channel, request)
+                self._accept(channel, request, now)
             for id_ in message.cancelled:
                 self._cancel((channel, id_))
-            self._publish()
+            self.publish(now)
 
     def disconnect(self, channel: Channel) -> None:
         """Drop everything that an API process asked for: it has exited."""
@@ -86,40 +88,33 @@ class WorkQueue:
             for key in self._scheduler.waiting():
                 if key[0] is channel:  # type: ignore[index]
                     self._cancel(key)  # type: ignore[arg-type]
-            self._publish()
 
-    def _accept(self, channel: Channel, request: EncodeRequest) -> None:
-        payload = Payload(
-            channel,
-            request.id,
-            np.frombuffer(request.ids, np.int32),
-            np.frombuffer(request.token_types, np.int32) if request.token_types else None,
-            Task(request.tasks),
-            request.dimensions,
-            request.normalize,
-            request.admitted,
-            request.alone,
-            request.adapter,
-            trace=request.trace,
-            prompt_tokens=request.prompt_tokens,
+    def _accept(self, channel: Channel, message: EncodeRequest, now: float) -> None:
+        ids = len(message.ids) // _ID_BYTES
+        lengths: list[int]
+        if len(message.lengths) == _ID_BYTES:  # one text, as most requests have
+            lengths = [int.from_bytes(message.lengths, sys.byteorder)]
+        else:
+            lengths = np.frombuffer(message.lengths, np.int32).tolist()
+        if not message.bulk:
+            self._interactive_at = now
+        if message.model not in self._models:
+            said = f"model {message.model} is not loaded on this engine"
+            self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "backend", said)])
+            return
+        if self._scheduler.queue_tokens:
+            wait_s = self._least_wait_s(ids, message)
+            if wait_s and now + wait_s > message.deadline:
+                said = f"the work queued before it takes {wait_s:.2g} s"
+                self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", said)])
+                return
+        request = Request(
+            (channel, message.id), lengths, message.model, message.deadline, message.bulk, Payload(channel, message)
         )
-        lengths = np.frombuffer(request.lengths, np.int32).tolist()
-        if not request.bulk:
-            self._interactive_at = time.monotonic()
-        if request.model not in self._models:
-            said = f"model {request.model} is not loaded on this engine"
-            self._send(channel, [Part(request.id, 0, 0, [], 0.0, 0.0, "backend", said)])
-            return
-        wait_s = self._least_wait_s(len(payload.ids), request)
-        if wait_s and time.monotonic() + wait_s > request.deadline:
-            said = f"the work queued before it takes {wait_s:.2g} s"
-            self._send(channel, [Part(request.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", said)])
-            return
-        key = channel, request.id
         try:
-            self._scheduler.add(Request(key, lengths, request.model, request.deadline, request.bulk, payload))
+            self._scheduler.add(request)
         except ValueError as error:
-            self._send(channel, [Part(request.id, 0, 0, [], 0.0, 0.0, "backend", str(error))])
+            self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "backend", str(error))])
 
     def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
         """At least this long until a new request of so many tokens is done; 0 where it can surely meet its deadline.
@@ -128,11 +123,14 @@ class WorkQueue:
         nothing left.
         """
         scheduler = self._scheduler
-        rates = {number: model.throughput.tokens_per_s for number, model in self._models.items()}
-        rate = rates.pop(request.model)
-        if not scheduler.queue_tokens or not rate:
+        rate = self._models[request.model].throughput.tokens_per_s
+        if not rate:
             return 0.0
         left_s = request.deadline - request.admitted - (scheduler.tokens_of(request.model, bulk=True) + tokens) / rate
+        if len(self._models) == 1 and left_s >= 0:
+            return 0.0
+        rates = {number: model.throughput.tokens_per_s for number, model in self._models.items()}
+        del rates[request.model]
         known = {number: other for number, other in rates.items() if other}
         if sum(scheduler.tokens_of(number, bulk=True) / other for number, other in known.items()) <= left_s:
             return 0.0
@@ -144,7 +142,7 @@ class WorkQueue:
         dropped = self._scheduler.cancel(key)
         if dropped:
             self._metrics.cancelled_texts["queued"].inc(dropped)
-        if key in self._running:
+        if any(piece.request.key == key for batch in self._running for piece in batch.slices):
             self._disconnected.add(key)
 
     # --- control thread ---
@@ -213,6 +211,8 @@ class WorkQueue:
 
     def disconnected_texts(self, batch: Batch) -> int:
         """Texts of a running batch whose client has disconnected."""
+        if not self._disconnected:
+            return 0
         with self._lock:
             gone = [piece for piece in batch.slices if piece.request.key in self._disconnected]
         return sum(piece.stop - piece.start for piece in gone)
@@ -227,14 +227,21 @@ class WorkQueue:
     def _scheduled(self) -> Batch | None:
         """The scheduler's next batch, without the requests that must run alone; those go to `_solo`."""
         batch = self._scheduler.next_batch()
-        if batch is not None:
-            self._running.update(piece.request.key for piece in batch.slices)
-        self._publish()
-        if batch is None or not any(piece.request.payload.alone for piece in batch.slices):
+        if batch is None:
+            return None
+        alone = [piece for piece in batch.slices if piece.request.payload.message.alone]
+        if not alone:
+            self._running.add(batch)
             return batch
-        self._solo += [batch_of(batch.model, [piece]) for piece in batch.slices if piece.request.payload.alone]
-        others = [piece for piece in batch.slices if not piece.request.payload.alone]
-        return batch_of(batch.model, others) if others else None
+        solo = [batch_of(batch.model, [piece]) for piece in alone]
+        self._solo += solo
+        self._running.update(solo)
+        others = [piece for piece in batch.slices if not piece.request.payload.message.alone]
+        if not others:
+            return None
+        batch = batch_of(batch.model, others)
+        self._running.add(batch)
+        return batch
 
     def _next_solo(self) -> Batch | None:
         """The next solo batch whose client is still connected and whose deadline has not passed."""
@@ -249,12 +256,9 @@ class WorkQueue:
         return None
 
     def _forget(self, batch: Batch) -> None:
-        for piece in batch.slices:
-            key: Any = piece.request.key
-            self._running[key] -= 1
-            if not self._running[key]:
-                del self._running[key]
-                self._disconnected.discard(key)
+        self._running.discard(batch)
+        if self._disconnected:
+            self._disconnected &= {piece.request.key for each in self._running for piece in each.slices}
 
     def _answer_expired(self) -> None:
         self._answer_late(self._scheduler.expire(time.monotonic()))
@@ -262,9 +266,13 @@ class WorkQueue:
     def _answer_late(self, late: list[Request]) -> None:
         for request in late:
             payload: Payload = request.payload
-            self._send(payload.reply_to, [Part(payload.id, 0, 0, [], 0.0, 0.0, "deadline")])
+            self._send(payload.reply_to, [Part(payload.message.id, 0, 0, [], 0.0, 0.0, "deadline")])
 
-    def _publish(self) -> None:
+    def publish(self, now: float, *, interval_s: float = EngineMetrics.WRITE_INTERVAL_S) -> None:
+        """Show how much waits, unless that was done within the interval."""
+        if now - self._published_at < interval_s:
+            return
+        self._published_at = now
         for number, model in self._models.items():
             waiting = self._scheduler.texts_of(number), self._scheduler.tokens_of(number, bulk=True)
             if waiting != self._published.get(number):  # an idle model costs no gauge

@@ -18,6 +18,7 @@ from embert.engine.heads.description import Heads
 from embert.server.api.models.service import Service
 from embert.server.commands.cli import main
 from embert.server.config import ModelConfig
+from embert.server.ipc.messages import EncodeRequest
 from embert.server.worker.batching import Payload, pack
 from embert.server.worker.scheduling import Request
 from tests.engine.families import byte_level
@@ -123,8 +124,9 @@ def test_texts_of_all_adapters_in_one_batch(adapted: Live, jina: Jina) -> None:
 
 def test_slices_of_requests_keep_their_adapters() -> None:
     def piece(adapter: int, *lengths: int) -> Any:
-        ids = np.zeros(sum(lengths), np.int32)
-        payload = Payload(SimpleNamespace(), 0, ids, None, Task.EMBED, 0, True, 0.0, adapter=adapter)  # type: ignore[arg-type]
+        ids = bytes(4 * sum(lengths))
+        message = EncodeRequest(0, Task.EMBED, ids, b"", b"", 0, True, 60.0, 0.0, adapter=adapter)
+        payload = Payload(SimpleNamespace(), message)  # type: ignore[arg-type]
         return Request(adapter, lengths, payload=payload).piece(0, len(lengths))
 
     found = pack([piece(2, 1, 3), piece(-1, 2), piece(0, 4, 1, 1)]).adapters

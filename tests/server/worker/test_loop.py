@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embert.engine import Rows, Task
-from embert.server.ipc.messages import Part
+from embert.server.ipc.messages import EncodeRequest, Part
 from embert.server.worker import responder
 from embert.server.worker.batching import Payload
 from embert.server.worker.responder import Responder
@@ -177,9 +177,12 @@ def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch
     sent: list[list[Part]] = []
     dropped: list[Any] = []
     answering = Responder(lambda _, parts: sent.append(parts), dropped.append)
-    payloads = [Payload("x", id_, None, None, Task.SPARSE, 0, True, 0.0) for id_ in range(4)]  # type: ignore[arg-type]
+    messages = [EncodeRequest(id_, Task.SPARSE, b"", b"", b"", 0, True, 60.0, 0.0) for id_ in range(4)]
+    payloads = [Payload("x", message) for message in messages]  # type: ignore[arg-type]
     slices = [
-        cast("Slice", SimpleNamespace(start=0, stop=1, request=SimpleNamespace(payload=payload, key=payload.id)))
+        cast(
+            "Slice", SimpleNamespace(start=0, stop=1, request=SimpleNamespace(payload=payload, key=payload.message.id))
+        )
         for payload in payloads
     ]
     counts = np.array([0, 20, 30, 80, 90], np.int32)  # prefix sums: the third text has 50 weights

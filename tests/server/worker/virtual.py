@@ -229,9 +229,10 @@ class VirtualEngine:
         return self._run
 
     def _look(self) -> None:
+        self._loop._metrics.write()
         for name, gpu in self._gpus.items():
             self._run.tokens_per_s[name] = gpu.tokens / self._seconds
-            self._run.busy_s[name] = self._loop._metrics.of(name).busy_seconds._value.get()
+            self._run.busy_s[name] = self._loop._metrics.of(name)._busy._value.get()
 
     def _send(self, name: str, texts: int) -> None:
         if self._clock.now > self._until:
@@ -260,12 +261,12 @@ class VirtualEngine:
         self._clock.sleep(speed.answer_s * tokens / BATCH_TOKENS + speed.slice_s * len(slices))
         self._run.slices.append(len(slices))
         for piece in slices:
-            waits = self._open[piece.request.payload.id]
+            waits = self._open[piece.request.payload.message.id]
             name = waits[1]
             waits[0] -= piece.stop - piece.start
             waits[3] += 1
             if not waits[0]:
-                del self._open[piece.request.payload.id]
+                del self._open[piece.request.payload.message.id]
                 self._run.waited_s[name].append(self._clock.now - waits[2])
                 self._run.pieces[name].append(waits[3])
                 if name in self._floods:
