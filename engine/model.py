@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,20 +82,22 @@ def load_model(
     pooling: str | None = None,
     model_id: str | None = None,
     progress: bool = True,
+    on_download: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Find a model and read its JSON files.
 
     `model` is a local folder, a hub id (fetched into the hub's cache; `HF_HUB_OFFLINE` is honoured), or None for the
     packaged default. `revision` is a hub branch, tag or commit. `pooling` overrides what the model says;
     "splade" makes sparse vectors with the head of a masked language model. `model_id` overrides the name, for processes
-    that get a folder. `progress` shows the download's progress bar.
+    that get a folder. `progress` shows the download's progress bar;
+    `on_download` gets the bytes that have come and those that are known of, in threads of the download.
 
     Raises ModelNotFound, UnsupportedModel or BrokenModel, each with one sentence for the user.
     """
     if pooling is not None and pooling not in (*POOLINGS, SPLADE):
         named = ", ".join((*POOLINGS, SPLADE))
         raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {named}")
-    location = locate(model, revision=revision, progress=progress)
+    location = locate(model, revision=revision, progress=progress, on_download=on_download)
     folder, notices = location.folder, list(location.notices)
     modules = read_modules(folder, pooling=pooling) or Modules(pooling=pooling)
     notices += modules.notices

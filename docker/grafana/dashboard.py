@@ -60,6 +60,13 @@ def healthy() -> Iterator[Panel]:
         "percentunit",
         steps((RED, None), (GREEN, 1)),
     )
+    yield stat(
+        "Models ready",
+        "Models that an engine is ready for ÷ models there are. Below 100 %: a start, or a model that fails.",
+        f"sum(embert_model_ready{{{OF_MODEL}}}) / count(embert_model_ready{{{OF_MODEL}}})",
+        "percentunit",
+        steps((RED, None), (GREEN, 1)),
+    )
     for what, outcome, why in (
         ("Failed requests", "failed", "Share that the server answered with 424 or 5xx."),
         ("Refused requests", "refused", "Share refused because of too much work: add replicas, or find who floods."),
@@ -326,8 +333,12 @@ def runs() -> Iterator[Panel]:
     )
     yield lines(
         "Replicas by version",
-        "Two versions at once: a deploy is under way.",
-        [target(f"count by (version) (embert_build_info{{{SELECT}}})", "{{version}}")],
+        "Two versions at once: a deploy is under way. Beside them, replicas that start and that drain.",
+        [
+            target(f"count by (version) (embert_build_info{{{SELECT}}})", "{{version}}"),
+            target(f"sum(embert_starting{{{SELECT}}})", "starting"),
+            target(f"sum(embert_draining{{{SELECT}}})", "draining"),
+        ],
         "none",
     )
     yield lines(

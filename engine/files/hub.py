@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,14 @@ class Location:
     notices: tuple[str, ...] = ()
 
 
-def locate(model: str | None, *, revision: str | None, progress: bool) -> Location:
-    """Find or download a model's files. Raises ModelNotFound."""
+def locate(
+    model: str | None,
+    *,
+    revision: str | None,
+    progress: bool,
+    on_download: Callable[[int, int], None] | None = None,
+) -> Location:
+    """Find or download a model's files; `on_download` as in `load_model`. Raises ModelNotFound."""
     if model is None:
         folder = packaged_default()
         if folder is None:
@@ -64,7 +71,7 @@ def locate(model: str | None, *, revision: str | None, progress: bool) -> Locati
         model = DEFAULT_MODEL_ID
     if not HUB_ID.fullmatch(model):
         raise ModelNotFound(f"there is no folder {model}")
-    return _download(model, revision, progress)
+    return _download(model, revision, progress, on_download)
 
 
 def packaged_default() -> Path | None:
@@ -77,15 +84,27 @@ def packaged_default() -> Path | None:
     return None
 
 
-def _download(model: str, revision: str | None, progress: bool) -> Location:
+def _download(
+    model: str, revision: str | None, progress: bool, on_download: Callable[[int, int], None] | None
+) -> Location:
     """Download a hub model's files into the hub's cache, or find them there."""
     # Imported here, because it takes 0.2 s and most starts do not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
-    class Silent(tqdm):
+    class Bar(tqdm):
+        """Shows what it counts where `progress` says so, and reports the bytes of all files together."""
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+            self._reports = on_download is not None and kwargs.get("name") == "huggingface_hub.snapshot_download"
+            self._done = 0
+            super().__init__(*args, **(kwargs if progress else {**kwargs, "disable": True}))  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._reports and on_download is not None:
+                self._done += int(n or 0)
+                on_download(self._done, int(self.total or 0))
+            return super().update(n)
 
     def snapshot(*, local_files_only: bool) -> Path:
         return Path(
@@ -95,7 +114,7 @@ def _download(model: str, revision: str | None, progress: bool) -> Location:
                 allow_patterns=WANTED_FILES,
                 ignore_patterns=UNWANTED_FILES,
                 local_files_only=local_files_only,
-                tqdm_class=tqdm if progress else Silent,
+                tqdm_class=Bar,
             )
         )
 

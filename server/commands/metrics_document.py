@@ -33,18 +33,18 @@ _HEAD = """\
 <!-- Written by scripts/document from server/observability/metrics.py; change it there. -->
 
 `GET /metrics` answers in Prometheus' text format, and so does `--metrics-port` where that is set. Any HTTP process
-answers for all HTTP processes, the engine processes and the supervisor. Every metric exists, at zero, from the moment
-the engine is ready, but the durations and errors of a route, and all of bulk requests, appear with the first one. No
-label holds a text, a user or a request id. Units are seconds, tokens, texts, bytes and watts. Histograms have
-`_bucket`, `_sum` and `_count` as usual; `--latency-buckets` sets the buckets of those of times. A client that accepts
-gzip gets that.
+answers for all HTTP processes, the engine processes and the supervisor. During a download only the supervisor's are
+there (`embert_model_ready`, `embert_starting`). Every metric exists, at zero, from the moment the engine is ready, but
+the durations and errors of a route, and all of bulk requests, appear with the first one. No label holds a text, a user
+or a request id. Units are seconds, tokens, texts, bytes and watts. Histograms have `_bucket`, `_sum` and `_count` as
+usual; `--latency-buckets` sets the buckets of those of times. A client that accepts gzip gets that.
 
 `Accept: application/openmetrics-text`, which Prometheus sends, gets OpenMetrics. There, each bucket of
 `embert_request_duration_seconds` has an exemplar: the newest request that fell into it, by the `trace_id` of its
 `traceparent` header, or else by its `request_id`, which is its `X-Request-Id` if it has one. They are up to a second
 old. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 
-**How many series?** A server of one model on one engine has 318 at rest. Each route in use adds 26 for each of its
+**How many series?** A server of one model on one engine has 321 at rest. Each route in use adds 26 for each of its
 priorities, its durations and its errors, and for each further outcome 22. The first bulk request adds 101, another
 engine about 100. A route that nobody asks costs one.
 
@@ -80,7 +80,7 @@ def document() -> str:
         "GPU (engine processes on a GPU, where the driver has NVML)": lambda: GpuMetrics(
             "cuda:0", list(GpuMetrics.NAMES)
         ),
-        "Server (the supervisor)": lambda: SupervisorMetrics.create([0], __version__),
+        "Server (the supervisor)": lambda: SupervisorMetrics(["m"], __version__).add_engines([0]),
         "Traces (the process that exports them)": _trace_metrics,
     }
     processes = _families()

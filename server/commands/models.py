@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from embert.engine import Model, load_model
 from embert.engine.encoders.devices import devices_of
 from embert.engine.errors import ModelError
+from embert.engine.files.hub import DEFAULT_MODEL_ID
 from embert.server.commands.memory_plan import check_memory
 from embert.server.config import ConfigError, ModelConfig
 from embert.server.ipc.control import StartModel
 from embert.server.supervisor.planned_model import PlannedModel
 
-__all__ = ["plan"]
+__all__ = ["name_of", "plan"]
 
 log = logging.getLogger(__name__)
 
 
-def plan(configs: Sequence[ModelConfig]) -> tuple[list[PlannedModel], dict[str, str]]:
+def plan(
+    configs: Sequence[ModelConfig], on_download: Callable[[str, int, int], None]
+) -> tuple[list[PlannedModel], dict[str, str]]:
     """The models that can be read, and the reasons why others cannot, by name. Logs both.
 
-    Downloads what is not here, side by side. Raises ConfigError for options that do not fit a model.
+    Downloads what is not here, side by side; `on_download` gets a model's name, and the bytes that have come and those
+    that are known of. Raises ConfigError for options that do not fit a model.
     """
     with ThreadPoolExecutor(len(configs)) as pool:
-        found = list(pool.map(_read, configs))
+        found = list(pool.map(lambda config: _read(config, on_download), configs))
     models: list[tuple[ModelConfig, Model]] = []
     broken: dict[str, str] = {}
     for config, model in zip(configs, found, strict=True):
         if isinstance(model, ModelError):
-            name = config.served_model_name or str(config.source)
+            name = name_of(config)
             log.error(*(("%s: %s", name, model) if len(configs) > 1 else ("%s", model)))
             broken[name] = str(model)
             continue
@@ -51,9 +56,20 @@ def plan(configs: Sequence[ModelConfig]) -> tuple[list[PlannedModel], dict[str, 
     return planned, broken
 
 
-def _read(config: ModelConfig) -> Model | ModelError:
+def name_of(config: ModelConfig) -> str:
+    """What clients will call a model."""
+    return config.served_name(config.source or DEFAULT_MODEL_ID)
+
+
+def _read(config: ModelConfig, on_download: Callable[[str, int, int], None]) -> Model | ModelError:
     try:
-        return load_model(config.source, revision=config.revision, pooling=config.pooling, progress=sys.stderr.isatty())
+        return load_model(
+            config.source,
+            revision=config.revision,
+            pooling=config.pooling,
+            progress=sys.stderr.isatty(),
+            on_download=partial(on_download, name_of(config)),
+        )
     except ModelError as error:
         return error
 

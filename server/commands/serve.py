@@ -9,13 +9,16 @@ import socket
 import time
 
 from embert import __version__
-from embert.server.commands.models import plan
+from embert.server.commands.models import name_of, plan
+from embert.server.commands.waiting_server import Downloads, waiting_server
 from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys
 from embert.server.http.tls_context import tls_context
 from embert.server.observability.logs import configure_logging, exit_now
+from embert.server.observability.metric_memory import MetricMemory
+from embert.server.observability.metrics import use_memory
 from embert.server.observability.tracing.settings import TracingUnavailable, read_sampler, shown, traces_url
 from embert.server.supervisor.sockets import listen, listen_for_each
-from embert.server.supervisor.supervisor import Supervisor
+from embert.server.supervisor.supervisor import NO_MEMORY, Supervisor
 
 __all__ = ["serve"]
 
@@ -32,7 +35,7 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
     # Process 1 of a container ignores SIGTERM by default, and a model takes minutes to download. The supervisor later
     # installs its own handler.
     signal.signal(signal.SIGTERM, _on_sigterm)
-    tls_context(config)
+    context = tls_context(config)
     read_api_keys(config)
     configs = model_configs(config)
     traces = _traces_url(config)
@@ -41,12 +44,25 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
     if config.metrics_port is not None:
         metrics_socket = listen(config.host, config.metrics_port, "--metrics-port")[0]
     log.info("embert   %s", __version__)
-    planned, broken = plan(configs)
+    names = list(map(name_of, configs))
+    try:
+        memory = MetricMemory.create(["supervisor"])
+    except OSError as error:
+        log.error("%s: %s", NO_MEMORY, error)  # noqa: TRY400
+        return 1
+    use_memory(memory, "supervisor")
+    from embert.server.observability.metrics import SupervisorMetrics
+
+    metrics = SupervisorMetrics(names, __version__)
+    downloads = Downloads(names)
+    all_sockets = [sock for each in sockets for sock in each]
+    with waiting_server(config, context, all_sockets, metrics_socket, downloads, memory):
+        planned, broken = plan(configs, downloads.note)
     if not planned:
         return 1
     if traces is not None:
         log.info("traces   to %s", shown(traces))
-    return Supervisor(config, planned, broken, sockets, metrics_socket, began, traces).run()
+    return Supervisor(config, planned, broken, sockets, metrics_socket, began, memory, metrics, traces).run()
 
 
 def _traces_url(config: ServeConfig) -> str | None:

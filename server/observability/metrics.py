@@ -184,35 +184,33 @@ class GpuMetrics:
         }
 
 
-@dataclass
 class SupervisorMetrics:
-    """Written by the supervisor."""
+    """Written by the supervisor, from before it knows what its engines are."""
 
-    engine_up: dict[int, Gauge]
-    hang_limit: dict[int, Gauge]
-    engine_restarts: dict[int, Counter]
-    api_restarts: Counter
-    hangs: Counter
+    def __init__(self, models: Sequence[str], version: str) -> None:
+        """Metrics for models of these names, all at zero."""
+        gauge("build_info", "Always 1; the label is the version.", ["version"], "livemax").labels(version).set(1)
+        ready_help = "1 while an engine is ready for the model, else 0; a download included."
+        ready = gauge("model_ready", ready_help, ["model"], "livemax")
+        self.model_ready = {name: ready.labels(name) for name in models}
+        starting_help = "1 from the start until the server was ready once, for --start-timeout at most."
+        self.starting = gauge("starting", starting_help, mode="livemax")
+        self.starting.set(1)
+        self.draining = gauge("draining", "1 from SIGTERM on, while requests in flight are answered.", mode="livemax")
+        self.api_restarts = counter("api_restarts_total", "Restarts of HTTP processes.")
+        self.hangs = counter("hung_processes_total", "Processes that hung and were killed.", ["process"])
+        for kind in ("api", "engine"):
+            self.hangs.labels(kind)
+        self.engine_up: dict[int, Gauge] = {}
+        self.hang_limit: dict[int, Gauge] = {}
+        self.engine_restarts: dict[int, Counter] = {}
 
-    @classmethod
-    def create(cls, engines: Sequence[int], version: str) -> SupervisorMetrics:
+    def add_engines(self, engines: Sequence[int]) -> None:
         """Metrics for these engines, all at zero."""
         up = gauge("engine_up", "1 while the engine is ready, else 0.", ["engine"], "livemax")
         limit_help = "A forward that takes longer counts as hung, and the engine is replaced; 0 until it is known."
         limit = gauge("engine_hang_limit_seconds", limit_help, ["engine"], "livemax")
         restarts = counter("engine_restarts_total", "Restarts of the engine process.", ["engine"])
-        gauge("build_info", "Always 1; the label is the version.", ["version"], "livemax").labels(version).set(1)
-        api_restarts = counter("api_restarts_total", "Restarts of HTTP processes.")
-        hangs = counter("hung_processes_total", "Processes that hung and were killed.", ["process"])
-        metrics = cls(
-            {i: up.labels(str(i)) for i in engines},
-            {i: limit.labels(str(i)) for i in engines},
-            {i: restarts.labels(str(i)) for i in engines},
-            api_restarts,
-            hangs,
-        )
-        for kind in ("api", "engine"):
-            hangs.labels(kind)
-        for each in metrics.engine_up.values():
-            each.set(0)
-        return metrics
+        for i in engines:
+            self.engine_up[i], self.hang_limit[i] = up.labels(str(i)), limit.labels(str(i))
+            self.engine_restarts[i] = restarts.labels(str(i))

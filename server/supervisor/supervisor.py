@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
-from embert import __version__
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import (
     Drain,
@@ -34,7 +33,6 @@ from embert.server.ipc.control import (
 )
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.metrics import use_memory
 from embert.server.observability.tracing.records import EXPORTER
 from embert.server.supervisor.announcement import announce
 from embert.server.supervisor.child import Child, Kind, describe_exit
@@ -53,6 +51,7 @@ __all__ = ["Supervisor"]
 
 log = logging.getLogger(__name__)
 
+NO_MEMORY = "the memory that processes share cannot be made"  # with the reason
 PROGRESS_REPORTS = 10  # at most so many log lines about one start, spread over --start-timeout
 GIVE_UP_GRACE_S = 5.0  # for clients to get their 503
 UNKILLABLE_S = 10.0  # a process blocked in a driver or a file system survives SIGKILL; the supervisor exits without it
@@ -73,14 +72,14 @@ class Supervisor:
     sockets: list[list[socket.socket]]  # of each API process
     metrics_socket: socket.socket | None
     began: float
+    memory: MetricMemory  # of metrics, with a region for this process
+    metrics: SupervisorMetrics
     traces_url: str | None = None  # where spans go; None: no traces
-    _memory: MetricMemory = field(init=False)  # of metrics
     _name: str = field(default_factory=lambda: f"embert-{secrets.token_hex(8)}", init=False)  # of its sockets
     _apis: list[Child] = field(init=False)
     _engines: list[Child] = field(init=False)
     _states: list[EngineState] = field(init=False)
     _engine_models: list[EngineModels] = field(init=False)  # of each engine
-    _metrics: SupervisorMetrics = field(init=False)
     _counters: SharedCounters = field(init=False)
     _messages: StartMessages = field(init=False)
     _hangs: HangDetector = field(init=False)
@@ -99,18 +98,17 @@ class Supervisor:
         self._engines = [Child("engine", i) for i in range(len(devices))]
         self._apis = [Child("api", i) for i in range(self.config.http_processes)]
         try:
-            self._memory = MetricMemory.create(["supervisor", EXPORTER, *(child.name for child in self._children)])
+            self.memory.add([EXPORTER, *(child.name for child in self._children)])
             self._counters = SharedCounters.create(self.config.http_processes, len(devices), len(self.models))
         except OSError as error:
-            log.error("the memory that processes share cannot be made: %s", error)  # noqa: TRY400
+            log.error("%s: %s", NO_MEMORY, error)  # noqa: TRY400
             return 1
-        use_memory(self._memory, "supervisor")
-        from embert.server.observability.metrics import SupervisorMetrics
+        # Here, because the library takes time to import.
         from embert.server.observability.tracing.trace_metrics import TraceMetrics
 
         TraceMetrics()
-        self._metrics = SupervisorMetrics.create(range(len(devices)), __version__)
-        self._messages = StartMessages(self.config, self.models, self.broken, self._memory.fd, self._counters.fd)
+        self.metrics.add_engines(range(len(devices)))
+        self._messages = StartMessages(self.config, self.models, self.broken, self.memory.fd, self._counters.fd)
         self._hangs = HangDetector(self.config, self._counters)
         self._outages = Outages(self.config.give_up_after, self.config.start_timeout)
         self._engine_models = [
@@ -129,7 +127,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop
         try:
             if self.traces_url is not None:
-                self._traces = TraceExporter(self.config, self.traces_url, self._memory.fd)
+                self._traces = TraceExporter(self.config, self.traces_url, self.memory.fd)
                 self._traces.watch()
             for child in self._children:
                 self._start(child)
@@ -182,7 +180,7 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         """Start a child, or schedule another try where the system has no descriptors, memory or processes left."""
-        inherited = [self._counters.fd, self._memory.fd, *([self._traces.fd] if self._traces is not None else [])]
+        inherited = [self._counters.fd, self.memory.fd, *([self._traces.fd] if self._traces is not None else [])]
         try:
             if child.kind == "api":
                 if not self.sockets[child.index]:
@@ -247,7 +245,7 @@ class Supervisor:
         child.became_ready()
         self._hangs.restart_clock(child)
         if child.kind == "engine":
-            self._metrics.engine_up[child.index].set(1)
+            self.metrics.engine_up[child.index].set(1)
         if self._announced:
             log.info("%s is ready again, %.1f s after its start", child.name, time.monotonic() - child.started)
 
@@ -258,7 +256,7 @@ class Supervisor:
         models.ready(message.model, message.info)
         self._note_ready(child)
         self._hangs.add_limit(child, message.info)
-        self._metrics.hang_limit[child.index].set(child.hang_limit_s)
+        self.metrics.hang_limit[child.index].set(child.hang_limit_s)
         self._tell_engine(child)
         if len(self.models) > 1:
             name, info = self.models[message.model].start.name, message.info
@@ -292,6 +290,7 @@ class Supervisor:
             return
         if all((engine.ready and models.settled) or models.hopeless for engine, models in engines):
             self._announced = True
+            self.metrics.starting.set(0)
             took_s = time.monotonic() - self.began
             announce(self.config, self.models, self.broken, self._states, self.sockets[0][0], took_s)
 
@@ -303,6 +302,15 @@ class Supervisor:
 
     def _tell_state(self, state: EngineState) -> None:
         self._states[state.index] = state
+        ready = {
+            number
+            for each in self._states
+            if each.state == "ready"
+            for number, model in each.models.items()
+            if model.state == "ready"
+        }
+        for planned in self.models:
+            self.metrics.model_ready[planned.start.name].set(planned.start.number in ready)
         for api in self._apis:
             api.send(state)
 
@@ -315,6 +323,8 @@ class Supervisor:
             return
         was_stopped = now - self._watched > 4 * WATCH_INTERVAL_S  # this process, or the whole machine
         self._watched = now
+        if now - self.began > self.config.start_timeout:
+            self.metrics.starting.set(0)
         for child in self._children:
             if child.process is None or child.killed:
                 continue
@@ -322,7 +332,7 @@ class Supervisor:
                 self._hangs.restart_clock(child)
             elif (hung := self._hangs.reason(child, now)) is not None:
                 log.error("%s hangs: %s; ending it", child.name, hung)
-                self._metrics.hangs.labels(child.kind).inc()
+                self.metrics.hangs.labels(child.kind).inc()
                 child.kill_hung()
                 self._outages.note_loss(child, self._siblings(child.kind))
             elif not child.ready and now - child.reported > self.config.start_timeout / PROGRESS_REPORTS:
@@ -381,14 +391,14 @@ class Supervisor:
                 self._receive(child)  # its last messages
             child.disconnect(self._selector)
             child.mark_dead()
-            self._memory.region(child.name).forget()
+            self.memory.region(child.name).forget()
             self._on_exit(child, status)
 
     def _on_exit(self, child: Child, status: int) -> None:
         how = describe_exit(status)
         self._outages.note_loss(child, self._siblings(child.kind))
         if child.kind == "engine":
-            self._metrics.engine_up[child.index].set(0)
+            self.metrics.engine_up[child.index].set(0)
             runs = self._counters.forward_since[child.index] > 0
             running = int(self._counters.forward_model[child.index]) if runs else None
             self._counters.forward_since[child.index] = 0.0
@@ -413,9 +423,9 @@ class Supervisor:
         delay_s = child.start_later()
         log.error("%s %s; starting it again in %.1f s", child.name, how, delay_s)
         if child.kind == "engine":
-            self._metrics.engine_restarts[child.index].inc()
+            self.metrics.engine_restarts[child.index].inc()
         else:
-            self._metrics.api_restarts.inc()
+            self.metrics.api_restarts.inc()
 
     # --- stopping ---
 
@@ -443,6 +453,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         self._stopping = True
+        self.metrics.draining.set(1)
         self._kill_at = time.monotonic() + self.config.drain_timeout + 5.0
         for api in self._apis:
             api.send(Drain())

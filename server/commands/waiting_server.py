@@ -1,0 +1,188 @@
+"""Answers HTTP until the models are here: a download may take minutes, and probes and Prometheus ask from the start on.
+
+/livez is 200, /readyz 503 with the bytes that have come, /metrics has what is known, and all else is 503. It runs in a
+thread of the supervisor, on the sockets that the HTTP processes get afterwards, and only where reading the models takes
+longer than a moment. A connection carries one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http
+import logging
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import orjson
+
+from embert.server.config import ServeConfig
+from embert.server.http.accept import scrape_form
+from embert.server.http.auth import Keys
+from embert.server.http.errors import Dialect, ServerError, Unavailable, error_body
+from embert.server.observability.metric_memory import MetricMemory
+from embert.server.observability.scraping.exposition import exposition
+
+__all__ = ["Downloads", "waiting_server"]
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 0.3  # what is here already is read within that
+LOG_INTERVAL_S = 10.0
+REQUEST_S = 5.0  # for a request to come and its answer to go
+BACKLOG = 4096
+MOST_CONNECTIONS = 256
+_HEAD_BYTES = 65_536
+_PROBES = frozenset({"/livez", "/readyz", "/health", "/ping"})
+
+
+@dataclass
+class Downloads:
+    """What has come of each model's files. Threads of downloads write it."""
+
+    names: Sequence[str]  # of the models
+    _bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def note(self, name: str, done: int, total: int) -> None:
+        """So many bytes of a model have come, of those that are known of."""
+        self._bytes[name] = done, total
+
+    def __str__(self) -> str:
+        loads = [f"{name}, {done / 1e6:.0f} of {total / 1e6:.0f} MB" for name, (done, total) in self._bytes.items()]
+        return f"downloading {'; '.join(loads)}" if loads else "reading the models"
+
+
+@contextlib.contextmanager
+def waiting_server(
+    config: ServeConfig,
+    context: ssl.SSLContext | None,
+    sockets: Sequence[socket.socket],
+    metrics_socket: socket.socket | None,
+    downloads: Downloads,
+    memory: MetricMemory,
+) -> Iterator[None]:
+    """Answer until the end of the context; the sockets stay open after it. Raises ConfigError for keys."""
+    server = _WaitingServer(Keys(config, _open_paths(config)), downloads, memory)
+    ended = threading.Event()
+
+    def run() -> None:
+        if not ended.wait(PATIENCE_S):
+            asyncio.run(server.serve(sockets, context, metrics_socket, ended))
+
+    thread = threading.Thread(target=run, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _open_paths(config: ServeConfig) -> frozenset[str]:
+    return _PROBES | {"/metrics"} if "metrics" in config.keyless else _PROBES
+
+
+@dataclass
+class _WaitingServer:
+    keys: Keys
+    downloads: Downloads
+    memory: MetricMemory
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def serve(
+        self,
+        sockets: Sequence[socket.socket],
+        context: ssl.SSLContext | None,
+        metrics_socket: socket.socket | None,
+        ended: threading.Event,
+    ) -> None:
+        """Answer until `ended`."""
+        listening = [(sock, context, False) for sock in sockets]
+        if metrics_socket is not None:
+            listening.append((metrics_socket, None, True))
+        servers = [
+            await asyncio.start_server(
+                partial(self._accept, only_metrics=only_metrics),
+                sock=socket.socket(fileno=os.dup(sock.fileno())),
+                ssl=tls,
+                ssl_handshake_timeout=REQUEST_S if tls else None,
+                limit=_HEAD_BYTES,
+                backlog=BACKLOG,
+            )
+            for sock, tls, only_metrics in listening
+        ]
+        loop = asyncio.get_running_loop()
+        while not await loop.run_in_executor(None, ended.wait, LOG_INTERVAL_S):
+            log.info("%s", self.downloads)
+        for server in servers:
+            server.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, only_metrics: bool) -> None:
+        if len(self._tasks) >= MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._handle(reader, writer, only_metrics=only_metrics))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, only_metrics: bool) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head, only_metrics=only_metrics))
+                await writer.drain()
+                if writer.can_write_eof():
+                    writer.write_eof()
+                while await reader.read(_HEAD_BYTES):  # a body; closing before it is read would reset the connection
+                    pass
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the client has left, is too slow, or does not speak HTTP
+        finally:
+            writer.close()
+
+    def _answer(self, head: bytes, *, only_metrics: bool) -> bytes:
+        """The whole answer. Raises ValueError for what is no head of a request."""
+        first, *lines = head.split(b"\r\n")[:-2]
+        method, target, _ = first.decode("ascii").split(" ")
+        pairs = [line.partition(b":") for line in lines]
+        headers = [(name.strip().lower(), value.strip()) for name, _, value in pairs]
+        path = target.partition("?")[0]
+        status, body, more = 404, b"only GET /metrics is here\n", [(b"content-type", b"text/plain")]
+        if path == "/metrics" or not only_metrics:
+            status, body, more = self._respond(method, path, headers, only_metrics=only_metrics)
+        shown = [*more, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        answer = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
+        answer += b"".join(b"%b: %b\r\n" % header for header in shown)
+        return answer + b"\r\n" + (b"" if method == "HEAD" else body)
+
+    def _respond(
+        self, method: str, path: str, headers: list[tuple[bytes, bytes]], *, only_metrics: bool
+    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+        """Status, body and headers. The port that has only metrics needs no key."""
+        what, json = str(self.downloads), [(b"content-type", b"application/json")]
+        try:
+            if not only_metrics:
+                self.keys.check({"path": path, "method": method, "headers": headers})
+            if method in ("GET", "HEAD"):
+                if path == "/livez":
+                    return 200, orjson.dumps({"status": "ok", "detail": what}), json
+                if path.startswith("/readyz"):
+                    models = dict.fromkeys(self.downloads.names, "loading")
+                    return 503, orjson.dumps({"status": "loading", "detail": what, "models": models}), json
+                if path in _PROBES:
+                    return 503, orjson.dumps({"status": what, "last_success_age_s": None}), json
+                if path == "/metrics":
+                    found = exposition(self.memory, scrape_form(headers))
+                    return 200, found.body, list(found.headers)
+            raise Unavailable(f"the server is starting ({what})", retry_after_s=2)
+        except ServerError as error:
+            dialect = Dialect.OPENAI if path.startswith("/v1/") else Dialect.TEI
+            retry = [(b"retry-after", b"%d" % error.retry_after_s)] if error.retry_after_s else []
+            return error.status, error_body(error, dialect), [*json, *retry]
