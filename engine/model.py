@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embert.engine.errors import BrokenModel, ModelNotFound, UnsupportedModel
+from embert.engine.architecture.tensor_shapes import tensor_shapes
+from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, UnsupportedModel
 from embert.engine.families import Architecture, check_config, read_architecture
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
@@ -30,6 +32,8 @@ __all__ = ["Model", "load_model"]
 
 # tokenizer_config.json writes "no limit" as a very large number of tokens.
 NO_LENGTH_LIMIT = 1_000_000
+MUCH_BYTES = 1 << 30
+LEAST_ITEM_BYTES = 2  # of a weight, in float16 and bfloat16
 SPLADE = "splade"  # beside POOLINGS: the head of a masked language model, and its maximum over tokens
 # transformers, and the torch that it reads weights with, serve nobody's requests: an extra.
 INSTALL_CONVERT = "pip install 'embert[convert]'"
@@ -94,6 +98,23 @@ def load_model(
 
     Raises ModelNotFound, UnsupportedModel or BrokenModel, each with one sentence for the user.
     """
+    try:
+        return _load(model, revision, pooling, model_id, progress=progress, on_download=on_download)
+    except EngineError:
+        raise
+    except Exception as error:  # files may hold anything, and a server's other models go on
+        raise BrokenModel(f"{model} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _load(
+    model: str | None,
+    revision: str | None,
+    pooling: str | None,
+    model_id: str | None,
+    *,
+    progress: bool,
+    on_download: Callable[[int, int], None] | None,
+) -> Model:
     if pooling is not None and pooling not in (*POOLINGS, SPLADE):
         named = ", ".join((*POOLINGS, SPLADE))
         raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {named}")
@@ -118,6 +139,7 @@ def load_model(
     splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
     _check_files(transformer, weights, auto_class if classifier is None else "AutoModelForSequenceClassification")
+    _check_size(weights, architecture)
     library = folder / "config_sentence_transformers.json"
     library_fields = read_object(library) if library.is_file() else {}
     notices += check_keys(library, library_fields, CONFIG_SENTENCE_TRANSFORMERS)
@@ -249,6 +271,21 @@ def _base(lora: Lora, progress: bool) -> Path:
     if not (base / "config.json").is_file():
         raise BrokenModel(f"{said} {lora.base}, and that has no config.json; {merge}")
     return base
+
+
+def _check_size(folder: Path, architecture: Architecture) -> None:
+    """Raise BrokenModel for weights that cannot be in files of this size, before anything is allocated for them.
+
+    The encoder compares each tensor's shape; here only what would take much memory until then is refused.
+    """
+    shapes = tensor_shapes(architecture)
+    numbers = sum(math.prod(shape) for name, shape in shapes.items() if not architecture.tensors.is_absent(name))
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if numbers * LEAST_ITEM_BYTES > max(size, MUCH_BYTES):
+        raise BrokenModel(
+            f"{folder / 'config.json'} implies {numbers} weights, of at least {numbers * LEAST_ITEM_BYTES} bytes; the "
+            f"safetensors files beside it have {size} bytes"
+        )
 
 
 def _pickled(folder: Path, names: tuple[str, ...]) -> str:

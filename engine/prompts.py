@@ -23,7 +23,7 @@ def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise BrokenModel(f"{path}: prompts must map names to texts")
     default = fields.get("default_prompt_name")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise BrokenModel(f"{path}: default_prompt_name {default!r} is not among the prompts: {', '.join(prompts)}")
     return prompts, default
 

@@ -8,7 +8,7 @@ from embert.engine.architecture.architecture import Architecture
 from embert.engine.architecture.tensor_names import EMBEDDING_PROJECTION, Classification, MaskedLM, Scheme, TensorNames
 from embert.engine.errors import BrokenModel
 from embert.engine.families.bert import DEFAULTS, read_bert_like
-from embert.engine.families.config.config_file import ConfigFile
+from embert.engine.families.config.config_file import MOST_LAYERS, ConfigFile
 
 __all__ = ["read"]
 
@@ -50,13 +50,14 @@ def read(config: ConfigFile) -> Architecture:
     """
     config = config.with_missing(**OWN_DEFAULTS)
     config = config.with_defaults(num_hidden_groups=1, inner_group_num=1, hidden_act="gelu_new")
-    turns, groups, inner = (
-        config.integer(name) for name in ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
-    )
+    turns = config.layers()
+    groups, inner = (config.integer(name, MOST_LAYERS) for name in ("num_hidden_groups", "inner_group_num"))
     if groups > turns:
         raise BrokenModel(
             f"{config.path}: num_hidden_groups must be at most num_hidden_layers, {turns}; found {groups}"
         )
+    if turns * inner > MOST_LAYERS:
+        raise BrokenModel(f"{config.path}: num_hidden_layers times inner_group_num must be at most {MOST_LAYERS}")
     tensors = TensorNames((_scheme(groups, inner),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
     # HuggingFace's rounding, where the division leaves a remainder.
     group_of = [int(turn / (turns / groups)) for turn in range(turns)]

@@ -75,7 +75,7 @@ def read_bert_like(
         family=config.fields["model_type"],
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
-        layers=config.integer("num_hidden_layers"),
+        layers=config.layers(),
         heads=config.integer("num_attention_heads"),
         intermediate_size=config.integer("intermediate_size"),
         activation=activation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,26 @@ from embert.engine.errors import BrokenModel
 
 __all__ = ["read_json", "read_object"]
 
+# Half of a character beyond 16 bits. Alone it is none, and neither logs nor answers can hold it.
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 
 def read_json(path: Path) -> Any:
     """Parse a file. Raises BrokenModel if it cannot be read or is not JSON."""
     try:
-        return json.loads(path.read_bytes())
+        content = path.read_bytes()
+        value = json.loads(content)
+        if SURROGATE.search(content):
+            json.dumps(value, ensure_ascii=False).encode()
     except OSError as error:
         raise BrokenModel(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeEncodeError:
+        raise BrokenModel(f"{path} is not valid JSON: it has a lone surrogate") from None
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
         raise BrokenModel(f"{path} is not valid JSON: {error}") from error
+    except RecursionError:
+        raise BrokenModel(f"{path} is not valid JSON: it is nested too deeply") from None
+    return value
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def parse_header(path: Path, data: Any, size: int) -> tuple[Header, int]:
         raise broken(path, f"its header claims {length} bytes, the file has {size}")
     try:
         header = json.loads(data[8 : 8 + length])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise broken(path, f"its header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise broken(path, "its header is not a JSON object")

@@ -20,7 +20,7 @@ import uvloop
 from embert.server.api.background import exit_on_error, keep_running
 from embert.server.http.accept import scrape_form
 from embert.server.http.errors import Dialect, ServerError, send_error
-from embert.server.ipc.control import ControlConnection, Drain, EngineState, Failed, Message, Progress, Ready, StartApi
+from embert.server.ipc.control import ControlConnection, Drain, EngineState, Failed, Message, Ready, StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability import gc_tuning
 from embert.server.observability.access_log import AccessLog
@@ -90,9 +90,8 @@ async def _serve(
 
     config = start.config
     counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines), len(start.models))
-    control.send(Progress("reading the tokenizer"))
     try:
-        services = load_services(start, counters, memory)
+        services = load_services(start, control, counters, memory)
         keys = Keys(config, keyless_paths(config.keyless_groups, services.by_name))
         tls = tls_context(config)
         access_log = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from embert.engine.encoders.devices import gpu_memory
@@ -29,11 +29,13 @@ class _Place:
     on_gpu: bool
 
 
-def check_memory(planned: Iterable[PlannedModel]) -> None:
+def check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
     """Log what is planned where there are several models. Raises ConfigError where it does not fit, with the sum.
 
-    An encoder of somebody else's is not counted: nothing is known of it.
+    Returns those of several models that do not fit even alone, by name, each with a sentence: the others are planned
+    without them. An encoder of somebody else's is not counted: nothing is known of it.
     """
+    too_large: dict[str, str] = {}
     models = [each for each in planned if ":" not in each.start.config.encoder]
     gpus = gpu_memory() if any(device != "cpu" for each in models for device in each.devices) else []
     for place in _places(models, gpus):
@@ -41,8 +43,15 @@ def check_memory(planned: Iterable[PlannedModel]) -> None:
             each.start.name: _footprint(each, on_gpu=place.on_gpu)
             for each in models
             for device in each.devices
-            if device in place.processes
+            if device in place.processes and each.start.name not in too_large
         }
+        for name, size in list(sizes.items()):
+            alone = _sum({name: size}, place)
+            if len(planned) > 1 and alone > place.size:
+                too_large[name] = (
+                    f"{name} needs {_gib(alone)} GiB of {place.name}'s memory, which has {_gib(place.size)}"
+                )
+                del sizes[name]
         needed = _sum(sizes, place)
         parts = " + ".join(f"{name} {_gib(size.kept)}" for name, size in sizes.items())
         if needed > place.size:
@@ -50,8 +59,9 @@ def check_memory(planned: Iterable[PlannedModel]) -> None:
                 f"the models need {_gib(needed)} GiB of {place.name}'s memory, which has {_gib(place.size)} "
                 f"({parts}, and the processes); leave models out, give them other devices, or lower --max-batch-tokens"
             )
-        if len(models) > 1:
+        if len(sizes) > 1:
             log.info("memory   %s of %s GiB on %s (%s)", _gib(needed), _gib(place.size), place.name, parts)
+    return too_large
 
 
 def _places(models: list[PlannedModel], gpus: list[int]) -> list[_Place]:

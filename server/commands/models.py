@@ -42,18 +42,27 @@ def plan(
             continue
         _check(config, model)
         models.append((config, model))
+    planned = _with_devices(models)
+    _check_names(planned)
+    for each in planned:
+        _tell(each, several=len(configs) > 1)
+    if too_large := check_memory(planned):
+        for reason in too_large.values():
+            log.error("%s", reason)
+        planned = _with_devices(
+            [(each.start.config, each.model) for each in planned if each.start.name not in too_large]
+        )
+    return planned, broken | too_large
+
+
+def _with_devices(models: Sequence[tuple[ModelConfig, Model]]) -> list[PlannedModel]:
     where = devices_of([(config.device, config.encoder, model) for config, model in models])
-    planned = [
+    return [
         PlannedModel(
             StartModel(number, config, str(model.folder), model.model_id, model.revision), model, tuple(devices)
         )
         for number, ((config, model), devices) in enumerate(zip(models, where, strict=True))
     ]
-    _check_names(planned)
-    for each in planned:
-        _tell(each, several=len(configs) > 1)
-    check_memory(planned)
-    return planned, broken
 
 
 def name_of(config: ModelConfig) -> str:

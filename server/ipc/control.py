@@ -134,7 +134,7 @@ class ModelReady(msgspec.Struct, tag=True):
 
 
 class ModelFailed(msgspec.Struct, tag=True):
-    """Engine → supervisor: a model cannot be loaded, and a retry would fail in the same way."""
+    """Child → supervisor: a model cannot be loaded, or read, and a retry would fail in the same way."""
 
     model: int
     message: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from embert.engine.model import Model
 from embert.engine.tasks import Task
@@ -20,22 +20,24 @@ log = logging.getLogger(__name__)
 def announce(
     config: ServeConfig,
     models: list[PlannedModel],
-    broken: Collection[str],
+    broken: Mapping[str, str],
     engines: list[EngineState],
     sock: socket.socket,
     took_s: float,
-) -> None:
-    """Log encoders, limits and address, and a command to try. `sock` is a listening one, `took_s` the whole start.
+) -> bool:
+    """Log encoders, limits and address, and a command to try; False where no model works.
 
-    `broken` are the names of models that could not even be read.
+    `sock` is a listening one, `took_s` the whole start.
+
+    `broken` are the names of models that cannot be read, here or by HTTP processes, with the reasons.
     """
     works: list[PlannedModel] = []
     for model in models:
         number, name = model.start.number, model.start.name
         states = [engine.models[number] for engine in engines if number in engine.models]
         info = next((state.info for state in states if state.info is not None), None)
-        if info is None:
-            log.error("model    %s is not served: %s", name, states[0].detail)
+        if info is None or name in broken:
+            log.error("model    %s is not served: %s", name, broken.get(name) or states[0].detail)
             continue
         works.append(model)
         of = f"{name}: " if len(models) > 1 else ""
@@ -53,8 +55,10 @@ def announce(
             mine.payload_limit,
             mine.request_timeout,
         )
+    if not works:
+        return False
     url = _url(sock, tls=config.ssl_certfile is not None)
-    asked = len(models) + len(broken)
+    asked = len({*broken, *(model.start.name for model in models)})
     served = f", models: {len(works)} of {asked}" if asked > 1 else ""
     log.info(
         "ready    %s after %.1f s%s, HTTP processes: %d; documentation at %s/docs",
@@ -70,6 +74,7 @@ def announce(
             path = f"/models/{works[0].start.name}{path}"
         key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
         log.info("try      curl %s%s -H 'content-type: application/json'%s -d '%s'", url, path, key, body)
+    return True
 
 
 def _example(model: Model) -> tuple[str, str]:

@@ -40,6 +40,7 @@ class Child:
     lost_at: float = float("inf")  # when it stopped working; inf: it works, or never did
     slowest_start_s: float = 0.0  # of the starts that succeeded; 0: none has
     doing: str = ""  # the step of its start that it last reported
+    reads: int = -1  # of an HTTP process that starts: the model, by number, whose files it reads; -1: none
     reported: float = 0.0  # when the log last told of its start
     hang_limit_s: float = API_HANG_S  # longest time without a sign of life, or in one forward
     limits_unknown: bool = True  # no model of this start has told how long its batches take
@@ -84,7 +85,7 @@ class Child:
             float("inf"),
             None,
         )
-        self.limits_unknown = True
+        self.limits_unknown, self.reads = True, -1
         self.started = self.reported = time.monotonic()
         self.doing = "importing modules"
 

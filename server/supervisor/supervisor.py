@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
@@ -52,6 +53,7 @@ __all__ = ["Supervisor"]
 log = logging.getLogger(__name__)
 
 NO_MEMORY = "the memory that processes share cannot be made"  # with the reason
+READING_LOSSES_MAX = 2  # HTTP processes lost while they read one model
 PROGRESS_REPORTS = 10  # at most so many log lines about one start, spread over --start-timeout
 GIVE_UP_GRACE_S = 5.0  # for clients to get their 503
 UNKILLABLE_S = 10.0  # a process blocked in a driver or a file system survives SIGKILL; the supervisor exits without it
@@ -84,6 +86,9 @@ class Supervisor:
     _messages: StartMessages = field(init=False)
     _hangs: HangDetector = field(init=False)
     _outages: Outages = field(init=False)
+    # Models that an HTTP process cannot read, by name, with the reason; and how many such processes ended over one.
+    _unreadable: dict[str, str] = field(default_factory=dict, init=False)
+    _reading_losses: Counter[int] = field(default_factory=Counter, init=False)
     _traces: TraceExporter | None = field(default=None, init=False)
     _watched: float = field(default_factory=time.monotonic, init=False)  # when `_watch` last ran
     _stopping: bool = field(default=False, init=False)
@@ -235,7 +240,10 @@ class Supervisor:
     def _on_progress(self, child: Child, message: Progress) -> None:
         child.doing = message.doing
         if message.model >= 0:
-            self._engine_models[child.index].loads(message.model)
+            if child.kind == "engine":
+                self._engine_models[child.index].loads(message.model)
+            else:
+                child.reads = message.model
             if len(self.models) > 1:
                 child.doing += f" of {self.models[message.model].start.name}"
 
@@ -264,6 +272,9 @@ class Supervisor:
         self._announce()
 
     def _on_model_failed(self, child: Child, message: ModelFailed) -> None:
+        if child.kind == "api":  # which has logged it, and serves the others
+            self._unreadable[self.models[message.model].start.name] = message.message
+            return
         if self._stopping:
             return  # one sentence is enough: engines on several devices mostly fail for the same reason
         several = len(self.models) > 1
@@ -292,7 +303,9 @@ class Supervisor:
             self._announced = True
             self.metrics.starting.set(0)
             took_s = time.monotonic() - self.began
-            announce(self.config, self.models, self.broken, self._states, self.sockets[0][0], took_s)
+            broken = {**self.broken, **self._unreadable}
+            if not announce(self.config, self.models, broken, self._states, self.sockets[0][0], took_s):
+                self._give_up()
 
     def _tell_engine(self, child: Child) -> None:
         """Tell the API processes of an engine that works, or of one of its models."""
@@ -411,6 +424,7 @@ class Supervisor:
         else:
             hopeless = False
             self._counters.forget_api(child.index)  # its clients' connections have closed with it
+            self._note_reading_loss(child, how)
         if self._stopping:
             return
         alone = len(self._engines) == 1 or not hopeless
@@ -426,6 +440,17 @@ class Supervisor:
             self.metrics.engine_restarts[child.index].inc()
         else:
             self.metrics.api_restarts.inc()
+
+    def _note_reading_loss(self, api: Child, how: str) -> None:
+        """Leave a model out whose tokenizer ends HTTP processes, where there are others to serve."""
+        number, api.reads = api.reads, -1
+        if api.ready_since < float("inf") or number < 0 or len(self.models) == 1:
+            return
+        self._reading_losses[number] += 1
+        if self._reading_losses[number] == READING_LOSSES_MAX:
+            name = self.models[number].start.name
+            self.broken[name] = f"an HTTP process {how} while it read this model, {READING_LOSSES_MAX} times"
+            log.error("%s is left out: %s", name, self.broken[name])
 
     # --- stopping ---
 

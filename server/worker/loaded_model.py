@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from embert.engine import Encoder, Model, PackedBatch, Task
+from embert.engine.encoders.self_test import tasks_never_finite
+from embert.engine.errors import EncoderError
 from embert.engine.packing import cumulative
-from embert.engine.tasks import ALL_TASKS
+from embert.engine.tasks import ALL_TASKS, task_names
 from embert.server.config import ModelConfig
 from embert.server.ipc.control import ModelInfo
 from embert.server.worker.scheduling import BatchLimits, ThroughputEstimate
 
 __all__ = ["LoadedModel"]
+
+log = logging.getLogger(__name__)
 
 _ANSWER_MAX_S = 0.01
 
@@ -54,11 +59,26 @@ class LoadedModel:
             self.throughput, self.encoder.batch_tokens, self.config.max_batch_requests, self.encoder.max_batch_tokens
         )
 
+    def _check_finite(self) -> None:
+        never = tasks_never_finite(self.model, self.encoder)
+        if not never:
+            return
+        names, dtype = ", ".join(task_names(never)), self.encoder.dtype
+        said = (
+            f"{self.model.model_id}: no vector of the self-test is finite ({names}); its weights hold NaN or "
+            f"infinities, or overflow in {dtype}"
+        )
+        if never == self.model.tasks:
+            raise EncoderError(said)
+        log.warning("%s", said)
+
     def warm_up(self) -> None:
         """Run the smallest batch and the largest, so that no client pays for one-time work.
 
-        What they take is the only known speed until clients ask.
+        What they take is the only known speed until clients ask. Raises EncoderError where every request would fail,
+        because no vector is finite.
         """
+        self._check_finite()
         budget = self.encoder.batch_tokens
         full = _batch_of([min(64, budget)] * max(1, budget // 64), self._main_task)
         for batch in (full, self.probe, self.probe.wanting(self.model.tasks)):

@@ -71,7 +71,7 @@ class Loader:
                 self._on_failed(model.number, str(error))
             except MemoryError:
                 self._on_failed(model.number, f"not enough memory to load {model.model_id}")
-            except Exception as error:  # the user gets one sentence, whatever the error is
+            except BaseException as error:  # the user gets one sentence, whatever the error is; a panic is no Exception
                 log.debug("loading failed", exc_info=True)
                 said = f"{model.model_id} cannot be loaded: {type(error).__name__}: {error}"
                 self._on_failed(model.number, said)

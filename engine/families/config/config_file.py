@@ -12,7 +12,10 @@ from typing import Any, TypeVar
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 
-__all__ = ["ConfigFile"]
+__all__ = ["MOST_LAYERS", "ConfigFile"]
+
+MOST = 2**31 - 1  # what ids, positions and lengths are counted in
+MOST_LAYERS = 1000
 
 ValueT = TypeVar("ValueT")
 NumberT = TypeVar("NumberT", int, float)
@@ -77,9 +80,16 @@ class ConfigFile:
                 return each
         raise self.unsupported(field, value, supported)
 
-    def integer(self, field: str) -> int:
-        """A positive integer. Raises BrokenModel."""
-        return self._positive(field, int)
+    def integer(self, field: str, most: int = MOST) -> int:
+        """A positive integer of at most `most`. Raises BrokenModel."""
+        value = self._positive(field, int)
+        if value > most:
+            raise BrokenModel(f"{self.path}: {self.name(field)} must be at most {most}, found {value}")
+        return value
+
+    def layers(self) -> int:
+        """The number of layers, which is bounded: much is made for each of them. Raises BrokenModel."""
+        return self.integer("num_hidden_layers", MOST_LAYERS)
 
     def number(self, field: str) -> float:
         """A positive number. Raises BrokenModel."""

@@ -27,6 +27,7 @@ ACTIVATIONS = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.modules.activation.Softmax": "softmax",
 }
+MOST_LABELS = 1_000_000
 # HuggingFace's `problem_type` → what its own pipelines apply. Where there is none, the number of labels decides.
 PROBLEM_TYPES = {
     "multi_label_classification": "sigmoid",
@@ -90,8 +91,8 @@ def _labels(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     stated = config.get("id2label")
     if stated is None:
         count = config.get("num_labels", 2)  # HuggingFace's default
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise BrokenModel(f"{path}: num_labels must be a positive int, found {count!r}")
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_LABELS:
+            raise BrokenModel(f"{path}: num_labels must be an int from 1 to {MOST_LABELS}, found {count!r}")
         return tuple(f"LABEL_{index}" for index in range(count))
     if not isinstance(stated, dict) or set(stated) != {str(index) for index in range(len(stated))} or not stated:
         raise BrokenModel(f"{path}: id2label must map the numbers from 0 on to labels, found {stated!r}")
@@ -109,7 +110,7 @@ def _activation(path: Path, config: dict[str, Any], library: Path, library_field
     for file, field, value in stated:
         if value is None:
             continue
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             raise UnsupportedModel(f"{file}: {field} {value!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
         activation = ACTIVATIONS[value]
         if activation == "softmax" and labels == 1:
@@ -119,7 +120,7 @@ def _activation(path: Path, config: dict[str, Any], library: Path, library_field
             return activation
         break
     problem = config.get("problem_type")
-    if problem is not None and problem not in PROBLEM_TYPES:
+    if problem is not None and (not isinstance(problem, str) or problem not in PROBLEM_TYPES):
         raise UnsupportedModel(
             f"{path}: problem_type {problem!r} is not supported; supported: {', '.join(PROBLEM_TYPES)}"
         )

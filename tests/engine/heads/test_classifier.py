@@ -209,7 +209,7 @@ def test_labels(copied: dict[int, Path]) -> None:
         ({"id2label": {}}, "id2label must map the numbers from 0 on to labels, found {}"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label must map the numbers from 0 on to labels, found {'1': "),
         ({"id2label": ["a"]}, "id2label must map the numbers from 0 on to labels, found ['a']"),
-        ({"id2label": None, "num_labels": 0}, "num_labels must be a positive int, found 0"),
+        ({"id2label": None, "num_labels": 0}, "num_labels must be an int from 1 to 1000000, found 0"),
         ({"problem_type": "something"}, "problem_type 'something' is not supported; supported: multi_label_class"),
         (
             {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.server.live import ROOT, STAND_IN, Live, live, until
-from tests.server.models import build_classifier, copy_model
+from tests.server.models import build_classifier, copy_model, edit_json
 from tests.server.stand_in import CRASH, HELD, expected
 
 GOOD = [101, 7592, 102]
@@ -173,19 +174,45 @@ def test_the_models_of_a_file(folders: dict[str, Path], tmp_path: Path) -> None:
         assert any('priority="bulk"' in name and 'route="/rerank"' in name for name in priorities)
 
 
-def test_models_that_do_not_fit_are_refused_with_the_sum(tmp_path: Path) -> None:
-    """Of a model of a thousand layers nothing but the shapes is read."""
-    from tests.server.live import run_cli
-    from tests.server.models import edit_json
+def test_broken_models_beside_a_good_one(folders: dict[str, Path], tmp_path: Path) -> None:
+    """One in each process: a shape that cannot be, a tokenizer that panics, weights that hold a NaN."""
+    edit_json(copy_model(tmp_path / "shape") / "config.json", num_hidden_layers=10**9)
+    panicking = tmp_path / "panics" / "tokenizer.json"
+    copy_model(panicking.parent)
+    edit_json(panicking, normalizer={"type": "Precompiled", "precompiled_charsmap": ""})
+    weights = build_classifier(tmp_path / "nan", "a") / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["classifier.bias"][:] = np.nan
+    save_file(tensors, weights)
+    broken = {"shape": "num_hidden_layers", "panics": "tokenizer.json", "nan": "finite"}
+    models = [f"good={folders['rank']}", *(f"{name}={tmp_path / name}" for name in broken)]
+    with live(*models, "--device", "cpu", clean_log=False) as server:
+        server.wait_announced()
+        assert "models: 1 of 4" in server.log
+        assert "Traceback" not in server.log
+        body = {"query": "a cat", "texts": ["a kitten"]}
+        assert server.post("/models/good/rerank", body).status_code == 200
+        assert server.get("/readyz").status_code == server.get("/info").status_code == 200
+        for name, said in broken.items():
+            for refused in (server.get(f"/readyz/{name}"), server.post(f"/models/{name}/rerank", body)):
+                assert refused.status_code == 503
+                assert said in refused.text
 
-    for name in ("a", "b"):
-        edit_json(copy_model(tmp_path / name) / "config.json", num_hidden_layers=30_000)
-    ended = run_cli("serve", f"a={tmp_path}/a", f"b={tmp_path}/b", "--port", "0", "--host", "127.0.0.1")
-    assert ended.returncode == 2
-    said = ended.stderr
-    assert "the models need " in said
-    assert "of the host's memory" in said
-    assert "(a " in said
-    assert " + b " in said
-    assert "--max-batch-tokens" in said
-    assert str(ROOT) not in said
+
+def test_a_tokenizer_that_ends_http_processes_is_left_out(named: list[str], tmp_path: Path) -> None:
+    """No error can be caught where a library aborts; this one does, in HTTP processes, on the files of a model."""
+    (tmp_path / "sitecustomize.py").write_text(
+        """
+import os, sys
+if "embert.server.api.process" in sys.orig_argv:
+    from embert.engine.tokenization import backend
+    read = backend.read_object
+    backend.read_object = lambda path: os.abort() if "/b/" in str(path) else read(path)
+"""
+    )
+    with live(*named, *STAND_IN, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, ready=False, clean_log=False) as server:
+        server.wait_announced()
+        assert "models: 2 of 3" in server.log
+        assert right(server, "a")
+        assert server.get("/readyz").status_code == 200
+        assert "SIGABRT" in server.get("/readyz/b").text
