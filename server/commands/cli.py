@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from embert import __version__
 from embert.engine.agreement import MIN_AGREEMENT
-from embert.server.config import ConfigError, ServeConfig, environment_name, option_name
+from embert.server.config import ConfigError, ServeConfig, check_environment, environment_name, option_name
 
 __all__ = ["main", "parse_serve"]
 
@@ -243,6 +243,7 @@ def _floats(text: str) -> tuple[float, ...]:
 
 
 def _serve_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServeConfig:
+    check_environment(environment)
     values: dict[str, Any] = {}
     for option in dataclasses.fields(ServeConfig):
         given = getattr(arguments, option.name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
 import re
@@ -14,8 +15,18 @@ from typing import Any
 from embert.engine.agreement import MIN_AGREEMENT
 from embert.engine.host.cpus import usable_cpus
 
-__all__ = ["ApiKey", "ConfigError", "ServeConfig", "environment_name", "option_name", "read_api_keys"]
+__all__ = [
+    "ApiKey",
+    "ConfigError",
+    "ServeConfig",
+    "check_environment",
+    "environment_name",
+    "environment_names",
+    "option_name",
+    "read_api_keys",
+]
 
+_PREFIX = "EMBERT_"
 BODY_BUDGET = 8  # default of --max-body-bytes, in bodies of --payload-limit
 QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches of each engine
 
@@ -308,4 +319,35 @@ def option_name(name: str) -> str:
 
 def environment_name(name: str) -> str:
     """`max_batch_tokens` → `EMBERT_MAX_BATCH_TOKENS`."""
-    return "EMBERT_" + name.upper()
+    return _PREFIX + name.upper()
+
+
+# What Kubernetes tells a pod of a service named `embert` or `embert-…`, and Docker a linked container.
+_SERVICE_LINK = re.compile(r"EMBERT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_LINK_URL = re.compile(r"(tcp|udp|sctp)://")
+# Variables of the image's scripts, of the build and of the tests, which may be there when a server starts.
+_OTHERS = ("EMBERT_CUDA", "EMBERT_CPU", "EMBERT_CUDA_ARCHITECTURES", "EMBERT_PREFIX", "EMBERT_WHEELS",
+           "EMBERT_MODEL_FOLDER", "EMBERT_VENV", "EMBERT_CONSTRAINTS", "EMBERT_COVERAGE")  # fmt: skip
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for an EMBERT_ variable that is no option: a misspelt one would be ignored in silence."""
+    known = environment_names()
+    if _LINK_URL.match(port := environment.get("EMBERT_PORT", "")):
+        raise ConfigError(
+            f"EMBERT_PORT is {port}, which Kubernetes sets for a service named embert; the pod needs "
+            "`enableServiceLinks: false`"
+        )
+    for name in sorted(environment):
+        if not name.startswith(_PREFIX) or name in known or name in _OTHERS or name.startswith("EMBERT_TEST"):
+            continue
+        if _SERVICE_LINK.fullmatch(name) or (name.endswith("_PORT") and _LINK_URL.match(environment[name])):
+            continue
+        near = difflib.get_close_matches(name.removeprefix(_PREFIX), [each.removeprefix(_PREFIX) for each in known], 1)
+        meant = f"did you mean {_PREFIX}{near[0]}?" if near else "`embert serve --help` lists them"
+        raise ConfigError(f"{name} is not an option of `embert serve`; {meant}")
+
+
+def environment_names() -> list[str]:
+    """The variables of all options, in their order."""
+    return [environment_name(option.name) for option in dataclasses.fields(ServeConfig)]

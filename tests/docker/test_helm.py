@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from embert import __version__
-from embert.server.config import ServeConfig, environment_name
+from embert.server.config import ServeConfig, environment_name, environment_names
 from tests.docker.dockerfile import stages
 from tests.docker.manifests import CHART, KUSTOMIZE, Manifest, by_kind, check, helm, pods_selected, templated
 from tests.server.live import ROOT
@@ -88,6 +88,10 @@ def test_versions_are_the_servers() -> None:
 
 def test_the_drain_is_the_servers() -> None:
     assert VALUES["drainTimeout"] == ServeConfig().drain_timeout
+
+
+def test_its_options_are_the_servers() -> None:
+    assert (CHART / "files" / "options.txt").read_text().split() == environment_names(), "run scripts/document"
 
 
 # --- with it ---
@@ -188,6 +192,38 @@ def test_a_file_of_models_is_mounted_where_the_server_looks_for_it() -> None:
     assert "EMBERT_MODEL" not in of["ConfigMap embert"]["data"]
 
 
+def test_tls_has_its_files_and_probes() -> None:
+    settings = (
+        "options.EMBERT_SSL_CERTFILE=/certs/tls.crt",
+        "extraVolumes[0].name=certs",
+        "extraVolumes[0].secret.secretName=search-tls",
+        "extraVolumeMounts[0].name=certs",
+        "extraVolumeMounts[0].mountPath=/certs",
+    )
+    of = by_kind(templated(*settings))
+    check(of["Deployment"])
+    pod = of["Deployment"]["spec"]["template"]["spec"]
+    probes = [value["httpGet"] for name, value in pod["containers"][0].items() if name.endswith("Probe")]
+    assert [each["scheme"] for each in probes] == ["HTTPS"] * 3
+    assert {"name": "certs", "secret": {"secretName": "search-tls"}} in pod["volumes"]
+    assert {"name": "certs", "mountPath": "/certs"} in pod["containers"][0]["volumeMounts"]
+
+
+def test_pods_may_connect_to_what_values_name() -> None:
+    def ports(*settings: str) -> list[int]:
+        policy = by_kind(templated(*settings))["NetworkPolicy"]
+        check(policy)
+        return [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
+
+    usual = [53, 53, 443]
+    assert ports() == usual
+    assert ports("options.EMBERT_OTLP_ENDPOINT=http://collector:4318/v1/traces") == [*usual, 4318]
+    assert ports("options.EMBERT_OTLP_ENDPOINT=https://collector") == usual
+    mirror = "extraEnv[0].name=HF_ENDPOINT", "extraEnv[0].value=http://mirror.example"
+    own = "networkPolicy.egress[0].ports[0].port=5000", "networkPolicy.egress[0].to[0].podSelector.matchLabels.a=b"
+    assert ports("options.EMBERT_OTLP_ENDPOINT=http://collector:4318", *mirror, *own) == [*usual, 4318, 80, 5000]
+
+
 def test_a_changed_option_makes_new_pods() -> None:
     one, other = (
         by_kind(templated(*settings))["Deployment"]["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
@@ -252,6 +288,14 @@ def test_what_watches_is_the_rules_and_the_dashboard() -> None:
         ("options.port=3", '"port"'),
         ("autoscaling.kind=vpa", "autoscaling.kind"),
         ("models.sizeLimit=large", "models.sizeLimit"),
+        (
+            "options.EMBERT_MAX_BATCH_TOKEN=3",
+            "EMBERT_MAX_BATCH_TOKEN is not an option of embert serve; did you mean EMBERT_MAX_BATCH_TOKENS?",
+        ),
+        ("options.EMBERT_REQUEST_TIME_OUT=3", "did you mean EMBERT_REQUEST_TIMEOUT?"),
+        ("options.EMBERT_NONSENSE=3", "options.EMBERT_NONSENSE is not an option of embert serve"),
+        ("options.EMBERT_SSL_CERT_REQS=2", "options.EMBERT_SSL_CERT_REQS is 2"),
+        ("extraVolumeMounts[0].name=x", "mountPath"),
         ("options.EMBERT_PORT=3", "options.EMBERT_PORT cannot be set: the chart decides it"),
         ("options.EMBERT_MODEL=x", "options.EMBERT_MODEL cannot be set: use the value model"),
         ("options.EMBERT_CONFIG=x", "options.EMBERT_CONFIG cannot be set: use the value modelsFile"),

@@ -442,3 +442,34 @@ def test_a_key_in_the_environment_is_not_repeated_in_an_error() -> None:
 def test_names(name: str) -> None:
     assert option_name(name) == "--a-" + name[2:]
     assert environment_name(name) == "EMBERT_A_" + name[2:].upper()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("EMBERT_MAX_BATCH_TOKEN", "EMBERT_MAX_BATCH_TOKENS"),
+        ("EMBERT_BATCH_TOKENS", "EMBERT_MAX_BATCH_TOKENS"),
+        ("EMBERT_REQUEST_TIME_OUT", "EMBERT_REQUEST_TIMEOUT"),
+        ("EMBERT_APIKEY", "EMBERT_API_KEY"),
+        ("EMBERT_XYZZY_JKQ", "serve --help"),
+    ],
+)
+def test_variables_that_are_no_options_are_refused(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not an option") as error:
+        parse_serve([], {name: "s3cret"})
+    assert meant in str(error.value)
+    assert "s3cret" not in str(error.value)
+
+
+def test_what_kubernetes_says_of_services_is_no_option() -> None:
+    links = {
+        "EMBERT_SERVICE_HOST": "10.0.0.1",
+        "EMBERT_SERVICE_PORT_HTTP": "80",
+        "EMBERT_PORT_80_TCP_ADDR": "10.0.0.1",
+        "EMBERT_RERANKER_SERVICE_HOST": "10.0.0.2",
+        "EMBERT_RERANKER_PORT": "tcp://10.0.0.2:80",
+        "EMBERT_RERANKER_PORT_80_TCP": "tcp://10.0.0.2:80",
+    }
+    assert parse_serve([], links) == ServeConfig()
+    with pytest.raises(ConfigError, match="enableServiceLinks"):
+        parse_serve([], links | {"EMBERT_PORT": "tcp://10.0.0.1:80"})

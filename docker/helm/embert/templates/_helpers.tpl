@@ -62,15 +62,59 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and (has $surge (list "0" "0%")) (has $unavailable (list "0" "0%")) -}}
 {{ fail (printf "rollout.maxSurge is %s and rollout.maxUnavailable is %s: one of them must be above 0" $surge $unavailable) }}
 {{- end -}}
+{{- if eq (toString .Values.options.EMBERT_SSL_CERT_REQS) "2" -}}
+{{ fail "options.EMBERT_SSL_CERT_REQS is 2: the kubelet's probes have no client certificate; end TLS in front of the pods, or use 1" }}
+{{- end -}}
 {{- if and .Values.model .Values.modelsFile -}}
 {{ fail (printf "model is %s and modelsFile is set, too: the file lists the models" .Values.model) }}
 {{- end -}}
 {{- $set := dict "EMBERT_MODEL" "model" "EMBERT_CONFIG" "modelsFile" "EMBERT_DRAIN_TIMEOUT" "drainTimeout" "EMBERT_API_KEY" "apiKeys" "EMBERT_API_KEY_FILE" "apiKeys" "EMBERT_HOST" "" "EMBERT_PORT" "" "EMBERT_METRICS_PORT" "" -}}
+{{- $known := splitList "\n" (.Files.Get "files/options.txt" | trim) -}}
 {{- range $name, $_ := .Values.options -}}
+{{- if not (has $name $known) -}}
+{{ fail (printf "options.%s is not an option of embert serve%s" $name (include "embert.near" (dict "name" $name "known" $known))) }}
+{{- end -}}
 {{- if hasKey $set $name -}}
 {{ fail (printf "options.%s cannot be set: %s" $name (get $set $name | empty | ternary "the chart decides it" (printf "use the value %s" (get $set $name)))) }}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Of known names, the one that begins and ends most like a misspelt one. */}}
+{{- define "embert.near" -}}
+{{- $name := .name -}}
+{{- $best := "" -}}
+{{- $most := 0 -}}
+{{- range $each := .known -}}
+{{- $same := 0 -}}
+{{- range $n := until (min (len $name) (len $each) | int) -}}
+{{- if hasPrefix (substr 0 (add1 $n | int) $name) $each -}}{{- $same = add1 $same -}}{{- end -}}
+{{- if hasSuffix (substr (int (sub (sub (len $name) $n) 1)) (len $name) $name) $each -}}{{- $same = add1 $same -}}{{- end -}}
+{{- end -}}
+{{- if gt $same $most -}}{{- $best = $each -}}{{- $most = $same -}}{{- end -}}
+{{- end -}}
+{{- if ge (mul 10 $most) (mul 7 (len $name)) }}; did you mean {{ $best }}?{{ end -}}
+{{- end -}}
+
+{{/* What probes ask with: TLS where the server has it. */}}
+{{- define "embert.scheme" -}}
+{{- if .Values.options.EMBERT_SSL_CERTFILE }}, scheme: HTTPS{{ end -}}
+{{- end -}}
+
+{{/* Ports of the collector, the hub's mirror and proxies, as far as options and extraEnv name them; not 443. */}}
+{{- define "embert.egressPorts" -}}
+{{- $urls := list (.Values.options.EMBERT_OTLP_ENDPOINT | default "") -}}
+{{- range .Values.extraEnv -}}
+{{- if has (upper .name) (list "HF_ENDPOINT" "OTEL_EXPORTER_OTLP_ENDPOINT" "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" "HTTP_PROXY" "HTTPS_PROXY") -}}
+{{- $urls = append $urls (.value | default "") -}}
+{{- end -}}
+{{- end -}}
+{{- $ports := list -}}
+{{- range compact $urls -}}
+{{- $usual := ternary "443" "80" (hasPrefix "https:" .) -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" (urlParse .).host | trimPrefix ":" | default $usual) -}}
+{{- end -}}
+{{- without (uniq $ports) "443" | join " " -}}
 {{- end -}}
 
 {{/* Up at once, down slowly: the same for both kinds of autoscaler. */}}
