@@ -15,6 +15,7 @@ from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
 from embert.engine.files.keys import check_keys
+from embert.engine.files.tokenizer_config import TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.bge_m3 import CONVERT
 from embert.engine.heads.checkpoints.classifier import read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.heads import read_vector_heads
@@ -30,8 +31,6 @@ from embert.engine.tasks import NO_TASK, Task
 
 __all__ = ["Model", "load_model"]
 
-# tokenizer_config.json writes "no limit" as a very large number of tokens.
-NO_LENGTH_LIMIT = 1_000_000
 MUCH_BYTES = 1 << 30
 LEAST_ITEM_BYTES = 2  # of a weight, in float16 and bfloat16
 SPLADE = "splade"  # beside POOLINGS: the head of a masked language model, and its maximum over tokens
@@ -54,6 +53,7 @@ class Model:
     prompts: dict[str, str]  # name → text put before the input
     default_prompt_name: str | None
     width: int  # columns of a vector, after all modules
+    tokenizer: TokenizerConfig  # what the files beside tokenizer.json say
     lowercase: bool  # texts are lowercased before the tokenizer sees them
     transformer: str  # the folder of config, tokenizer and weights inside `folder`; mostly ""
     notices: tuple[str, ...]  # sentences for the start-up log
@@ -140,6 +140,12 @@ def _load(
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
     _check_files(transformer, weights, auto_class if classifier is None else "AutoModelForSequenceClassification")
     _check_size(weights, architecture)
+    tokenizer, tokenizer_notices = read_tokenizer_config(
+        transformer, read_object(weights / "config.json"), modules.transformer_module.tokenizer
+    )
+    path = transformer / "tokenizer.json"
+    _, definition_notices = define(path, read_object(path), tokenizer)
+    notices += tokenizer_notices + definition_notices
     library = folder / "config_sentence_transformers.json"
     library_fields = read_object(library) if library.is_file() else {}
     notices += check_keys(library, library_fields, CONFIG_SENTENCE_TRANSFORMERS)
@@ -172,7 +178,9 @@ def _load(
     if found.embeds and modules.pooling:
         pooling_mode = modules.pooling
     after_pooling = modules.after_pooling if found.embeds else ()
-    max_input_length = _max_input_length(transformer, architecture, modules.transformer_module.max_length)
+    # sentence-transformers' own limit is in place of the tokenizer's, also where it is larger.
+    limit = modules.transformer_module.max_length or tokenizer.max_length or architecture.max_positions
+    max_input_length = min(limit, architecture.max_positions)
     multi_vector = found.multi_vector
     if multi_vector is None:
         modules.transformer_module.check_no_roles()
@@ -195,6 +203,7 @@ def _load(
         prompts=prompts,
         default_prompt_name=default_prompt_name,
         width=width_after(folder, after_pooling, architecture.hidden_size * len(modes_of(pooling_mode))),
+        tokenizer=tokenizer,
         lowercase=modules.transformer_module.lowercase,
         transformer=modules.transformer,
         notices=tuple(notices),
@@ -204,18 +213,6 @@ def _load(
         include_prompt=modules.include_prompt,
         embeds=embeds,
     )
-
-
-def _max_input_length(folder: Path, architecture: Architecture, modules_limit: int | None) -> int:
-    """The most tokens of a text: sentence-transformers' own limit is in place of the tokenizer's."""
-    limit = modules_limit
-    path = folder / "tokenizer_config.json"
-    if limit is None and path.is_file():
-        fields = read_object(path)
-        stated = fields.get("model_max_length", fields.get("max_len"))
-        if isinstance(stated, (int, float)) and 0 < stated < NO_LENGTH_LIMIT:
-            limit = int(stated)
-    return architecture.max_positions if limit is None else min(limit, architecture.max_positions)
 
 
 def _most_weights(library: Path, fields: Mapping[str, Any]) -> int | None:

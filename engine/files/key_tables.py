@@ -225,6 +225,7 @@ TOKENIZER_CONFIG: Table = {
     "additional_special_tokens": honored("further special tokens, by version 4's name"),
     "extra_special_tokens": honored("further special tokens"),
     "model_specific_special_tokens": honored("further special tokens, by name"),
+    "*_token": honored("a further special token by any other name"),
     "added_tokens_decoder": honored("all added tokens, in place of tokenizer.json's"),
     "do_lower_case": honored("BERT's, MPNet's and ALBERT's classes"),
     "strip_accents": honored("BERT's and MPNet's classes"),

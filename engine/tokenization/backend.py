@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, normalizers
-from tokenizers import Tokenizer as Library
+from tokenizers import Encoding
 
 from embert.engine.errors import BrokenModel, EngineError
-from embert.engine.files.json_files import read_object
+from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.tokenization.encoded import Direction, TokenInfo
+from embert.engine.tokenization.library import load_library
 from embert.engine.tokenization.split_points import SplitPoints, split_points_of
 from embert.engine.tokenization.word_cache import WordCache
 
@@ -76,27 +76,20 @@ class Backend:
     The library's own padding and truncation stay off.
     """
 
-    def __init__(self, path: Path, *, vocab_size: int, lowercase: bool) -> None:
+    def __init__(self, path: Path, config: TokenizerConfig, *, vocab_size: int, lowercase: bool) -> None:
         """Read a tokenizer.json. Raises BrokenModel if it cannot be read or has a token whose id is over the table.
 
-        Ids are 0 … `vocab_size` - 1. `lowercase` lowercases texts before everything else: do_lower_case of
-        sentence_bert_config.json.
+        `config` is what the files beside it say. Ids are 0 … `vocab_size` - 1. `lowercase` lowercases texts before
+        everything else.
         """
         self.path, self.vocab_size = path, vocab_size
-        description = read_object(path)
         with _readable(path):
-            self._read(description, lowercase=lowercase)
+            self._library, description = load_library(path, config, vocab_size=vocab_size, lowercase=lowercase)
+            self._read(description)
+        stated = description.get("truncation") or {}
+        self.direction: Direction = config.truncation_side or ("left" if stated.get("direction") == "Left" else "right")
 
-    def _read(self, description: dict[str, Any], *, lowercase: bool) -> None:
-        # Rust reads the whole file again, which costs less than handing over the parsed object.
-        self._library = Library.from_file(str(self.path))
-        self._library.no_padding()
-        self._library.no_truncation()
-        if lowercase:
-            normalizer = self._library.normalizer
-            self._library.normalizer = normalizers.Sequence(
-                [normalizers.Lowercase(), *([normalizer] if normalizer else [])]
-            )
+    def _read(self, description: dict[str, Any]) -> None:
         vocabulary = description["model"]["vocab"]  # of Unigram a list of tokens with their scores
         if isinstance(vocabulary, list):
             vocabulary = {token: token_id for token_id, (token, _) in enumerate(vocabulary)}
@@ -106,7 +99,7 @@ class Backend:
                 self.check_ids((token_id, token) for token, token_id in tokens.items())
         self.probe = self._probe(vocabulary)
         self.special = self._special_tokens()
-        self._words = WordCache(self.library_ids) if not lowercase and WordCache.supports(description) else None
+        self._words = WordCache(self.library_ids) if WordCache.supports(description) else None
         self.split_points: SplitPoints = split_points_of(description, self._library)
         try:
             self.lead_tokens = len(self.library_ids([self.split_points.lead])[0]) // ID_BYTES

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import BrokenModel, InputError
-from embert.engine.files.json_files import read_object
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend, PairTemplate
 from embert.engine.tokenization.encoded import Direction, Encoded
@@ -48,7 +47,7 @@ class PairOptions(TypedDict, total=False):
     """Options of `Tokenizer.encode_pairs` and its kin."""
 
     truncate: Required[bool]  # whether a pair that is too long is cut, or refused
-    direction: Direction  # the end of a text that is cut off, "right" by default
+    direction: Direction | None  # the end of a text that is cut off; None, by default: the tokenizer's own
     limits: PairLimits  # used where `truncate` is true
     params: tuple[str, str]  # the request fields of first and second texts that errors name, "query" and "texts"
 
@@ -75,7 +74,7 @@ class Pairs:
         seconds: Sequence[str],
         *,
         truncate: bool,
-        direction: Direction = "right",
+        direction: Direction | None = None,
         limits: PairLimits = NO_PAIR_LIMITS,
         params: tuple[str, str] = ("query", "texts"),
         most_unbroken: int,
@@ -83,6 +82,7 @@ class Pairs:
         turn_characters: int,
     ) -> Turns[Encoded]:
         """See `Tokenizer.encode_pairs_turns`; `part` is that of `read_bodies`."""
+        direction = direction or self._backend.direction
         template, rooms = self._checked(firsts, seconds, params, limits if truncate else NO_PAIR_LIMITS)
         how: dict[str, Any] = {
             "truncate": truncate,
@@ -131,7 +131,7 @@ class Pairs:
     ) -> Encoded | None:
         """See `Tokenizer.encode_known_pairs`."""
         truncate = options["truncate"]
-        direction: Direction = options.get("direction", "right")
+        direction = options.get("direction") or self._backend.direction
         params = options.get("params", ("query", "texts"))
         limits = options.get("limits", NO_PAIR_LIMITS) if truncate else NO_PAIR_LIMITS
         template, rooms = self._checked(firsts, seconds, params, limits)
@@ -221,10 +221,7 @@ class Pairs:
 
 def _token_types(model: Model) -> int:
     """How many token types the model has and is given: some tokenizers do not name them among its inputs."""
-    path = model.transformer_folder / "tokenizer_config.json"
-    names = read_object(path).get("model_input_names") if path.is_file() else None
-    given = not isinstance(names, list) or "token_type_ids" in names
-    return model.architecture.type_vocab_size if given else 1
+    return model.architecture.type_vocab_size if model.tokenizer.has_token_types else 1
 
 
 @dataclass(frozen=True, slots=True)

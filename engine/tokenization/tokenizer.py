@@ -36,7 +36,7 @@ class EncodeOptions(TypedDict, total=False):
     """Options of `Tokenizer.encode` and `Tokenizer.encode_known`."""
 
     truncate: Required[bool]  # whether a text that is too long is cut, or refused
-    direction: Direction  # the end that is cut off, "right" by default
+    direction: Direction | None  # the end that is cut off; None, by default: the tokenizer's own
     prompt: str  # put before every text, empty by default
     param: str  # the request field that errors name, "inputs" by default
     is_query: bool | None  # as queries or as documents of late interaction; None, by default: as any text
@@ -54,7 +54,7 @@ class Tokenizer:
         path = model.transformer_folder / "tokenizer.json"
         self.vocab_size = model.architecture.vocab_size  # ids that may be given: 0 … vocab_size - 1
         self.max_input_length = model.max_input_length  # tokens, special tokens included
-        self._backend = Backend(path, vocab_size=self.vocab_size, lowercase=model.lowercase)
+        self._backend = Backend(path, model.tokenizer, vocab_size=self.vocab_size, lowercase=model.lowercase)
         head = model.heads.multi_vector
         for role in () if head is None else (head.query, head.document):
             expansion = None if role.expansion is None else role.expansion.token
@@ -100,7 +100,7 @@ class Tokenizer:
         texts: Sequence[str],
         *,
         truncate: bool,
-        direction: Direction = "right",
+        direction: Direction | None = None,
         prompt: str = "",
         param: str = "inputs",
         is_query: bool | None = None,
@@ -114,6 +114,7 @@ class Tokenizer:
         """
         if prompt:
             texts = [prompt + text for text in texts]
+        direction = direction or self._backend.direction
         frame = self._frames[is_query].within(limit)
         bodies = yield from read_bodies(
             self._backend,
@@ -132,7 +133,7 @@ class Tokenizer:
     def encode_known(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded | None:
         """As `encode`, but None unless every word was seen before. A tenth of the work: too little for a thread."""
         truncate = options["truncate"]
-        direction: Direction = options.get("direction", "right")
+        direction = options.get("direction") or self._backend.direction
         if prompt := options.get("prompt"):
             texts = [prompt + text for text in texts]
         frame = self._frames[options.get("is_query")].within(options.get("limit"))
@@ -204,7 +205,7 @@ class Tokenizer:
         sequences: Sequence[Sequence[int]],
         *,
         truncate: bool,
-        direction: Direction = "right",
+        direction: Direction | None = None,
         param: str = "inputs",
         limit: int | None = None,
     ) -> Encoded:
@@ -217,7 +218,7 @@ class Tokenizer:
         sequences: Sequence[Sequence[int]],
         *,
         truncate: bool,
-        direction: Direction = "right",
+        direction: Direction | None = None,
         param: str = "inputs",
         limit: int | None = None,
     ) -> Turns[Encoded]:
@@ -227,7 +228,7 @@ class Tokenizer:
             vocab_size=self.vocab_size,
             limit=min(self.max_input_length, limit or self.max_input_length),
             truncate=truncate,
-            direction=direction,
+            direction=direction or self._backend.direction,
             param=param,
         )
 

@@ -171,7 +171,7 @@ class RequestContext:
         *,
         param: str,
         truncate: bool | None,
-        direction: Any = "right",
+        direction: Any = None,
         task: str | None = None,
         prompt_name: str | None = None,
         is_query: bool | None = None,
@@ -202,7 +202,7 @@ class RequestContext:
         *,
         params: tuple[str, str],
         truncate: bool | None,
-        direction: Any = "right",
+        direction: Any = None,
         limits: PairLimits = NO_PAIR_LIMITS,
     ) -> Encoded:
         """Pairs of texts to packed ids; see Service.tokenize_pairs."""

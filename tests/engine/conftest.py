@@ -23,7 +23,11 @@ from embert import engine
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.torch import encoder as torch_encoder
 from embert.engine.encoders.torch.avx512 import has_avx512
+from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.model import Model
+
+# What the files beside a tokenizer.json say where it is taken as it stands.
+AS_IT_STANDS = TokenizerConfig(Path("tokenizer_config.json"))
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

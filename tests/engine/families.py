@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,9 @@ def build(
         if "norm" in name.lower() or name.endswith(("bias", "_embeddings.weight")):
             parameter.data += torch.randn_like(parameter) * 0.2
     made.save_pretrained(folder)  # type: ignore[operator]
+    # Tests put tokenizers of any kind beside any family.
+    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
     if modules:
         write_modules(folder)
     return folder

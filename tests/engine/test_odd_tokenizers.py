@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Library
 from embert import engine
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
+from tests.engine.conftest import AS_IT_STANDS
 
 FAST: Any = transformers.PreTrainedTokenizerFast  # which has no types
 MARKS = ("<s>", "</s>", "<unk>", "<pad>")
@@ -72,7 +73,12 @@ def loaded(default_model: Model, tmp_path: Path) -> Callable[..., engine.Tokeniz
         (tmp_path / "tokenizer.json").write_text(json.dumps(description))
         architecture = dataclasses.replace(default_model.architecture, vocab_size=16)
         model = dataclasses.replace(
-            default_model, folder=tmp_path, transformer="", max_input_length=9, architecture=architecture
+            default_model,
+            folder=tmp_path,
+            transformer="",
+            max_input_length=9,
+            architecture=architecture,
+            tokenizer=AS_IT_STANDS,
         )
         return engine.Tokenizer(model)
 

@@ -20,11 +20,12 @@ from tokenizers import processors
 
 from embert import engine
 from embert.engine.errors import BrokenModel, InputError, InputTooLarge
+from embert.engine.files.tokenizer_config import read_tokenizer_config
 from embert.engine.model import Model
 from embert.engine.tokenization.encoded import Direction
 from embert.engine.tokenization.pairs import PairLimits
 from embert.engine.tokenization.turns import finish
-from tests.engine.conftest import small_tokenizer
+from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
 from tests.engine.families import byte_level, unigram
 
 MARKS = [("<s>", 0), ("</s>", 2)]
@@ -81,7 +82,14 @@ def saved(model: Model, folder: Path, tokenizer: Backend, *, types: int = 2, lim
     """`model` with another tokenizer."""
     tokenizer.save(str(folder / "tokenizer.json"))
     architecture = dataclasses.replace(model.architecture, type_vocab_size=types)
-    return dataclasses.replace(model, folder=folder, transformer=".", max_input_length=limit, architecture=architecture)
+    return dataclasses.replace(
+        model,
+        folder=folder,
+        transformer=".",
+        max_input_length=limit,
+        architecture=architecture,
+        tokenizer=AS_IT_STANDS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -328,7 +336,9 @@ def test_token_types_that_the_model_has_not(kinds: dict[str, Kind], default_mode
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_input_names": names}))
         (tmp_path / "config.json").write_text('{"model_type": "bert"}')
         found = auto.from_pretrained(tmp_path)("a", "b")
-        encoded = engine.Tokenizer(model).encode_pairs(["a"], ["b"], truncate=True)
+        config, _ = read_tokenizer_config(tmp_path, {"model_type": "bert"})
+        tokenizer = engine.Tokenizer(dataclasses.replace(model, tokenizer=config))
+        encoded = tokenizer.encode_pairs(["a"], ["b"], truncate=True)
         assert (encoded.token_types is None) == ("token_type_ids" not in found)
 
 

@@ -21,7 +21,7 @@ from embert.engine.model import Model
 from embert.engine.tokenization.encoded import Direction, TokenInfo
 from embert.engine.tokenization.split_points import split_points_of
 from embert.engine.tokenization.turns import finish
-from tests.engine.conftest import small_tokenizer
+from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
 from tests.engine.families import byte_level, unigram
 
 PART = 3  # characters, so short texts have many parts
@@ -97,7 +97,9 @@ def divided(default_model: Model, tmp_path_factory: pytest.TempPathFactory) -> d
     for name, make in KINDS.items():
         folder = tmp_path_factory.mktemp("tokenizer")
         make().save(str(folder / "tokenizer.json"))
-        model = dataclasses.replace(default_model, folder=folder, transformer=".", max_input_length=9)
+        model = dataclasses.replace(
+            default_model, folder=folder, transformer=".", max_input_length=9, tokenizer=AS_IT_STANDS
+        )
         found[name] = engine.Tokenizer(model)
         found[name]._part = PART
     return found

@@ -317,6 +317,7 @@ def test_added_tokens_that_look_around_turn_the_word_cache_off(build_bert: Build
 def test_lowercase_of_sentence_transformers(build_bert: BuildBert) -> None:
     folder = build_bert()
     change(folder / "tokenizer.json", normalizer={"type": "NFC"}, pre_tokenizer={"type": "Whitespace"})
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     plain = engine.Tokenizer(engine.load_model(str(folder)))
     assert 1 in plain.encode(["ABC"], truncate=True).ids
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9, "do_lower_case": true}')

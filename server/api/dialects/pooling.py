@@ -109,7 +109,7 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
         request.input,
         param="input",
         truncate=None if limit is None else True,
-        direction=request.truncation_side or "right",
+        direction=request.truncation_side,
         is_query=is_query,
         limit=None if limit == -1 else limit,
     )

@@ -88,7 +88,7 @@ async def score_pairs(
     *,
     params: tuple[str, str],
     truncate: bool | None,
-    direction: Any = "right",
+    direction: Any = None,
     limits: PairLimits = NO_PAIR_LIMITS,
 ) -> tuple[Floats, Encoded]:
     """The logits of pairs by a model of one label: float32 [n]; `params` are the fields of the texts.
@@ -115,7 +115,7 @@ async def rank(
     top_n: int | None,
     raw: bool,
     truncate: bool | None,
-    direction: Any = "right",
+    direction: Any = None,
     limits: PairLimits = NO_PAIR_LIMITS,
 ) -> Ranking:
     """Texts by their relevance to a query; `top_n` keeps the best, where it is neither None nor 0.

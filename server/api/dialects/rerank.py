@@ -214,7 +214,7 @@ async def ranked(
         top_n=request.top_n,
         raw=bool(request.raw_scores) or request.use_activation is False,
         truncate=truncate,
-        direction=direction or "right",
+        direction=direction,
         limits=request.limits,
     )
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, RootModel
 
 from embert.engine import Encoded, Task
 from embert.server.api.input.request_body import (
+    MODELS_DIRECTION,
     TASK,
     TEXTS_AND_IDS,
     Direction,
@@ -62,7 +63,9 @@ class EmbedSparseRequest(RequestBody):
     truncate: bool | None = Field(
         None, description="Cut texts that are too long. Default: the server's --auto-truncate."
     )
-    truncation_direction: Direction = Field("right", description="The end that is cut off.")
+    truncation_direction: Direction = Field(
+        MODELS_DIRECTION, description="The end that is cut off. Default: the model's, mostly right."
+    )
     prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
     task: str | None = Field(None, description=TASK)
 
@@ -163,7 +166,7 @@ class SimilarityParameters(RequestBody):
     """How texts are read."""
 
     truncate: bool | None = None
-    truncation_direction: Direction = "right"
+    truncation_direction: Direction = MODELS_DIRECTION
     prompt_name: str | None = None
     task: str | None = Field(default=None, description=TASK)
 

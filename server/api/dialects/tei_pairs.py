@@ -15,7 +15,15 @@ from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
 from embert.server.api.dialects.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
 from embert.server.api.dialects.rerank import Reranked, RerankFields, ranked, rerank_documents
-from embert.server.api.input.request_body import Direction, InputForm, InputForms, RequestBody, TextList, TextLists
+from embert.server.api.input.request_body import (
+    MODELS_DIRECTION,
+    Direction,
+    InputForm,
+    InputForms,
+    RequestBody,
+    TextList,
+    TextLists,
+)
 from embert.server.api.input.text_pairs import TextPairs
 from embert.server.api.request_context import JSON, RequestContext
 from embert.server.http.errors import EmptyInput, Invalid
@@ -39,7 +47,9 @@ class RerankRequest(RerankFields):
     truncate: bool | None = Field(
         None, description="Cut pairs that are too long. Default: the server's --auto-truncate."
     )
-    truncation_direction: Direction = Field("right", description="The end of a text that is cut off.")
+    truncation_direction: Direction = Field(
+        MODELS_DIRECTION, description="The end of a text that is cut off. Default: right."
+    )
     return_text: bool = Field(False, description="Answer the texts too.")
 
 
@@ -106,7 +116,9 @@ class PredictRequest(RequestBody):
     truncate: bool | None = Field(
         None, description="Cut texts that are too long. Default: the server's --auto-truncate."
     )
-    truncation_direction: Direction = Field("right", description="The end that is cut off.")
+    truncation_direction: Direction = Field(
+        MODELS_DIRECTION, description="The end that is cut off. Default: the model's, mostly right."
+    )
     raw_scores: bool = Field(False, description="Answer the model's logits.")
     parameters: PredictParameters | None = Field(
         None,

@@ -124,7 +124,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
         seconds,
         params=params,
         truncate=request.cuts,
-        direction=request.truncation_side or "right",
+        direction=request.truncation_side,
         limits=request.limits,
     )
     how = activation(service.served.classifier, raw=request.use_activation is False)
@@ -168,7 +168,7 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
         request.input,
         param="input",
         truncate=None if limit is None else True,
-        direction=request.truncation_side or "right",
+        direction=request.truncation_side,
         limit=None if limit == -1 else limit,
     )
     answer = await context.run(encoded, Task.CLASSIFY)

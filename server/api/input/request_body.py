@@ -14,6 +14,7 @@ from embert.server.http.errors import BadRequest, Invalid
 __all__ = [
     "FAIL_FAST",
     "IDS",
+    "MODELS_DIRECTION",
     "TASK",
     "TEXTS_AND_IDS",
     "TEXT_OR_IDS",
@@ -56,6 +57,7 @@ def _lower(value: Any) -> Any:
 
 
 Direction = Annotated[Literal["right", "left"], BeforeValidator(_lower)]
+MODELS_DIRECTION: Any = None  # where a request does not say: as the model's tokenizer does, mostly "right"
 InputType = Literal["query", "document"]  # what a text is to a model of late interaction, or with adapters
 TASK = "One of the model's adapters, which `/info` lists, with its prompt. Default: none."
 

@@ -108,7 +108,7 @@ class Service:
         *,
         param: str,
         truncate: bool | None,
-        direction: Any = "right",
+        direction: Any = None,
         task: str | None = None,
         prompt_name: str | None,
         is_query: bool | None = None,
@@ -159,7 +159,7 @@ class Service:
         *,
         params: tuple[str, str],
         truncate: bool | None,
-        direction: Any = "right",
+        direction: Any = None,
         limits: PairLimits = NO_PAIR_LIMITS,
     ) -> Encoded:
         """Pairs of texts, which the caller has counted, to packed ids. Bounds and errors are those of `tokenize`.

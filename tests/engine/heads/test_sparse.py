@@ -55,6 +55,7 @@ class MaskedLM:
         made.get_output_embeddings().bias.data -= float(least)
         made.save_pretrained(folder)
         (small_tokenizer(vocab_size) if vocab_size < 300 else byte_level(300)).save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
     def logits(self, ids: Ids) -> Floats:
         """int32 [L] → float32 [L, vocabulary]."""

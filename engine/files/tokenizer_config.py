@@ -1,0 +1,512 @@
+"""What a checkpoint's JSON files say of its tokenizer, read as transformers 5 reads them.
+
+transformers takes the vocabulary from tokenizer.json. Normalizer, pre-tokenizer, the model's other fields and the
+template come from tokenizer.json too where the class is its generic one, TokenizersBackend (PreTrainedTokenizerFast in
+version 4). Other classes make their own, by fields of tokenizer_config.json: CLASSES says how. Added tokens come from
+`added_tokens_decoder`, or from tokenizer.json and the older files beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.files.json_files import read_object
+from embert.engine.files.key_tables import TOKENIZER, TOKENIZER_CONFIG
+from embert.engine.files.keys import check_keys
+
+__all__ = [
+    "CLASSES",
+    "GENERIC_CLASSES",
+    "REFUSED_CLASSES",
+    "Definition",
+    "SpecialToken",
+    "TokenizerConfig",
+    "define",
+    "read_tokenizer_config",
+]
+
+Fields = Mapping[str, Any]
+Part = dict[str, Any]  # a component of tokenizer.json
+
+# tokenizer_config.json writes "no limit" as a very large number of tokens.
+NO_LENGTH_LIMIT = 1_000_000
+ATTRIBUTES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+# A `model_type` → the class that transformers takes where no file states one. Others get the generic class.
+CLASS_OF_FAMILY = {
+    "bert": "BertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "nomic_bert": "BertTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "jina_embeddings_v3": "XLMRobertaTokenizer",
+    "gte": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+    "albert": "AlbertTokenizer",
+}
+ALWAYS_GENERIC = ("modernbert",)  # whatever its files state: transformers does not trust them
+GENERIC_CLASSES = ("BloomTokenizer", "FNetTokenizer", "ParakeetTokenizer", "PreTrainedTokenizer", "PythonBackend",
+                   "PreTrainedTokenizerFast", "TokenizersBackend")  # fmt: skip
+ALIASES = {
+    **dict.fromkeys(("ElectraTokenizer", "LxmertTokenizer", "MobileBertTokenizer"), "BertTokenizer"),
+    **dict.fromkeys(("BartTokenizer", "LEDTokenizer", "MvpTokenizer"), "RobertaTokenizer"),
+}
+# Further classes of transformers, which make something else of the files, or read others.
+REFUSED_CLASSES = (
+    "BarthezTokenizer", "BartphoTokenizer", "BertGenerationTokenizer", "BertJapaneseTokenizer", "BertweetTokenizer",
+    "BigBirdTokenizer", "BioGptTokenizer", "BlenderbotSmallTokenizer", "BlenderbotTokenizer", "ByT5Tokenizer",
+    "CLIPTokenizer", "CTRLTokenizer", "CanineTokenizer", "ClvpTokenizer", "CodeLlamaTokenizer", "CohereTokenizer",
+    "CpmAntTokenizer", "CpmTokenizer", "DPRQuestionEncoderTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer",
+    "DiaTokenizer", "EsmTokenizer", "EsmcTokenizer", "FSMTTokenizer", "FastSpeech2ConformerTokenizer",
+    "FlaubertTokenizer", "FunnelTokenizer", "GPT2Tokenizer", "GPTNeoXJapaneseTokenizer", "GPTNeoXTokenizer",
+    "GPTSw3Tokenizer", "GemmaTokenizer", "HerbertTokenizer", "LasrTokenizer", "LayoutLMv2Tokenizer",
+    "LayoutLMv3Tokenizer", "LayoutXLMTokenizer", "LlamaTokenizer", "LukeTokenizer", "M2M100Tokenizer",
+    "MBart50Tokenizer", "MBartTokenizer", "MLukeTokenizer", "MarianTokenizer", "MarkupLMTokenizer",
+    "MgpstrTokenizer", "MistralCommonBackend", "MyT5Tokenizer", "NllbTokenizer", "NougatTokenizer",
+    "OpenAIGPTTokenizer", "PLBartTokenizer", "PegasusTokenizer", "PerceiverTokenizer", "PhobertTokenizer",
+    "ProphetNetTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "RagTokenizer", "ReformerTokenizer",
+    "RemBertTokenizer", "RoCBertTokenizer", "RoFormerTokenizer", "SeamlessM4TTokenizer", "Siglip2Tokenizer",
+    "SiglipTokenizer", "Speech2TextTokenizer", "SpeechT5Tokenizer", "SplinterTokenizer", "T5Tokenizer",
+    "TapasTokenizer", "Tipsv2Tokenizer", "UdopTokenizer", "VideoPrismTokenizer", "VitsTokenizer",
+    "Wav2Vec2CTCTokenizer", "Wav2Vec2PhonemeCTCTokenizer", "WhisperTokenizer", "XGLMTokenizer", "XLMTokenizer",
+    "XLNetTokenizer",
+)  # fmt: skip
+
+
+class SpecialToken(NamedTuple):
+    """An added token, special or not, by the library's names."""
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = True
+
+    @classmethod
+    def of(cls, path: Path, value: object, *, special: bool = True) -> SpecialToken:
+        """From a text, or from an object of a file. `special` is for one that does not say. Raises BrokenModel."""
+        if isinstance(value, str):
+            return cls(value, normalized=not special, special=special)
+        if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+            raise BrokenModel(f"{path}: a token must be a text or an object with content, found {value!r}")
+        special = bool(value.get("special", special))
+        flags = {"normalized": not special, "special": special}
+        flags |= {name: bool(value[name]) for name in FLAGS if name in value}
+        return cls(value["content"], **flags)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """What the files beside tokenizer.json say. Built by `read_tokenizer_config`; picklable."""
+
+    path: Path  # tokenizer_config.json, for messages
+    kind: str = ""  # one of CLASSES; empty: tokenizer.json as it stands
+    stated: bool = False  # a file names the class
+    fields: Fields = field(default_factory=dict)
+    special: Mapping[str, SpecialToken] = field(default_factory=dict)  # by names such as cls_token
+    extra: tuple[SpecialToken, ...] = ()
+    added: Mapping[int, SpecialToken] | None = None  # in place of tokenizer.json's; None: those
+    older: Mapping[int, SpecialToken] = field(default_factory=dict)  # of added_tokens.json
+    max_length: int | None = None  # tokens of a text
+    truncation_side: Literal["right", "left"] | None = None  # None: as tokenizer.json says
+    has_token_types: bool = True  # pairs are given token types
+    splits_special_tokens: bool = False  # special tokens that texts spell out are text
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerClass:
+    """What one of transformers' classes makes of a vocabulary and of fields."""
+
+    model: str  # the type of tokenizer.json's model
+    parts: Callable[[TokenizerConfig, Part], dict[str, Part | None]]  # normalizer, pre_tokenizer, fields of the model
+    template: Literal["bert", "roberta", "xlm-roberta"]
+    special: dict[str, str]  # tokens where the files name none
+    token_types: bool = False
+    further: tuple[str, ...] = ()  # special tokens beside them
+    mask_strips: bool = False  # the mask token takes the space before it
+    normalizes: bool = False  # tokens that no file describes are looked for in the normalized text
+    keeps_template: bool = False  # tokenizer.json's post-processor stays
+
+
+def _word_piece(config: TokenizerConfig, _stored: Part) -> dict[str, Part | None]:
+    normalizer = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": _flag(config, "tokenize_chinese_chars", True),
+        "strip_accents": None if config.fields.get("strip_accents") is None else _flag(config, "strip_accents", True),
+        "lowercase": _flag(config, "do_lower_case", True),
+    }
+    model = {
+        "unk_token": config.special["unk_token"].content,
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+    }
+    return {"normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": model}
+
+
+def _byte_level(config: TokenizerConfig, _stored: Part) -> dict[str, Part | None]:
+    model = {
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": "",
+        "end_of_word_suffix": "",
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    }
+    splitting = {"type": "ByteLevel", "add_prefix_space": _flag(config, "add_prefix_space", False)}
+    return {"normalizer": None, "pre_tokenizer": {**DEFAULTS["ByteLevel"], **splitting}, "model": model}
+
+
+def _unigram(config: TokenizerConfig, stored: Part, unknown: int) -> dict[str, Part | None]:
+    metaspace = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "always" if _flag(config, "add_prefix_space", True) else "never",
+        "split": True,
+    }
+    return {
+        "normalizer": _charsmap(stored),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "model": {"unk_id": unknown, "byte_fallback": False},
+    }
+
+
+def _camembert(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
+    unknown = config.special["unk_token"].content
+    vocabulary = stored["model"]["vocab"]
+    return _unigram(config, stored, next((i for i, (token, _) in enumerate(vocabulary) if token == unknown), 0))
+
+
+def _albert(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
+    steps: list[Part] = [{"type": "Replace", "pattern": {"String": quote}, "content": '"'} for quote in ("``", "''")]
+    if not _flag(config, "keep_accents", False):
+        steps += [{"type": "NFKD"}, {"type": "StripAccents"}]
+    if _flag(config, "do_lower_case", True):
+        steps.append({"type": "Lowercase"})
+    charsmap = _charsmap(stored)
+    steps += [charsmap] if charsmap else []
+    return {**_unigram(config, stored, 1), "normalizer": {"type": "Sequence", "normalizers": steps}}
+
+
+BERT_TOKENS = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+ROBERTA_TOKENS = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+CLASSES = {
+    "BertTokenizer": TokenizerClass("WordPiece", _word_piece, "bert", BERT_TOKENS, token_types=True),
+    "DistilBertTokenizer": TokenizerClass("WordPiece", _word_piece, "bert", BERT_TOKENS),
+    "MPNetTokenizer": TokenizerClass(
+        "WordPiece",
+        _word_piece,
+        "roberta",
+        {**ROBERTA_TOKENS, "unk_token": "[UNK]"},
+        mask_strips=True,
+        normalizes=True,
+    ),
+    "RobertaTokenizer": TokenizerClass("BPE", _byte_level, "roberta", ROBERTA_TOKENS),
+    "XLMRobertaTokenizer": TokenizerClass(
+        "Unigram", lambda config, stored: _unigram(config, stored, 3), "xlm-roberta", ROBERTA_TOKENS
+    ),
+    "CamembertTokenizer": TokenizerClass(
+        "Unigram",
+        _camembert,
+        "xlm-roberta",
+        ROBERTA_TOKENS,
+        further=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
+        mask_strips=True,
+    ),
+    "AlbertTokenizer": TokenizerClass(
+        "Unigram",
+        _albert,
+        "bert",
+        {
+            **BERT_TOKENS,
+            "unk_token": "<unk>",
+            "pad_token": "<pad>",
+            "bos_token": "[CLS]",
+            "eos_token": "[SEP]",
+        },
+        keeps_template=True,
+    ),
+}
+
+# The fields of components that files may lack.
+DEFAULTS: dict[str, Part] = {
+    "BertNormalizer": {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True},
+    "ByteLevel": {"add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    "Metaspace": {"replacement": "▁", "prepend_scheme": "always", "split": True},
+    "WordPiece": {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+    "BPE": {
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    },
+    "Unigram": {"unk_id": None, "byte_fallback": False},
+}
+
+
+def read_tokenizer_config(
+    folder: Path, config: Fields, overrides: Fields | None = None
+) -> tuple[TokenizerConfig, tuple[str, ...]]:
+    """Read the files beside the tokenizer.json in `folder`, and sentences for the start-up log.
+
+    `config` are the fields of config.json; `overrides` are in place of fields of tokenizer_config.json. Raises
+    BrokenModel, and UnsupportedModel for what is not computed here, naming the field.
+    """
+    path, overrides = folder / "tokenizer_config.json", overrides or {}
+    fields = read_object(path) if path.is_file() else {}
+    notices = _checked(path, fields)
+    if overrides:
+        notices += _checked(folder / "sentence_bert_config.json", overrides)
+    fields = {**fields, **overrides}
+    named = fields.get("tokenizer_class") or config.get("tokenizer_class")
+    kind = _kind(path, named, str(config.get("model_type")))
+    _rename_extra(fields)
+    added = fields.get("added_tokens_decoder")
+    map_path, older = folder / "special_tokens_map.json", dict[int, SpecialToken]()
+    if added is None:
+        if map_path.is_file():
+            mapped = read_object(map_path)
+            notices += _checked(map_path, mapped)
+            fields |= {name: value for name, value in mapped.items() if not overrides.get(name)}
+            if "extra_special_tokens" not in fields:
+                _rename_extra(fields)
+        older = _older(folder / "added_tokens.json", fields)
+    elif not isinstance(added, dict) or not all(str(token_id).isdecimal() for token_id in added):
+        raise BrokenModel(f"{path}: added_tokens_decoder must map ids to tokens, found {added!r}")
+    side = fields.get("truncation_side")
+    if side not in (None, "right", "left"):
+        raise BrokenModel(f"{path}: truncation_side must be 'right' or 'left', found {side!r}")
+    own = CLASSES.get(kind)
+    names = fields.get("model_input_names")
+    return TokenizerConfig(
+        path=path,
+        kind=kind,
+        stated=named is not None,
+        fields=fields,
+        special=_named_tokens(path, fields, own),
+        extra=_extra_tokens(path, fields, own),
+        added=None
+        if added is None
+        else {int(token_id): SpecialToken.of(path, token, special=False) for token_id, token in added.items()},
+        older=older,
+        max_length=_max_length(fields),
+        truncation_side=cast(Literal["right", "left"] | None, side),
+        has_token_types=own is not None and own.token_types if names is None else "token_type_ids" in names,
+        splits_special_tokens=bool(fields.get("split_special_tokens")),
+    ), notices
+
+
+def _kind(path: Path, named: object, family: str) -> str:
+    """The key of CLASSES, or "" for the generic class: what AutoTokenizer finds. Raises UnsupportedModel."""
+    if family in ALWAYS_GENERIC:
+        return ""
+    name = CLASS_OF_FAMILY.get(family, "") if named is None else str(named)
+    name = name if name in GENERIC_CLASSES else name.removesuffix("Fast")
+    name = ALIASES.get(name, name)
+    if name in REFUSED_CLASSES:
+        raise UnsupportedModel(
+            f"{path}: tokenizer_class {named} is not supported; supported: {', '.join((*CLASSES, *ALIASES))}, and "
+            "PreTrainedTokenizerFast, which takes tokenizer.json as it stands"
+        )
+    return name if name in CLASSES else ""
+
+
+def _checked(path: Path, fields: Fields) -> tuple[str, ...]:
+    """As check_keys. Any further name of a token is one key of the table."""
+    named = {"*_token" if _is_further(name, value) else name: value for name, value in fields.items()}
+    return check_keys(path, named, TOKENIZER_CONFIG)
+
+
+def _is_further(name: str, value: object) -> bool:
+    """Whether it is a special token of a name of its own."""
+    return name.endswith("_token") and name not in ATTRIBUTES and isinstance(value, str)
+
+
+def _rename_extra(fields: dict[str, Any]) -> None:
+    """transformers 4's name of further special tokens to that of version 5."""
+    if "additional_special_tokens" in fields and not fields.get("extra_special_tokens"):
+        fields["extra_special_tokens"] = fields.pop("additional_special_tokens")
+
+
+def _named_tokens(path: Path, fields: Fields, own: TokenizerClass | None) -> dict[str, SpecialToken]:
+    """The special tokens that have a name, in the library's order."""
+    stated = {name: fields[name] for name in ATTRIBUTES if name in fields}
+    usual = {} if own is None else own.special
+    for name, value in stated.items():
+        if value is None and name in usual:
+            raise UnsupportedModel(f"{path}: {name} null is not supported for this class; supported: a token")
+    tokens = {}
+    for name in ATTRIBUTES:
+        value = stated.get(name, usual.get(name))
+        if value is not None:
+            tokens[name] = SpecialToken.of(path, value)
+            if isinstance(value, str) and own is not None:
+                strips = own.mask_strips and name == "mask_token"
+                tokens[name] = tokens[name]._replace(lstrip=strips, normalized=own.normalizes)
+    more = {name: value for name, value in fields.items() if _is_further(name, value)}
+    for name in ("extra_special_tokens", "model_specific_special_tokens"):
+        more |= fields[name] if isinstance(fields.get(name), dict) else {}
+    return tokens | {name: SpecialToken.of(path, value) for name, value in more.items()}
+
+
+def _extra_tokens(path: Path, fields: Fields, own: TokenizerClass | None) -> tuple[SpecialToken, ...]:
+    extra = fields.get("extra_special_tokens")
+    if extra is None or isinstance(extra, dict):
+        extra = () if own is None else own.further
+    elif not isinstance(extra, list):
+        raise BrokenModel(f"{path}: extra_special_tokens must be a list or an object, found {extra!r}")
+    return tuple(SpecialToken.of(path, value) for value in extra)
+
+
+def _older(path: Path, fields: Fields) -> dict[int, SpecialToken]:
+    """The tokens of added_tokens.json."""
+    if not path.is_file():
+        return {}
+    stored = read_object(path)
+    if not all(isinstance(token_id, int) for token_id in stored.values()):
+        raise BrokenModel(f"{path} must map tokens to ids")
+    extra = fields.get("extra_special_tokens")
+    values = [*(fields.get(name) for name in ATTRIBUTES), *(extra if isinstance(extra, list) else ())]
+    special = {value["content"] if isinstance(value, dict) else value for value in values}
+    return {token_id: SpecialToken.of(path, token, special=token in special) for token, token_id in stored.items()}
+
+
+def _max_length(fields: Fields) -> int | None:
+    stated = fields.get("model_max_length", fields.get("max_len"))
+    if isinstance(stated, (int, float)) and 0 < stated < NO_LENGTH_LIMIT:
+        return int(stated)
+    return None
+
+
+def _flag(config: TokenizerConfig, name: str, usual: bool) -> bool:
+    value = config.fields.get(name, usual)
+    if not isinstance(value, bool):
+        raise BrokenModel(f"{config.path}: {name} must be true or false, found {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A tokenizer as transformers makes it: tokenizer.json with what the other files replace in it."""
+
+    description: Part  # as tokenizer.json has it, but for `tokens`
+    tokens: tuple[
+        SpecialToken, ...
+    ]  # all added tokens, in the order in which they get ids; of generic classes new ones
+    is_generic: bool = True  # the description is tokenizer.json's own
+    replaced: tuple[str, ...] = ()  # components that are not tokenizer.json's
+    template: Literal["bert", "roberta", "xlm-roberta"] | None = None  # in place of the post-processor
+
+
+def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definition, tuple[str, ...]]:
+    """Join a parsed tokenizer.json, `stored`, with the other files, and sentences for the start-up log.
+
+    Raises BrokenModel or UnsupportedModel for a tokenizer.json that is not the class's.
+    """
+    notices = check_keys(path, stored, TOKENIZER)
+    own = CLASSES.get(config.kind)
+    tokens = tuple(_added_tokens(path, stored, config))
+    if own is None:
+        return Definition(stored, tokens), notices
+    model = stored.get("model")
+    kind = _model_type(model) if isinstance(model, dict) and "vocab" in model else None
+    if kind != own.model and config.stated:
+        raise UnsupportedModel(
+            f"{config.path}: tokenizer_class {config.kind} is for a model of type {own.model}, {path} has {kind}; "
+            "supported: tokenizer_class PreTrainedTokenizerFast, which takes tokenizer.json as it stands"
+        )
+    if kind != own.model or kind is None:
+        notice = f"{path} is taken as it stands: no tokenizer_class is stated, and {config.kind} is for {own.model}"
+        return Definition(stored, tokens), (*notices, notice)
+    parts = own.parts(config, stored)
+    replaced = tuple(
+        name
+        for name, part in parts.items()
+        if (_fields_of(stored["model"], kind, part) if name == "model" else _canonical(stored.get(name)))
+        != (_fields_of(part, kind, part) if name == "model" else _canonical(part))
+    )
+    description = {**stored, **parts, "model": {**stored["model"], "type": kind, **(parts["model"] or {})}}
+    if replaced:
+        notices += (
+            f"{path}: its {' and its '.join(replaced)} {'is' if len(replaced) == 1 else 'are'} not used: as in "
+            f"transformers 5, {config.kind} makes its own by {config.path.name}",
+        )
+    template = None if own.keeps_template and stored.get("post_processor") else own.template
+    return Definition(description, tokens, False, replaced, template), notices
+
+
+def _added_tokens(path: Path, stored: Part, config: TokenizerConfig) -> Iterable[SpecialToken]:
+    """The added tokens in transformers' order: by their ids, then those that have none yet."""
+    own = stored.get("added_tokens") or []
+    by_id = {each["id"]: SpecialToken.of(path, each, special=False) for each in own}
+    listed = {**config.older, **by_id} if config.added is None else config.added
+    known = {token.content: token for token in listed.values()}
+    names = {token.content for token in config.special.values()}
+    new = {token.content: known.get(token.content, token) for token in (*config.special.values(), *config.extra)}
+    # The generic class keeps tokenizer.json's other tokens.
+    present = set(known) | (set() if config.kind else {token.content for token in by_id.values()})
+    for _, token in sorted(listed.items()):
+        yield token._replace(special=token.special or token.content in names)
+    yield from (token for content, token in new.items() if content not in present)
+
+
+def _model_type(model: Part) -> str:
+    """Old files lack the type."""
+    usual = "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordPiece"
+    return str(model.get("type", usual))
+
+
+def _fields_of(model: Part | None, kind: str, names: Iterable[str] | None) -> Part:
+    """The model's fields of these names; an empty text is none."""
+    found = {**DEFAULTS[kind], **(model or {})}
+    return {name: None if found.get(name) == "" else found.get(name) for name in names or ()}
+
+
+def _canonical(part: Part | None) -> Any:
+    """A component in a form that is equal for components that do the same."""
+    if part is None:
+        return []
+    kind = part.get("type")
+    if kind == "Sequence":
+        members = part.get("normalizers") or part.get("pretokenizers") or []
+        return [each for member in members for each in _canonical(member)]
+    part = {**DEFAULTS.get(str(kind), {}), **part}
+    if kind == "Metaspace":
+        if not part.pop("add_prefix_space", True):
+            part["prepend_scheme"] = "never"
+        part.pop("str_rep", None)
+    if kind == "ByteLevel":
+        part.pop("trim_offsets")
+    return [part]
+
+
+def _charsmap(stored: Part) -> Part | None:
+    """tokenizer.json's table of characters, which SentencePiece's classes keep."""
+    steps = (step for step in _canonical(stored.get("normalizer")) if step.get("type") == "Precompiled")
+    return next((step for step in steps if step.get("precompiled_charsmap")), None)

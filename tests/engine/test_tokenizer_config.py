@@ -1,0 +1,223 @@
+"""Tokenizers as the files beside tokenizer.json have them: ids and token types are those of AutoTokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from transformers.models.auto import tokenization_auto
+
+from embert import engine
+from embert.engine.errors import UnsupportedModel
+from embert.engine.files.tokenizer_config import (
+    ALIASES,
+    CLASS_OF_FAMILY,
+    CLASSES,
+    GENERIC_CLASSES,
+    REFUSED_CLASSES,
+    TokenizerConfig,
+    define,
+    read_tokenizer_config,
+)
+from embert.engine.tokenization.backend import Backend as OurBackend
+from embert.engine.tokenization.library import load_library
+from tests.engine.checkpoints import LETTERS, SPECIAL, WORDS, check, word_piece, write
+
+AUTO: Any = transformers.AutoTokenizer
+SENTENCE_PIECES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]", "▁", "▁hello", "▁h", "llo", *LETTERS]
+TEXTS = [
+    "hello world", "Hello World", "café é", "中国 中", "a [MASK] b", "a <mask> b", " hello", "``x'' cat", "",
+    "new new2 NEW", "xnewx", "[CLS] x </s>",
+]  # fmt: skip
+ROOM = 300  # rows of the word table: more than any tokenizer here has
+
+
+def byte_level(**options: Any) -> Backend:
+    """RoBERTa's kind."""
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4}
+    for letter in [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġh", "he"]:
+        vocabulary[letter] = len(vocabulary)
+    tokenizer = Backend(models.BPE(vocabulary, [("Ġ", "h"), ("h", "e")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(**{"add_prefix_space": False, **options})
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    tokenizer.add_special_tokens([*vocabulary][:5])
+    return tokenizer
+
+
+def unigram(normalizer: normalizers.Normalizer | None = None, **options: Any) -> Backend:
+    """XLM-RoBERTa's kind."""
+    tokenizer = Backend(models.Unigram([(piece, -float(i)) for i, piece in enumerate(SENTENCE_PIECES)], 3))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 2)])
+    tokenizer.add_special_tokens(SENTENCE_PIECES[:5])
+    return tokenizer
+
+
+def added(content: str, **flags: bool) -> dict[str, Any]:
+    usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"content": content, **usual, **flags}
+
+
+KINDS = {
+    "bert": word_piece,
+    "cased": lambda: word_piece(lowercase=False, strip_accents=False),
+    "byte-level": byte_level,
+    "unigram": unigram,
+}
+NEW = {"0": added("[PAD]", special=True), "2": added("[CLS]", special=True), "150": added("new", normalized=True)}
+# model_type, a kind of tokenizer, tokenizer_config.json (None: no such file), and further files.
+CASES: list[tuple[str, str, dict[str, Any] | None, dict[str, Any]]] = [
+    ("bert", "bert", None, {}),
+    ("bert", "cased", {}, {}),
+    ("bert", "cased", {"do_lower_case": False}, {}),
+    ("bert", "bert", {"do_lower_case": False, "strip_accents": True}, {}),
+    ("bert", "bert", {"tokenize_chinese_chars": False, "strip_accents": False}, {}),
+    ("bert", "cased", {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": True}, {}),
+    ("bert", "bert", {"tokenizer_class": "TokenizersBackend", "mask_token": "new"}, {}),
+    ("bert", "bert", {"tokenizer_class": "NoSuchTokenizer", "additional_special_tokens": ["new", "new2"]}, {}),
+    ("bert", "cased", {"tokenizer_class": "ElectraTokenizerFast"}, {}),
+    ("bert", "bert", {"tokenizer_class": "DistilBertTokenizer", **SPECIAL}, {}),
+    ("bert", "bert", {"tokenizer_class": "MPNetTokenizer"}, {}),
+    ("bert", "bert", {"tokenizer_class": "MPNetTokenizer", "cls_token": "[CLS]", "mask_token": "[MASK]"}, {}),
+    ("bert", "bert", {"cls_token": "hello", "sep_token": {"__type": "AddedToken", **added("world")}}, {}),
+    ("bert", "bert", {"added_tokens_decoder": NEW}, {}),
+    ("bert", "bert", {"added_tokens_decoder": NEW, "tokenizer_class": "PreTrainedTokenizerFast"}, {}),
+    ("bert", "bert", {"extra_special_tokens": ["new"], "split_special_tokens": True}, {}),
+    ("bert", "bert", {"extra_special_tokens": {"image_token": "new"}, "audio_token": "NEW"}, {}),
+    ("bert", "bert", {}, {"special_tokens_map.json": {"cls_token": "cat", "additional_special_tokens": ["new"]}}),
+    ("bert", "bert", {}, {"special_tokens_map.json": {"mask_token": {**added("new", lstrip=True), "special": True}}}),
+    ("bert", "bert", {}, {"added_tokens.json": {"new": 120, "NEW": 119}}),
+    ("bert", "bert", {"model_input_names": ["input_ids", "attention_mask"]}, {}),
+    ("distilbert", "cased", {}, {}),
+    ("electra", "bert", {"do_lower_case": False}, {}),
+    ("mpnet", "bert", {"do_lower_case": False, "pad_token": "[PAD]"}, {}),
+    ("nomic_bert", "cased", None, {}),
+    ("modernbert", "cased", {"tokenizer_class": "BertTokenizer"}, {}),
+    ("roberta", "byte-level", None, {}),
+    ("roberta", "byte-level", {"add_prefix_space": True, "trim_offsets": False}, {}),
+    ("roberta", "byte-level", {"cls_token": "he", "tokenizer_class": "RobertaTokenizerFast"}, {}),
+    ("roberta", "byte-level", {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": True}, {}),
+    ("xlm-roberta", "unigram", None, {}),
+    ("xlm-roberta", "unigram", {"add_prefix_space": False, "eos_token": "[SEP]"}, {}),
+    ("xlm-roberta", "unigram", {"tokenizer_class": "PreTrainedTokenizerFast"}, {}),
+    ("camembert", "unigram", {"unk_token": "▁"}, {}),
+    ("albert", "unigram", {"do_lower_case": False}, {}),
+    ("albert", "unigram", {"keep_accents": True, "pad_token": "<pad>", "add_prefix_space": False}, {}),
+    ("gte", "unigram", {}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "kind", "config", "files"), CASES, ids=str)
+def test_ids_are_those_of_transformers(
+    tmp_path: Path, family: str, kind: str, config: dict[str, Any] | None, files: dict[str, Any]
+) -> None:
+    tokenizer = KINDS[kind]()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    for name, content in {"tokenizer_config.json": config, **files}.items():
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    reference = AUTO.from_pretrained(tmp_path)
+    ours, notices = read_tokenizer_config(tmp_path, {"model_type": family})
+    assert notices == ()
+    path = tmp_path / "tokenizer.json"
+    library, _ = load_library(path, ours, vocab_size=ROOM, lowercase=False)
+    expected = reference(TEXTS)
+    assert [each.ids for each in library.encode_batch(TEXTS)] == expected["input_ids"]
+    pairs = [(first, second) for first in TEXTS[:2] for second in TEXTS]
+    expected = reference([first for first, _ in pairs], [second for _, second in pairs])
+    found = library.encode_batch(pairs)
+    assert [each.ids for each in found] == expected["input_ids"]
+    assert ours.has_token_types == ("token_type_ids" in expected)
+    if ours.has_token_types:
+        assert [each.type_ids for each in found] == expected["token_type_ids"]
+    # What divides and remembers texts is told of the same tokenizer.
+    backend = OurBackend(path, ours, vocab_size=ROOM, lowercase=False)
+    for text in TEXTS:
+        (ids,) = backend.ids([text], None, "right")
+        assert ids == backend.library_ids([text])[0]
+
+
+def test_a_tokenizer_of_the_class_is_taken_as_it_stands(tmp_path: Path) -> None:
+    """Nothing is said of it, and nothing is made again."""
+    for family, tokenizer in (("bert", word_piece()), ("roberta", byte_level(trim_offsets=True))):
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        config, _ = read_tokenizer_config(tmp_path, {"model_type": family})
+        definition, notices = define(
+            tmp_path / "tokenizer.json", json.loads((tmp_path / "tokenizer.json").read_text()), config
+        )
+        assert (definition.replaced, notices) == ((), ())
+
+
+def test_what_a_class_replaces_is_a_notice(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", tokenizer=word_piece(lowercase=False))
+    (notice,) = engine.load_model(str(folder)).notices
+    assert f"{folder / 'tokenizer.json'}: its normalizer is not used" in notice
+    assert "BertTokenizer" in notice
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class BertJapaneseTokenizer is not supported"),
+        ({"tokenizer_class": "XLMRobertaTokenizer"}, "XLMRobertaTokenizer is for a model of type Unigram"),
+        ({"do_lower_case": "yes"}, "do_lower_case must be true or false, found 'yes'"),
+        ({"truncation_side": "top"}, "truncation_side must be 'right' or 'left', found 'top'"),
+        ({"cls_token": None}, "cls_token null is not supported"),
+        ({"cls_token": 3}, "a token must be a text or an object with content, found 3"),
+        ({"added_tokens_decoder": {"one": {}}}, "added_tokens_decoder must map ids to tokens"),
+        ({"fast_tokenizer_files": ["tokenizer.4.0.json"]}, "fast_tokenizer_files"),
+        ({"init_inputs": [1]}, "init_inputs [1]"),
+    ],
+    ids=str,
+)
+def test_fields_that_are_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    check(write(tmp_path / "a", files={"tokenizer_config.json": fields}), refusal=message)
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "tokenizer.json", "processor_kwargs"])
+def test_the_end_that_is_cut_off(tmp_path: Path, where: str) -> None:
+    tokenizer, files = word_piece(), dict[str, Any]()
+    if where == "tokenizer.json":
+        tokenizer.enable_truncation(99, direction="left")
+    if where == "tokenizer_config.json":
+        files[where] = {"truncation_side": "left"}
+    stated = {"processor_kwargs": {"truncation_side": "left"}} if where == "processor_kwargs" else {}
+    files["sentence_bert_config.json"] = {"max_seq_length": 16, **stated}
+    check(write(tmp_path / "a", tokenizer=tokenizer, files=files))
+
+
+def test_tokens_that_have_no_embedding_are_text(tmp_path: Path) -> None:
+    """Where they stand only in the files beside tokenizer.json: transformers fails for texts that spell them out."""
+    folder = write(tmp_path / "a", files={"tokenizer_config.json": {"additional_special_tokens": ["hello world"]}})
+    model = engine.load_model(str(folder))
+    assert engine.Tokenizer(model).encode(["hello world"], truncate=True).tokens == 4
+
+
+def test_every_class_of_transformers_is_known() -> None:
+    for name in {*tokenization_auto.TOKENIZER_MAPPING_NAMES.values()} - {None}:
+        name = str(name).removesuffix("Fast")
+        found = tokenization_auto.tokenizer_class_from_name(name)
+        if found is None:
+            assert name in (*REFUSED_CLASSES, *GENERIC_CLASSES), name
+        elif found is transformers.TokenizersBackend or "__init__" not in vars(found):
+            assert name in GENERIC_CLASSES, name
+        else:
+            assert (name in REFUSED_CLASSES) != (ALIASES.get(name, name) in CLASSES), name
+    for family, name in CLASS_OF_FAMILY.items():
+        assert tokenization_auto.TOKENIZER_MAPPING_NAMES[family] == name
+
+
+def test_a_config_is_picklable_and_generic_by_default(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="T5Tokenizer"):
+        read_tokenizer_config(tmp_path, {"model_type": "new", "tokenizer_class": "T5Tokenizer"})
+    config, _ = read_tokenizer_config(tmp_path, {"model_type": "new"})
+    assert config.kind == TokenizerConfig(tmp_path).kind == ""
+    assert len(WORDS) < ROOM
