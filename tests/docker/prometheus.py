@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import socket
 import subprocess
@@ -51,8 +52,11 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, target: str, dcgm: str) -> Iterator[Prometheus]:
-    """Prometheus over `target` and `dcgm`, every second instead of every fifteen; all else as in docker/prometheus."""
+def prometheus(folder: Path, target: str, dcgm: str, *, alert_after: str | None = None) -> Iterator[Prometheus]:
+    """Prometheus over `target` and `dcgm`, every second instead of every fifteen; all else as in docker/prometheus.
+
+    `alert_after` replaces the minutes for which an alert's condition must hold.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     text = (FOLDER / "prometheus.yml").read_text()
@@ -68,7 +72,10 @@ def prometheus(folder: Path, target: str, dcgm: str) -> Iterator[Prometheus]:
         text = text.replace(ours, theirs)
     config = folder / "prometheus.yml"
     config.write_text(text)
-    shutil.copy(FOLDER / "rules.yml", folder)
+    rules = (FOLDER / "rules.yml").read_text()
+    if alert_after is not None:
+        rules = re.sub(r"for: \d+m", f"for: {alert_after}", rules)
+    (folder / "rules.yml").write_text(rules)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [binary("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",

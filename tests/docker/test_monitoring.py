@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,37 @@ def test_without_the_metrics_port_an_answer_is_the_same(http: httpx.Client, watc
     names = set(re.findall(r"^# TYPE (\w+)", http.get("/metrics").text, re.MULTILINE))
     scraped = {series["__name__"] for series in watched.get("series", **{"match[]": '{job="embert"}'})}
     assert {name for name in names if not scraped & {name, f"{name}_count"}} == set()
+
+
+def test_an_overload_shows_and_wakes_somebody(tmp_path: Path) -> None:
+    """Of many interactive requests a few are answered, after seconds; the others are refused within milliseconds."""
+    options = [*STAND_IN, "--metrics-port", "0", "--max-queue-tokens", "8"]
+    with live(*options, env={"STAND_IN_S": "1.5"}) as server, ThreadPoolExecutor(8) as pool:
+        stop = threading.Event()
+
+        def flood() -> None:
+            with server.client() as client:
+                while not stop.is_set():
+                    if client.post("/embed", json={"inputs": [101, 7, 8, 102]}).status_code == 429:
+                        stop.wait(0.02)
+
+        target = server.metrics_url.removeprefix("http://")
+        with dcgm_exporter() as dcgm, prometheus(tmp_path, target, dcgm, alert_after="2s") as watching:
+            floods = [pool.submit(flood) for _ in range(8)]
+            try:
+                for alert in ("EmbertSlow", "EmbertOverloaded", "EmbertRefusing"):
+                    firing = f'ALERTS{{alertname="{alert}", alertstate="firing"}}'
+                    until(lambda firing=firing: watching.values(firing), what=firing)  # type: ignore[misc]
+            finally:
+                stop.set()
+            (refused,) = watching.values("embert:work_refused:ratio5m")
+            (slow,) = watching.values("embert:work_duration_seconds:p99_5m")
+            assert refused > 0.8
+            assert slow > 1.5
+            whole = 'embert_request_duration_seconds_bucket{priority="interactive"}[5m]'
+            assert watching.values(f"histogram_quantile(0.5, sum by (le) (rate({whole})))")[0] < 0.1, (
+                "all, for contrast"
+            )
+            assert not watching.values('ALERTS{alertname="EmbertErrors"}')
+        for each in floods:
+            each.result()
