@@ -172,6 +172,10 @@ class Backend:
         """Ids back to texts."""
         return self._library.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
 
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's word of each id, empty for an id without one."""
+        return [self._library.id_to_token(each) or "" for each in ids]
+
     def pair_template(self, type_vocab_size: int) -> PairTemplate:
         """How two texts are joined, for a model with embeddings for so many token types (1: it has none).
 

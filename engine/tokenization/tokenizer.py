@@ -265,6 +265,10 @@ class Tokenizer:
             most_unbroken=most_unbroken,
         )
 
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """The words of the vocabulary that these ids stand for."""
+        return self._backend.words(ids)
+
     def decode(
         self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True, param: str = "ids"
     ) -> list[str]:

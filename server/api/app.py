@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from embert import __version__
+from embert.server.api.input.describe import describe_name
 from embert.server.api.models.choice import ModelChoice
 from embert.server.api.models.service import Service
 from embert.server.api.models.services import Services
@@ -186,9 +187,14 @@ def _add_errors(app: FastAPI, services: Services, below: Mapping[str, ModelPath]
 
 
 def _nothing_there(path: str, services: Services, below: Mapping[str, ModelPath]) -> ServerError:
-    known = path.rstrip("/")
-    if known != path and (known in below or any(known in route.paths for route in ROUTES)):
-        return NotFound(f"no such route; {known} is one, without the slash at the end")
+    """What is said of a path that is no route: with the one that was meant, if a base address is wrong."""
+    asked = describe_name(path)
+    words = [word for word in path.split("/") if word]
+    words = [word for index, word in enumerate(words) if word not in ("v1", "v2") or word not in words[:index][-1:]]
+    routes = {each for route in ROUTES for each in route.paths} | below.keys()
+    meant = "/" + "/".join(words)
+    if meant in routes and meant != "/":
+        return NotFound(f"no such route: {asked}; {meant} is one")
     if path.startswith(MODELS):
         rest = path.removeprefix(MODELS)
         names = (rest.removesuffix(route) for route in BELOW if rest.endswith(route))
@@ -198,4 +204,6 @@ def _nothing_there(path: str, services: Services, below: Mapping[str, ModelPath]
                 services.in_path(name)
         except ServerError as error:
             return error
-    return NotFound("no such route; /docs lists them")
+    ends = ("/" + "/".join(words[begin:]) for begin in range(1, len(words)))
+    meant = next((end for end in ends if end in routes), "")
+    return NotFound(f"no such route: {asked}; {meant} is one" if meant else f"no such route: {asked}; /docs lists them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -149,9 +150,13 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
                 each["minItems"] = 1
                 if item != "integer":
                     each["maxItems"] = form.together if form.together and item == "string" else most
-                bound(each["items"], form, most)
+                # Texts of a pair may be empty.
+                bound(each["items"], dataclasses.replace(form, shortest=0) if form.together else form, most)
 
     for body in _bodies(RequestBody):
+        for field in body.model_fields:
+            if body.__name__ in schemas and not body.model_fields[field].is_required():
+                _take_null(schemas[body.__name__]["properties"][field])
         for field, form in body.input_forms.items():
             most = max(getattr(config, body.text_limit) for _, config in served)
             bound(schemas[body.__name__]["properties"][field], form, most)
@@ -164,11 +169,21 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
     for schema in schemas.values():
         for field, property_ in schema.get("properties", {}).items():
             if field == "dimensions" and "anyOf" in property_:
-                property_["anyOf"][0].update(minimum=1, maximum=max(model.width for model in models))
+                least = property_.pop("minimum", 1)
+                property_["anyOf"][0].update(minimum=least, maximum=max(model.width for model in models))
             elif field in named and "enum" not in property_["anyOf"][0]:  # vLLM's `task` is of another kind
                 property_["anyOf"][0]["enum"] = named[field]
                 if not named[field]:
                     property_["anyOf"].pop(0)
+
+
+def _take_null(schema: dict[str, Any]) -> None:
+    """State that null is as if the field was not there."""
+    if "anyOf" not in schema:
+        about = ("title", "description", "default", "examples")
+        schema["anyOf"] = [{key: schema.pop(key) for key in [*schema] if key not in about}]
+    if {"type": "null"} not in schema["anyOf"]:
+        schema["anyOf"].append({"type": "null"})
 
 
 def _bodies(base: type[RequestBody]) -> Iterator[type[RequestBody]]:

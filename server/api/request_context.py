@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,8 +17,9 @@ from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.packing import cumulative
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.engines.pending import Answer, TooManyWeights
+from embert.server.api.input.known_fields import Respelled, header_value
 from embert.server.api.input.large_bodies import LARGE, SplitIds, check_values, split_ids
-from embert.server.api.input.request_body import RequestBody, TextsAndIds, describe_name, parse, validate
+from embert.server.api.input.request_body import RequestBody, TextsAndIds, as_sent, describe_name, parse, validate
 from embert.server.api.input.request_options import read_request_options
 from embert.server.api.input.text_pairs import TextPairs
 from embert.server.api.latency_breakdown import LatencyBreakdown
@@ -28,7 +29,7 @@ from embert.server.api.models.service import Service
 from embert.server.api.serialization import raw_rows
 from embert.server.config import option_name
 from embert.server.http.accept import prefers
-from embert.server.http.errors import PayloadTooLarge, UnsupportedEncoding
+from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedEncoding
 from embert.server.observability.request_record import BULK, SCOPE_KEY, RequestRecord
 from embert.server.observability.tracing.request_trace import TRACE_KEY, RequestTrace
 
@@ -38,6 +39,7 @@ RequestT = TypeVar("RequestT", bound=RequestBody)
 
 JSON, OCTETS = b"application/json", b"application/octet-stream"
 _A_ROW_A_TOKEN = Task.TOKENS | Task.MULTI
+_AS_WRITTEN: Mapping[str, str] = {}  # names of fields, where the client has the schema's own
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class _Shared:
 
     token_vectors: int = 0
     weights: int = 0
+    ignored: dict[str, None] | None = None  # names of fields that no API has
 
 
 class RequestContext:
@@ -55,7 +58,7 @@ class RequestContext:
     """
 
     __slots__ = (
-        "_choice", "_given", "_is_query", "_param", "_says_model", "_shared", "_size",
+        "_choice", "_given", "_is_query", "_names", "_param", "_says_model", "_shared", "_size",
         "breakdown", "headers", "options", "receive", "scope", "service", "trace", "truncated",
     )  # fmt: skip
 
@@ -73,6 +76,7 @@ class RequestContext:
         self._param = ""  # the field with the texts
         self._is_query = False  # whether the texts are queries, to a model of late interaction
         self._shared = _Shared()
+        self._names: Mapping[str, str] = _AS_WRITTEN
         self.headers: list[tuple[bytes, bytes]] = []  # of the answer
         self.truncated = 0  # texts that were cut
 
@@ -97,12 +101,14 @@ class RequestContext:
         self._choice.services.bodies.check(len(body))
         self._given, self._size = body, len(body)
 
-    def holds_object(self, field: str) -> bool:
-        """Whether the body has an object in this field; for a choice of schema, before `parse`."""
+    def begin_of(self, field: str) -> bytes:
+        """How the JSON of this field begins, empty where there is none; for a choice of schema, before `parse`."""
         if isinstance(self._given, dict):
-            return isinstance(self._given.get(field), dict)
+            value = self._given.get(field)
+            begins = ((dict, b"{"), (list, b"["), (str, b'"'))
+            return next((begin for kind, begin in begins if isinstance(value, kind)), b"")
         found = re.search(rb'"%b"\s*:\s*(.)' % field.encode(), self._given, re.DOTALL)
-        return found is not None and found[1] == b"{"
+        return b"" if found is None else found[1]
 
     async def parse(self, schema: type[RequestT]) -> RequestT:
         """The request in the body, once; the body is dropped.
@@ -111,13 +117,14 @@ class RequestContext:
         """
         given, self._given = self._given, b""
         if self._size <= LARGE:
-            return parse(schema, given) if isinstance(given, bytes) else validate(schema, given)
+            note = self._note_respelled
+            return parse(schema, given, None, note) if isinstance(given, bytes) else validate(schema, given, note)
         services = self._choice.services
         split: list[SplitIds | None] = []
         request: list[RequestT] = []
         steps: tuple[Callable[[], object], ...]
         if isinstance(given, dict):
-            steps = (lambda: request.append(validate(schema, given)),)
+            steps = (lambda: request.append(validate(schema, given, self._note_respelled)),)
         else:
             steps = (
                 lambda: check_values(
@@ -128,11 +135,21 @@ class RequestContext:
                     strings_per_text=schema.strings_per_text,
                 ),
                 lambda: split.append(split_ids(given)),
-                lambda: request.append(parse(schema, given, split[0])),
+                lambda: request.append(parse(schema, given, split[0], self._note_respelled)),
             )
         check_time = self.service.admission.check_time
         await services.parse_steps.run(self._size, steps, lambda: check_time(self.options))
         return request[0]
+
+    def _note_respelled(self, respelled: Respelled) -> None:
+        self._names = respelled.names
+        if respelled.ignored:
+            self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(respelled.ignored)
+            self._choice.services.metrics.ignored_fields.inc(len(respelled.ignored))
+
+    def as_sent(self, error: ServerError) -> ServerError:
+        """An error of the handler, about fields as the client named them."""
+        return as_sent(error, self._names)
 
     def choose(self, *names: str | None, wanted: Wanted | None = None) -> Service:
         """Give the request to the model of these names, which are all of one model; see ModelChoice.find.
@@ -304,6 +321,8 @@ class RequestContext:
             head += b"%b: %b\r\n" % header
         if self.truncated:
             head += b"x-truncated-texts: %d\r\n" % self.truncated
+        if self._shared.ignored is not None:
+            head += b"x-embert-ignored-fields: %b\r\n" % header_value(self._shared.ignored)
         return head + self.breakdown.head(self.service.compute_type)
 
 

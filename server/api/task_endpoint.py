@@ -32,6 +32,7 @@ class TaskEndpoint:
         """The answer to a request; `body` None: it is still to be read."""
         record: RequestRecord = scope[SCOPE_KEY]
         record.model = self._model
+        context: RequestContext | None = None
         try:
             if not self._can:  # and neither can another model
                 self._choice.check(self._choice.default)
@@ -46,6 +47,8 @@ class TaskEndpoint:
         except ServerError as error:
             if error.reject_reason is not None:
                 self._metrics.rejected[error.reject_reason].inc()
+            if context is not None:
+                context.as_sent(error)
             return error_reply(error, self._dialect)
         context.breakdown.encoded()
         if context.trace is not None and context.breakdown.answered is not None:

@@ -21,8 +21,8 @@ MAX_BYTES = 2048  # of a client's headers of one name; parsing them takes 0.4 µ
 def prefers(asked: bytes, default: bytes, values: list[bytes], header: str = "Accept") -> bool:
     """Whether a client with these values of the header wants `asked` rather than `default`.
 
-    Where both weigh the same, `asked` is wanted if it is named, and not if only a wildcard allows it. A client that
-    takes neither gets the default. Raises HeadTooLarge for headers of more than MAX_BYTES.
+    Where both weigh the same, `asked` is wanted if it is named and `default` is not, but allowed by a wildcard. A
+    client that takes neither gets the default. Raises HeadTooLarge for headers of more than MAX_BYTES.
     """
     if values in ([], [b"*/*"]):
         return False
@@ -30,7 +30,7 @@ def prefers(asked: bytes, default: bytes, values: list[bytes], header: str = "Ac
         raise HeadTooLarge(f"`{header}` has {size} bytes; the limit is {MAX_BYTES}")
     ranges = [_range(element) for value in values for element in _ELEMENT.findall(value)]
     wanted = _weight(asked, ranges)
-    return wanted[0] > 0 and (wanted > (other := _weight(default, ranges)) or (wanted == other and wanted[1] == _EXACT))
+    return wanted[0] > 0 and wanted > _weight(default, ranges)
 
 
 def scrape_form(headers: Iterable[tuple[bytes, bytes]]) -> Form:

@@ -75,6 +75,9 @@ class ApiMetrics:
         )
         rejected = counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
+        self.ignored_fields = counter(
+            "ignored_fields_total", "Fields of requests that no API has, and nobody has read."
+        )
         self.unread_answers = counter("unread_answers_total", "Answers aborted because the client did not read them.")
         for route in routes:
             for model in models if route in tasks else ("",):

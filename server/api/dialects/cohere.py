@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
 from embert.engine.tokenization.pairs import PairLimits
+from embert.server.api.dialects.fields import COHERE_RERANK
 from embert.server.api.dialects.ranking import joined, rank
 from embert.server.api.dialects.rerank import RerankMeta, RerankResult, result_rows, search_units
 from embert.server.api.input.request_body import InputForm, InputForms, RequestBody, TextList
 from embert.server.api.request_context import JSON, RequestContext
-from embert.server.http.errors import Invalid
 
 __all__ = ["CohereError", "CohereRanking", "CohereRerankRequest", "rerank"]
 
@@ -29,8 +29,12 @@ class CohereError(BaseModel):
 class CohereRerankRequest(RequestBody):
     """`POST /v2/rerank`."""
 
+    known = COHERE_RERANK
     text_limit: ClassVar[str] = "max_client_documents"
-    input_forms: ClassVar[InputForms] = {"query": InputForm(), "documents": InputForm("a list of strings")}
+    input_forms: ClassVar[InputForms] = {
+        "query": InputForm(shortest=0),
+        "documents": InputForm("a list of strings", shortest=0),
+    }
 
     model: str | None = Field(None, description="The served model's name or id.")
     query: str = Field(description="What the documents are compared with.")
@@ -43,7 +47,6 @@ class CohereRerankRequest(RequestBody):
     return_documents: bool | None = Field(
         None, description="An extension, which litellm sends: answer the documents' texts too. Default: false."
     )
-    relevant_spans: dict[str, Any] | None = Field(None, description="Not supported: must be null or disabled.")
 
 
 class CohereRanking(BaseModel):
@@ -58,8 +61,6 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v2/rerank`."""
     request = await context.parse(CohereRerankRequest)
     context.choose(request.model)
-    if request.relevant_spans is not None and request.relevant_spans.get("mode") != "disabled":
-        raise Invalid("`relevant_spans` is not supported: its mode must be disabled", "relevant_spans")
     if request.priority is not None and request.priority > 0:
         context.give_way()
     ranking = await rank(

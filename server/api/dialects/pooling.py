@@ -16,7 +16,8 @@ from pydantic import BaseModel, Field
 
 from embert.engine import Rows, Task
 from embert.engine.heads.scores import scores
-from embert.server.api.dialects.openai import Usage, check_foreign_ids
+from embert.server.api.dialects.fields import POOLING
+from embert.server.api.dialects.openai import Usage, check_foreign_ids, prompt_of
 from embert.server.api.dialects.ranking import activation
 from embert.server.api.input.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
 from embert.server.api.input.texts_and_ids import GivenTexts
@@ -43,6 +44,7 @@ MOST_DESCRIBED = 512  # texts whose places in the bytes fit into a header that c
 class PoolingRequest(RequestBody):
     """`POST /pooling`: vLLM's fields, and one extension."""
 
+    known = POOLING
     input_forms: ClassVar[InputForms] = {"input": TEXT_OR_IDS}
 
     input: TextOrIds = Field(description="A text, texts, token ids of one text, or token ids of several.")
@@ -64,15 +66,13 @@ class PoolingRequest(RequestBody):
         None, description="Cut texts to so many tokens; -1: to what the model takes. Default: --auto-truncate."
     )
     truncation_side: Literal["right", "left"] | None = Field(
-        None, description="The end that is cut off. Default: right."
+        None, description="The end that is cut off. Default: the model's, mostly right."
     )
-    add_special_tokens: Literal[True] = True
-    normalize: None = None  # older names of `use_activation`, which vLLM refuses too
-    activation: None = None
-    softmax: None = None
+    priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
     input_type: InputType | None = Field(
         None,
-        description="What the texts are to a model of late interaction, document by default, or to one with adapters.",
+        description="What the texts are: it chooses one of the model's prompts or adapters. To a model of late "
+        "interaction they are documents by default.",
     )
 
 
@@ -102,7 +102,12 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     check_foreign_ids(service, request.input, request.model or context.path_model)
     task = _task(service, request)
     is_query = service.served.is_query(request.input_type, task)
-    _check_fields(service, request, task, is_query)
+    _check_fields(request, task)
+    prompt_name = None
+    if request.input_type is not None and is_query is None and task == Task.EMBED:
+        prompt_name = prompt_of(service, request.input_type, request.input)
+    if request.priority is not None and request.priority > 0:
+        context.give_way()
     limit, activates = request.truncate_prompt_tokens, request.use_activation is not False
     dimensions = service.served.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
@@ -110,8 +115,9 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
         param="input",
         truncate=None if limit is None else True,
         direction=request.truncation_side,
+        prompt_name=prompt_name,
         is_query=is_query,
-        limit=None if limit == -1 else limit,
+        limit=service.check_limit(limit, is_query=is_query),
     )
     answer = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
     texts = _of_texts(service, task, answer.rows[task], activates=activates)
@@ -134,16 +140,12 @@ def _task(service: Service, request: PoolingRequest) -> Task:
     return found
 
 
-def _check_fields(service: Service, request: PoolingRequest, task: Task, is_query: bool | None) -> None:
+def _check_fields(request: PoolingRequest, task: Task) -> None:
     """Raise Invalid for what would change the answer and cannot, or cannot be written."""
     if request.dimensions is not None and task != Task.EMBED:
         raise Invalid("`dimensions` is for the task embed", "dimensions")
     if request.use_activation is False and task == Task.MULTI:
         raise Invalid("`use_activation` must be true for multi-vectors, which have length 1", "use_activation")
-    least, given = service.tokenizer.least_limit(is_query), request.truncate_prompt_tokens
-    if given is not None and -1 != given < least:
-        said = f"`truncate_prompt_tokens` must be -1 or at least {least}; it is {given}"
-        raise Invalid(said, "truncate_prompt_tokens")
     texts = len(GivenTexts.of(request.input, "input").items)
     if request.encoding_format == "bytes" and texts > MOST_DESCRIBED:
         raise Invalid(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import orjson
+from pydantic import ConfigDict
 
 from embert.engine import Encoded, Task
 from embert.engine.heads.description import Classifier
@@ -17,9 +18,8 @@ from embert.engine.heads.scores import scores
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.input.request_body import FAIL_FAST, InputForm, RequestBody
 from embert.server.api.input.text_pairs import TextPairs
-from embert.server.api.input.texts_and_ids import GivenTexts
 from embert.server.api.request_context import RequestContext
-from embert.server.http.errors import Invalid
+from embert.server.http.errors import EmptyInput
 
 __all__ = [
     "DOCUMENTS",
@@ -31,7 +31,6 @@ __all__ = [
     "joined",
     "json_numbers",
     "rank",
-    "refuse",
     "score_pairs",
 ]
 
@@ -43,23 +42,17 @@ _BYTES_AT_ONCE = 1 << 17  # of JSON, written before other requests get their tur
 class Document(RequestBody):
     """A document as an object. Other fields are ignored."""
 
+    model_config = ConfigDict(extra="ignore")
     text: str
 
 
 Documents = Annotated[list[str | Document], FAIL_FAST]
-DOCUMENTS = InputForm("a list of strings, or of objects with a string `text`")
+DOCUMENTS = InputForm("a list of strings, or of objects with a string `text`", shortest=0)
 
 
 def documents_texts(documents: Sequence[str | Document]) -> list[str]:
     """The documents' texts."""
     return [document if isinstance(document, str) else document.text for document in documents]
-
-
-def refuse(request: RequestBody, *fields: str) -> None:
-    """Raise Invalid for fields that would change the answer, and are not supported: they must be null."""
-    for field in fields:
-        if getattr(request, field) is not None:
-            raise Invalid(f"`{field}` is not supported and must be null or left out", field)
 
 
 # --- pairs to scores ---
@@ -97,7 +90,8 @@ async def score_pairs(
     """
     service = context.service
     for given, param in zip((firsts, seconds), params, strict=True):
-        GivenTexts.of(given, param)  # which looks for empty ones
+        if not given:
+            raise EmptyInput(f"`{param}` must not be an empty list", param)
         service.limits.check_documents(len(given), param)
     encoded = await context.tokenize_pairs(
         TextPairs(firsts, seconds), params=params, truncate=truncate, direction=direction, limits=limits

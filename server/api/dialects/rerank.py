@@ -13,10 +13,10 @@ import orjson
 from pydantic import BaseModel, Field
 
 from embert.engine.tokenization.pairs import PairLimits
-from embert.server.api.dialects.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank, refuse
+from embert.server.api.dialects.fields import RERANK
+from embert.server.api.dialects.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank
 from embert.server.api.input.request_body import Direction, InputForm, InputForms, RequestBody
 from embert.server.api.request_context import JSON, RequestContext
-from embert.server.http.errors import Invalid
 
 __all__ = [
     "PairFields",
@@ -50,8 +50,6 @@ class PairFields(RequestBody):
     max_tokens_per_doc: int | None = Field(None, ge=0, description="Cut documents to this many tokens; 0: no limit.")
     use_activation: bool | None = Field(None, description="false: scores are the model's logits.")
     priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
-    instruction: str | None = Field(None, description="Not supported: must be null.")
-    chat_template_kwargs: dict[str, object] | None = Field(None, description="Not supported: must be null.")
 
     @property
     def cuts(self) -> bool | None:
@@ -81,14 +79,16 @@ class RerankFields(PairFields):
     top_n: int | None = Field(None, ge=0, description="Answer only the best; 0 or null: all. More than there are: all.")
     return_documents: bool | None = Field(None, description="Answer the documents' texts too. Default: false.")
     raw_scores: bool | None = Field(None, description="true: scores are the model's logits. Default: false.")
-    max_chunks_per_doc: int | None = Field(None, description="Documents are not divided: must be null or 1.")
-    rank_fields: list[str] | None = Field(None, description='Must be null or ["text"].')
+    truncate: bool | None = Field(
+        None, description="Cut pairs that are too long. Default: the server's --auto-truncate."
+    )
 
 
 class RerankDocumentsRequest(RerankFields):
     """`POST /v1/rerank`."""
 
-    input_forms: ClassVar[InputForms] = {"query": InputForm(), "documents": DOCUMENTS}
+    known = RERANK
+    input_forms: ClassVar[InputForms] = {"query": InputForm(shortest=0), "documents": DOCUMENTS}
 
     documents: Documents = Field(description="Texts, or objects with a `text`, whose other fields are ignored.")
 
@@ -155,20 +155,16 @@ class Reranked(BaseModel):
 async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v1/rerank`."""
     request = await context.parse(RerankDocumentsRequest)
-    return await rerank_documents(context, request, request.documents, request.cuts, request.truncation_side)
+    return await rerank_documents(context, request, request.documents, request.truncation_side)
 
 
 async def rerank_documents(
-    context: RequestContext,
-    request: RerankFields,
-    documents: Documents,
-    truncate: bool | None,
-    direction: Direction | None,
+    context: RequestContext, request: RerankFields, documents: Documents, direction: Direction | None
 ) -> tuple[bytes, bytes]:
     """The answer to a request with these documents."""
     service = context.choose(None if request.model == _UNNAMED else request.model)
     texts = documents_texts(documents)
-    ranking = await ranked(context, request, texts, "documents", truncate, direction)
+    ranking = await ranked(context, request, texts, "documents", direction)
     rows = await joined(result_rows(ranking, texts if request.return_documents else None))
     tokens = ranking.tokens
     return JSON, (
@@ -191,19 +187,9 @@ async def ranked(
     request: RerankFields,
     texts: list[str],
     param: str,
-    truncate: bool | None,
     direction: Direction | None,
 ) -> Ranking:
-    """The texts of field `param` by their relevance. Raises Invalid for fields that cannot be honoured."""
-    refuse(request, "instruction", "chat_template_kwargs")
-    chunks = request.max_chunks_per_doc
-    if chunks not in (None, 1):
-        raise Invalid(
-            f"`max_chunks_per_doc` must be 1 or left out: documents are cut, not divided; it is {chunks}",
-            "max_chunks_per_doc",
-        )
-    if request.rank_fields not in (None, ["text"]):
-        raise Invalid('`rank_fields` must be ["text"] or left out: no other field is read', "rank_fields")
+    """The texts of field `param` by their relevance."""
     if request.priority is not None and request.priority > 0:
         context.give_way()
     return await rank(
@@ -213,7 +199,7 @@ async def ranked(
         param=param,
         top_n=request.top_n,
         raw=bool(request.raw_scores) or request.use_activation is False,
-        truncate=truncate,
+        truncate=request.cuts if request.truncate is None else request.truncate,
         direction=direction,
         limits=request.limits,
     )

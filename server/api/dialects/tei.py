@@ -8,6 +8,14 @@ import orjson
 from pydantic import BaseModel, Field, RootModel
 
 from embert.engine import Encoded, Task
+from embert.server.api.dialects.fields import (
+    EMBED,
+    EMBED_ALL,
+    EMBED_SPARSE,
+    SIMILARITY,
+    SIMILARITY_INPUTS,
+    SIMILARITY_PARAMETERS,
+)
 from embert.server.api.input.request_body import (
     MODELS_DIRECTION,
     TASK,
@@ -17,10 +25,11 @@ from embert.server.api.input.request_body import (
     InputForms,
     InputType,
     RequestBody,
+    RequestObject,
     TextList,
     TextsAndIds,
 )
-from embert.server.api.request_context import JSON, Handler, RequestContext
+from embert.server.api.request_context import JSON, RequestContext
 from embert.server.api.serialization import floats_json, nested_floats_json, sparse_json
 from embert.server.http.errors import EmptyInput
 
@@ -39,7 +48,6 @@ __all__ = [
     "embed",
     "embed_all",
     "embed_sparse",
-    "or_similarity",
     "similarity",
 ]
 
@@ -57,6 +65,7 @@ class TeiError(BaseModel):
 class EmbedSparseRequest(RequestBody):
     """`POST /embed_sparse`: (index, value) pairs. And what all requests for vectors have."""
 
+    known = EMBED_SPARSE
     input_forms: ClassVar[InputForms] = {"inputs": TEXTS_AND_IDS}
 
     inputs: TextsAndIds = Field(description="A text, token ids of one text, or a list of texts and of such ids.")
@@ -73,6 +82,7 @@ class EmbedSparseRequest(RequestBody):
 class EmbedAllRequest(EmbedSparseRequest):
     """`POST /embed_all`: one vector a token."""
 
+    known = EMBED_ALL
     input_type: InputType | None = Field(
         None,
         description="What the texts are to a model of late interaction, document by default, or to one with adapters.",
@@ -82,6 +92,7 @@ class EmbedAllRequest(EmbedSparseRequest):
 class EmbedRequest(EmbedSparseRequest):
     """`POST /embed`: text-embeddings-inference's fields."""
 
+    known = EMBED
     normalize: bool = Field(True, description="Scale vectors to length 1.")
     dimensions: int | None = Field(None, description="Cut the vectors to this many numbers, then normalise again.")
 
@@ -153,18 +164,20 @@ async def _tokenized(context: RequestContext, request: EmbedSparseRequest, is_qu
 # --- similarity ---
 
 
-class SimilarityInputs(RequestBody):
+class SimilarityInputs(RequestObject):
     """One text, and the texts it is compared with."""
 
+    known = SIMILARITY_INPUTS
     input_forms: ClassVar[InputForms] = {"source_sentence": InputForm(), "sentences": InputForm()}
 
     source_sentence: str
     sentences: TextList
 
 
-class SimilarityParameters(RequestBody):
+class SimilarityParameters(RequestObject):
     """How texts are read."""
 
+    known = SIMILARITY_PARAMETERS
     truncate: bool | None = None
     truncation_direction: Direction = MODELS_DIRECTION
     prompt_name: str | None = None
@@ -174,6 +187,7 @@ class SimilarityParameters(RequestBody):
 class SimilarityRequest(RequestBody):
     """`POST /similarity`: cosine of one text with each of several."""
 
+    known = SIMILARITY
     inputs: SimilarityInputs
     parameters: SimilarityParameters | None = None
 
@@ -203,15 +217,3 @@ async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
     )
     answer = await context.run(encoded)
     return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def or_similarity(handler: Handler) -> Handler:
-    """A handler of `POST /`: clients send the body of `/similarity` there too, whatever the model is for."""
-
-    async def answer(context: RequestContext) -> tuple[bytes, bytes]:
-        if not context.holds_object("inputs"):
-            return await handler(context)
-        context.service.served.check_tasks(Task.EMBED)
-        return await similarity(context)
-
-    return answer

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, RootModel
 from embert.engine import Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
+from embert.server.api.dialects.fields import PREDICT, PREDICT_PARAMETERS, TEI_RERANK
 from embert.server.api.dialects.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
 from embert.server.api.dialects.rerank import Reranked, RerankFields, ranked, rerank_documents
 from embert.server.api.input.request_body import (
@@ -21,6 +22,7 @@ from embert.server.api.input.request_body import (
     InputForm,
     InputForms,
     RequestBody,
+    RequestObject,
     TextList,
     TextLists,
 )
@@ -34,18 +36,18 @@ __all__ = ["PredictRequest", "Predictions", "Ranks", "RerankRequest", "predict",
 
 
 class RerankRequest(RerankFields):
-    """`POST /rerank`: with `texts` TEI's, with `documents` that of `/v1/rerank`."""
+    """`POST /rerank`: with `texts` TEI's, else with `documents` that of `/v1/rerank`."""
 
+    known = TEI_RERANK
     input_forms: ClassVar[InputForms] = {
-        "query": InputForm(),
-        "texts": InputForm("a list of strings"),
+        "query": InputForm(shortest=0),
+        "texts": InputForm("a list of strings", shortest=0),
         "documents": DOCUMENTS,
     }
 
     texts: TextList | None = Field(None, description="What is ranked, with an answer in TEI's form.")
-    documents: Documents | None = Field(None, description="What is ranked, with the answer of `/v1/rerank`.")
-    truncate: bool | None = Field(
-        None, description="Cut pairs that are too long. Default: the server's --auto-truncate."
+    documents: Documents | None = Field(
+        None, description="What is ranked, with the answer of `/v1/rerank`; not read beside `texts`."
     )
     truncation_direction: Direction = Field(
         MODELS_DIRECTION, description="The end of a text that is cut off. Default: right."
@@ -68,19 +70,16 @@ class Ranks(RootModel[list[Rank] | Reranked]):
 async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /rerank`."""
     request = await context.parse(RerankRequest)
-    truncate = request.cuts if request.truncate is None else request.truncate
     direction = request.truncation_side or request.truncation_direction
     texts, documents = request.texts, request.documents
-    if (texts is None) == (documents is None):
-        given = "neither" if texts is None else "both"
-        raise Invalid(f"`texts` is required, or `documents` in its place; the request has {given}", "texts")
-    if documents is not None:
-        return await rerank_documents(context, request, documents, truncate, direction)
-    assert texts is not None  # noqa: S101 - one of both is there
+    if texts is None:
+        if documents is None:
+            raise Invalid("`texts` is required, or `documents` in its place; the request has neither", "texts")
+        return await rerank_documents(context, request, documents, direction)
     context.choose(None)  # TEI's routes do not read `model`
-    ranking = await ranked(context, request, texts, "texts", truncate, direction)
+    ranking = await ranked(context, request, texts, "texts", direction)
     rows = zip(ranking.indices, ranking.scores, strict=True)
-    if request.return_text:
+    if request.return_text or request.return_documents:
         made = (
             b'{"index":%d,"text":%b,"score":%b}' % (index, orjson.dumps(texts[index]), score) for index, score in rows
         )
@@ -95,9 +94,10 @@ _INPUTS = InputForm("a text, a pair [first, second], or a list of lists of one o
 _FUNCTIONS = {"sigmoid": "sigmoid", "softmax": "softmax", "none": "identity"}
 
 
-class PredictParameters(RequestBody):
+class PredictParameters(RequestObject):
     """What huggingface_hub's `text_classification` sends beside the text."""
 
+    known = PREDICT_PARAMETERS
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = Field(
         None, description="What makes scores of the model's logits. Default: as without parameters."
     )
@@ -107,6 +107,7 @@ class PredictParameters(RequestBody):
 class PredictRequest(RequestBody):
     """`POST /predict`: the labels of texts, or of pairs of texts."""
 
+    known = PREDICT
     strings_per_text: ClassVar[int] = 2
     input_forms: ClassVar[InputForms] = {"inputs": _INPUTS}
 
@@ -155,8 +156,15 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
     if parameters is not None and parameters.function_to_apply is not None:
         how = _FUNCTIONS[parameters.function_to_apply]
     rows = await joined(_rows(logits, how, classifier, None if parameters is None else parameters.top_k))
-    alone = parameters is None and (isinstance(request.inputs, str) or isinstance(request.inputs[0], str))
-    return JSON, rows if alone else b"[%b]" % rows
+    alone = isinstance(request.inputs, str) or isinstance(request.inputs[0], str)
+    if alone and parameters is None and not _is_hugging_face_js(context):
+        return JSON, rows
+    return JSON, b"[%b]" % rows
+
+
+def _is_hugging_face_js(context: RequestContext) -> bool:
+    """Whether the client is @huggingface/inference, which without parameters reads a list of lists as well."""
+    return any(name == b"user-agent" and b"@huggingface/inference" in value for name, value in context.scope["headers"])
 
 
 def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:
@@ -176,10 +184,8 @@ def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:
                 f"`{name}` is a list of {len(texts)} texts; a pair has 2, and several texts are a list of lists",
                 "inputs",
             )
-        for place, text in enumerate(texts):
-            if not text:
-                where = f"{name}[{place}]" if is_batch or len(texts) > 1 else name
-                raise EmptyInput(f"`{where}` must not be empty", "inputs")
+        if len(texts) == 1 and not texts[0]:  # a pair may have empty texts, as in TEI
+            raise EmptyInput(f"`{name}[0]` must not be empty" if is_batch else f"`{name}` must not be empty", "inputs")
     return TextPairs([texts[0] for texts in together], [texts[1] if len(texts) > 1 else None for texts in together])
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
+from embert.server.api.dialects.fields import VERTEX
 from embert.server.api.input.request_body import FAIL_FAST, RequestBody
 from embert.server.api.request_context import JSON, Handler, RequestContext
 from embert.server.http.errors import EmptyInput, PayloadTooLarge, ServerError
@@ -21,6 +22,7 @@ AT_ONCE = 64  # instances of a request in work
 class VertexRequest(RequestBody):
     """`POST /vertex`: several requests in one."""
 
+    known = VERTEX
     strings_per_text: ClassVar[int] = 2  # of pairs
 
     instances: Annotated[list[Instance], FAIL_FAST] = Field(
@@ -34,8 +36,8 @@ class VertexPredictions(BaseModel):
     predictions: list[Any]
 
 
-async def answer_instances(context: RequestContext, handler_of: Callable[[Instance], Handler]) -> tuple[bytes, bytes]:
-    """`POST /vertex`. `handler_of` gives the handler of an instance, or raises TaskMissing."""
+async def answer_instances(context: RequestContext, handler: Handler) -> tuple[bytes, bytes]:
+    """`POST /vertex`. `handler` answers an instance."""
     request = await context.parse(VertexRequest)
     instances = request.instances
     if not instances:
@@ -50,7 +52,7 @@ async def answer_instances(context: RequestContext, handler_of: Callable[[Instan
 
     async def answer(index: int, instance: Instance) -> None:
         part = context.part(instance, len(instances))
-        answers[index] = await _answer(part, handler_of, instance, index)
+        answers[index] = await _answer(part, handler, index)
         context.breakdown.add(part.breakdown)
         context.truncated += part.truncated
 
@@ -68,12 +70,11 @@ def _texts(instance: Instance) -> int:
     return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
-async def _answer(
-    part: RequestContext, handler_of: Callable[[Instance], Handler], instance: Instance, index: int
-) -> bytes:
+async def _answer(part: RequestContext, handler: Handler, index: int) -> bytes:
     try:
-        _, body = await handler_of(instance)(part)
+        _, body = await handler(part)
     except ServerError as error:
+        part.as_sent(error)
         error.message = f"instances[{index}]: {error.message}"
         raise
     return body

@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 
 from embert.engine import Task
 from embert.engine.heads.scores import scores
-from embert.server.api.dialects.ranking import activation, joined, json_numbers, refuse, score_pairs
+from embert.server.api.dialects.fields import CLASSIFY, SCORE
+from embert.server.api.dialects.ranking import activation, joined, json_numbers, score_pairs
 from embert.server.api.dialects.rerank import PairFields
 from embert.server.api.input.request_body import Direction, InputForm, InputForms, RequestBody, TextList
 from embert.server.api.request_context import JSON, RequestContext
@@ -24,6 +25,7 @@ __all__ = ["Classes", "ClassifyRequest", "ScoreRequest", "Scores", "classify", "
 
 TextOrTexts = str | TextList
 _TEXTS = InputForm("a string or a list of strings")
+_PAIRED = InputForm("a string or a list of strings", shortest=0)
 # What vLLM calls first and second texts, by the names that its docs begin with.
 _FIELDS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
 
@@ -31,9 +33,10 @@ _FIELDS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"),
 class ScoreRequest(PairFields):
     """`POST /score`: one text with each of several, or two lists pair by pair, under one of four pairs of names."""
 
+    known = SCORE
     text_limit: ClassVar[str] = "max_client_documents"
     strings_per_text: ClassVar[int] = 2
-    input_forms: ClassVar[InputForms] = {name: _TEXTS for pair in _FIELDS for name in pair}
+    input_forms: ClassVar[InputForms] = {name: _PAIRED for pair in _FIELDS for name in pair}
 
     model: str | None = Field(None, description="The served model's name or id.")
     queries: TextOrTexts | None = Field(None, description="First texts.")
@@ -43,7 +46,6 @@ class ScoreRequest(PairFields):
     text_2: TextOrTexts | None = Field(None, description="Second texts.")
     data_1: TextOrTexts | None = Field(None, description="First texts.")
     data_2: TextOrTexts | None = Field(None, description="Second texts.")
-    user: str | None = Field(None, description="Accepted and ignored.")
 
 
 class PairScore(BaseModel):
@@ -76,6 +78,7 @@ class Scores(BaseModel):
 class ClassifyRequest(RequestBody):
     """`POST /classify`."""
 
+    known = CLASSIFY
     input_forms: ClassVar[InputForms] = {"input": _TEXTS}
 
     input: TextOrTexts = Field(description="A text, or texts.")
@@ -85,9 +88,7 @@ class ClassifyRequest(RequestBody):
     )
     truncation_side: Direction | None = Field(None, description="The end of a text that is cut off. Default: right.")
     use_activation: bool | None = Field(None, description="false: `probs` are the model's logits.")
-    add_special_tokens: bool = Field(True, description="Must be true.")
     priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
-    user: str | None = Field(None, description="Accepted and ignored.")
 
 
 class Class(BaseModel):
@@ -114,7 +115,6 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /score`."""
     request = await context.parse(ScoreRequest)
     service = context.choose(request.model)
-    refuse(request, "instruction", "chat_template_kwargs")
     params, firsts, seconds = _texts(request)
     if request.priority is not None and request.priority > 0:
         context.give_way()
@@ -156,12 +156,7 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /classify`."""
     request = await context.parse(ClassifyRequest)
     service = context.choose(request.model)
-    limit, least = request.truncate_prompt_tokens, service.tokenizer.least_limit(None)
-    if limit is not None and -1 != limit < least:
-        said = f"`truncate_prompt_tokens` must be -1 or at least {least}; it is {limit}"
-        raise Invalid(said, "truncate_prompt_tokens")
-    if not request.add_special_tokens:
-        raise Invalid("`add_special_tokens` must be true: the model reads the first of them", "add_special_tokens")
+    limit = request.truncate_prompt_tokens
     if request.priority is not None and request.priority > 0:
         context.give_way()
     encoded = await context.tokenize(
@@ -169,7 +164,7 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
         param="input",
         truncate=None if limit is None else True,
         direction=request.truncation_side,
-        limit=None if limit == -1 else limit,
+        limit=service.check_limit(limit),
     )
     answer = await context.run(encoded, Task.CLASSIFY)
     classifier = service.served.classifier

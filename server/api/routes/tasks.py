@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from embert.engine import Model
 from embert.engine.tasks import Task
@@ -20,21 +18,14 @@ COHERE, OPENAI, TEI = Dialect.COHERE, Dialect.OPENAI, Dialect.TEI
 # Of these each model has one of several rows: see tasks_by_path.
 BY_MODEL = ("/", "/invocations")
 # These are of the first model, whatever it can do, where a request names none.
-OF_THE_FIRST = (*BY_MODEL, "/vertex", "/tokenize", "/decode")
+OF_THE_FIRST = (*BY_MODEL, "/vertex", "/tokenize", "/detokenize", "/decode")
 
 
 async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /vertex`: every instance as a request of `POST /`. A reranker's may be classified, too, as TEI has it."""
-    rows = tasks_by_path(context.service.model)
-
-    def handler_of(instance: Mapping[str, Any]) -> Handler:
-        row = rows["/"]
-        if row.reranks and isinstance(instance.get("inputs"), str | list):
-            row = rows["/predict"]
-        context.service.served.check_tasks(row.needs, reranks=row.reranks)
-        return row.handler
-
-    return await vertex.answer_instances(context, handler_of)
+    """`POST /vertex`: every instance as a request of `POST /`."""
+    row = tasks_by_path(context.service.model)["/"]
+    context.service.served.check_tasks(row.needs, reranks=row.reranks)
+    return await vertex.answer_instances(context, row.handler)
 
 
 TASKS = (
@@ -178,6 +169,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/classify",
+        aliases=("/v1/classify",),
         dialect=OPENAI,
         summary="Labels of texts, vLLM's way",
         handler=vllm.classify,
@@ -189,11 +181,20 @@ TASKS = (
     TaskRoute(
         path="/tokenize",
         dialect=TEI,
-        summary="Texts to tokens",
+        summary="Texts to tokens, TEI's way or vLLM's",
         handler=tei_tokens.tokenize,
         request=tei_tokens.TokenizeRequest,
         answer=tei_tokens.Tokens,
         example={"inputs": "Hello, world"},
+    ),
+    TaskRoute(
+        path="/detokenize",
+        dialect=OPENAI,
+        summary="Token ids to a text, vLLM's way",
+        handler=tei_tokens.detokenize,
+        request=tei_tokens.DetokenizeRequest,
+        answer=tei_tokens.Detokenized,
+        example={"tokens": [101, 7592, 102]},
     ),
     TaskRoute(
         path="/decode",
@@ -224,5 +225,25 @@ def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
             if path not in found or (row.suits(model) and not found[path].suits(model)):
                 found[path] = row
     for path in BY_MODEL:
-        found[path] = dataclasses.replace(found[path], handler=tei.or_similarity(found[path].handler))
+        row = found[path]
+        also = (*row.also, "/predict") if row.reranks else row.also
+        found[path] = dataclasses.replace(row, handler=_by_body(row), also=also)
     return found
+
+
+def _by_body(row: TaskRoute) -> Handler:
+    """A handler of `POST /`: clients send other routes' bodies there, which `inputs` tells apart.
+
+    An object is of `/similarity`, whatever the model is for; texts are of `/predict` to a reranker, as in TEI.
+    """
+
+    async def answer(context: RequestContext) -> tuple[bytes, bytes]:
+        begin = context.begin_of("inputs")
+        if begin == b"{":
+            context.service.served.check_tasks(Task.EMBED)
+            return await tei.similarity(context)
+        if row.reranks and begin in (b"[", b'"'):
+            return await tei_pairs.predict(context)
+        return await row.handler(context)
+
+    return answer

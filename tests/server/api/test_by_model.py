@@ -115,6 +115,10 @@ def test_a_reranker(reranker: Live) -> None:
     alone = reranker.post("/rerank", ranking).json()
     for path in ("/", "/invocations"):
         assert reranker.post(path, ranking).json() == alone
+        for inputs in ("a", [["a"], ["a", "b"]]):
+            assert (
+                reranker.post(path, {"inputs": inputs}).json() == reranker.post("/predict", {"inputs": inputs}).json()
+            )
     answer = reranker.post("/vertex", {"instances": [ranking, {"inputs": "a"}]})
     ranked, predicted = answer.json()["predictions"]
     assert [each["index"] for each in ranked] == [each["index"] for each in alone]
@@ -123,6 +127,13 @@ def test_a_reranker(reranker: Live) -> None:
         assert np.allclose(first, second, rtol=0, atol=1e-6)  # in a batch with other texts a CPU's last bits may differ
     many = reranker.post("/vertex", {"instances": [{**ranking, "texts": ["a"] * 1500}] * 2})
     assert (many.status_code, "3000 texts; the limit is 2048" in many.text) == (413, True)
+
+
+def test_hugging_faces_javascript_reads_a_list_for_one_text_too(classifier: Live) -> None:
+    alone = classifier.post("/", {"inputs": "a cat"}).json()
+    agent = {"user-agent": "@huggingface/inference/4.13.0 Node.js/24"}
+    assert classifier.post("/", {"inputs": "a cat"}, headers=agent).json() == [alone]
+    assert classifier.post("/", {"inputs": [["a cat"]]}, headers=agent).json() == [alone]
 
 
 def test_a_classifier(classifier: Live) -> None:

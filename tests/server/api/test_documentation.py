@@ -229,14 +229,14 @@ def test_there_are_examples_of_all_routes_that_answer_json() -> None:
     named = {re.sub("^/(models|readyz)/[^{]+?(/info|/embed)?$", r"/\1/{name}\2", path) for path in named}
     named -= {"/models/{name}/embed"}  # which stands for all of its kind
     assert named == {path for _, path in documented_routes()} - {
-        "/embeddings", "/openai/deployments/{name}/embeddings", "/invocations", "/v1/score",
+        "/embeddings", "/openai/deployments/{name}/embeddings", "/invocations", "/v1/score", "/v1/classify",
         "/ping", "/metrics", "/docs", "/openapi.json",
     }  # fmt: skip
 
 
 def test_headers_are_documented(http: httpx.Client) -> None:
     raw = {"accept": "application/octet-stream"}
-    several = {"input": "a", "model": "text-embeddings-inference", "encoding_format": "bytes"}
+    several = {"input": "a", "model": "text-embeddings-inference", "encoding_format": "bytes", "colour": 1}
     answers = [
         http.post("/embed", json={"inputs": "a"}, headers=raw),
         http.post("/embed_all", json={"inputs": "a " * 300}, headers=raw),

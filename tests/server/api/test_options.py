@@ -97,6 +97,30 @@ def test_tokenize_takes_a_prompt_when_asked(client: httpx.Client, tokenizer: eng
     assert [token["id"] for token in prompted] == whole(tokenizer, "find: a text")
 
 
+@pytest.mark.parametrize(
+    ("input_type", "put_before"),
+    [("query", "find: "), ("search_query", "find: "), ("document", ""), ("passage", ""), ("long", "a b c d "),
+     ("clustering", "find: ")],
+)  # fmt: skip
+def test_input_type_chooses_a_prompt(
+    client: httpx.Client, tokenizer: engine.Tokenizer, input_type: str, put_before: str
+) -> None:
+    """Where the model has one of that kind; else the server's default prompt stays."""
+    same(client.post("/v1/embeddings", json={"input": "a text", "input_type": input_type}),
+         whole(tokenizer, f"{put_before}a text"))  # fmt: skip
+    named = {"input": "a text", "input_type": input_type, "prompt_name": "long"}
+    same(client.post("/v1/embeddings", json=named), whole(tokenizer, "a b c d a text"))
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    ids = {"input": [101, 5, 102], "input_type": input_type, "model": model}
+    same(client.post("/v1/embeddings", json=ids), [101, 5, 102])
+
+
+@pytest.mark.parametrize("input_type", ["qurey", 3])
+def test_input_types_that_nobody_knows(client: httpx.Client, input_type: Any) -> None:
+    refused = client.post("/v1/embeddings", json={"input": "a", "input_type": input_type})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "input_type")
+
+
 def test_default_prompt_as_text(tokenizer: engine.Tokenizer, prompted_model: Path) -> None:
     env = {"EMBERT_DEFAULT_PROMPT": "clustering: ", "EMBERT_MODEL": str(prompted_model)}
     with live(*STAND_IN, env=env) as server:
@@ -218,6 +242,29 @@ def test_decode(http: httpx.Client) -> None:
     assert http.post("/decode", json={"ids": [ids, ids[1:3]]}).json() == ["hello, world", "hello,"]
     kept = http.post("/decode", json={"ids": ids, "skip_special_tokens": False}).json()
     assert kept == ["[CLS] hello, world [SEP]"]
+
+
+def test_vllms_tokenizer(http: httpx.Client) -> None:
+    text = "hello, worlds"
+    ids = [token["id"] for token in http.post("/tokenize", json={"inputs": text}).json()[0]]
+    body = {"prompt": text, "model": "text-embeddings-inference"}
+    answer = http.post("/tokenize", json=body).json()
+    assert answer == {"count": len(ids), "max_model_len": 256, "tokens": ids, "token_strs": None}
+    words = http.post("/tokenize", json={**body, "return_token_strs": True}).json()["token_strs"]
+    assert words == ["[CLS]", "hello", ",", "worlds", "[SEP]"]
+    bare = http.post("/tokenize", json={**body, "add_special_tokens": False}).json()
+    assert bare["tokens"] == ids[1:-1]
+    assert http.post("/detokenize", json={"tokens": bare["tokens"]}).json() == {"prompt": text}
+    for path, wrong in (
+        ("/detokenize", {"tokens": ids, "model": "gpt"}),
+        ("/detokenize", {"tokens": [2**40]}),
+        ("/detokenize", {}),
+        ("/detokenize", {"tokens": []}),
+        ("/tokenize", {"prompt": text, "model": "gpt"}),
+        ("/tokenize", {"prompt": ["a", "b"]}),
+        ("/tokenize", {"messages": []}),
+    ):
+        assert http.post(path, json=wrong).status_code in (400, 404, 422), wrong
 
 
 # --- operations ---

@@ -19,6 +19,7 @@ from embert.server.api.serialization import (
     floats_json,
     nested_floats_json,
     openai_json,
+    quantize,
     raw_rows,
     sparse_json,
     typed_openai_json,
@@ -51,7 +52,7 @@ def test_floats_json(vectors: Floats) -> None:
 def test_openai_json(vectors: Floats, base64_: bool, model: str) -> None:
     model = model.encode(errors="ignore").decode()
     answer = json.loads(asyncio.run(openai_json(vectors, model, 7, base64=base64_)))
-    assert list(answer) == ["object", "data", "model", "usage"]
+    assert list(answer) == ["id", "object", "data", "model", "usage"]
     assert (answer["object"], answer["model"]) == ("list", model)
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     for index, (item, vector) in enumerate(zip(answer["data"], vectors, strict=True)):
@@ -118,6 +119,19 @@ def test_typed_openai_json(rows: Rows, base64_: bool) -> None:
         assert list(pairs) == read_pairs(rows)[index]
         assert [read(row) for row in item["multi_vector"]] == multi.slice(index, index + 1).values.tolist()
         assert item["token_ids"] == list(range(*rows.offsets[index : index + 2]))
+
+
+@given(vectors=matrices())
+def test_quantized(vectors: Floats) -> None:
+    """Bits as sentence-transformers has them; int8 is within half a step of each number."""
+    assert quantize(vectors, "ubinary").tolist() == [np.packbits(vector > 0).tolist() for vector in vectors]
+    signed = quantize(vectors, "binary")
+    assert signed.dtype == np.int8
+    assert np.array_equal(signed.astype(int), quantize(vectors, "ubinary").astype(int) - 128)
+    whole = quantize(vectors, "int8").astype(float)
+    largest = np.abs(vectors).max(axis=1, keepdims=True).astype(float)
+    assert np.all(np.abs(whole * (largest / 127) - vectors) <= largest / 127 * 0.501 + 1e-30)
+    assert np.array_equal(quantize(vectors, "uint8").astype(int), whole + 128)
 
 
 def test_raw_rows() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from embert.server.api.dialects.vertex import AT_ONCE, Instance, VertexRequest, answer_instances
 from embert.server.api.latency_breakdown import LatencyBreakdown
-from embert.server.api.request_context import Handler, RequestContext
+from embert.server.api.request_context import RequestContext
 from embert.server.config import ModelConfig
-from embert.server.http.errors import Invalid
+from embert.server.http.errors import Invalid, ServerError
 
 COUNT = 2048
 
@@ -24,6 +24,10 @@ class Context:
         self.breakdown, self.truncated = LatencyBreakdown(), 0
         self.service = self
         self.config = ModelConfig()
+        self.instance: Instance = {}
+
+    def as_sent(self, error: ServerError) -> ServerError:
+        return error
 
     async def parse(self, _: type[VertexRequest]) -> VertexRequest:
         return VertexRequest(instances=[{"inputs": str(index)} for index in range(COUNT)])
@@ -31,6 +35,7 @@ class Context:
     def part(self, instance: Instance, parts: int) -> Context:
         assert parts == COUNT
         part = Context()
+        part.instance = instance
         part.truncated = 1 + int(instance["inputs"])
         return part
 
@@ -38,11 +43,8 @@ class Context:
 def answered(handler: Callable[[Instance], Coroutine[Any, Any, tuple[bytes, bytes]]]) -> tuple[bytes, int]:
     async def run() -> tuple[bytes, int]:
         context = Context()
-
-        def handler_of(instance: Instance) -> Handler:
-            return lambda _: handler(instance)
-
-        _, body = await answer_instances(cast("RequestContext", context), handler_of)
+        answer: Any = lambda part: handler(part.instance)  # noqa: E731 - of a Context
+        _, body = await answer_instances(cast("RequestContext", context), answer)
         assert len(asyncio.all_tasks()) == 1
         return body, context.truncated
 

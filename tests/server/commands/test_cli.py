@@ -332,6 +332,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"embert {__version__}\n", "")
 
 
+def test_the_package_is_the_command() -> None:
+    ended = subprocess.run([sys.executable, "-m", "embert", "--version"], capture_output=True, text=True, check=True)
+    assert ended.stdout == f"embert {__version__}\n"
+
+
 @pytest.mark.parametrize("arguments", [(), ("nonsense",), ("serve", "--nonsense")])
 def test_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
     status, out, err = run(capsys, *arguments)

@@ -266,7 +266,30 @@ def test_a_slash_at_the_end_is_another_path(http: httpx.Client, path: str) -> No
     """No redirect: it would be built from the Host header, and many clients lose the body on it."""
     answer = http.request("GET" if path == "/health/" else "POST", path, json={"inputs": "a"})
     assert answer.status_code == 404
-    assert f"; {path.rstrip('/')} is one, without the slash at the end" in answer.text
+    assert f"; {path.rstrip('/')} is one" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("//v1/embeddings", "/v1/embeddings"),
+        ("/v1//embeddings", "/v1/embeddings"),
+        ("/v1/v1/embeddings", "/v1/embeddings"),
+        ("/v1/v1/embeddings/", "/v1/embeddings"),
+        ("/api/v1/embeddings", "/v1/embeddings"),
+        ("/v1/predict", "/predict"),
+        ("//embed", "/embed"),
+        ("/v1/v1/rerank", "/v1/rerank"),
+        ("/v1/chat/completions", "/docs"),
+    ],
+)
+def test_a_path_with_too_much_in_it_is_named_with_the_one_that_was_meant(
+    http: httpx.Client, path: str, meant: str
+) -> None:
+    answer = http.post(http.base_url.copy_with(raw_path=path.encode()), json={"inputs": "a"})
+    assert answer.status_code == 404
+    assert f"'{path}'; {meant} " in answer.text
+    assert "a string of " in http.post("/v1/%0Aembeddings").text
 
 
 def test_options_says_what_is_allowed(http: httpx.Client) -> None:

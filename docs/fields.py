@@ -1,0 +1,68 @@
+"""Writes the table of fields in docs/api.md from the code.
+
+    python -m docs.fields
+
+Its rows are those of server/api/dialects/fields.py: fields of which the same is true on the same routes are one row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from embert.server.api.dialects.fields import ELSEWHERE
+from embert.server.api.input.known_fields import KnownField, Verdict
+from embert.server.api.routes import TASKS
+
+__all__ = ["PAGE", "replaced"]
+
+PAGE = Path(__file__).parent / "api.md"
+_MARKS = re.compile(r"(?<=<!-- fields: scripts/document writes them -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)
+
+
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Fields, the APIs that have them, routes, and what becomes of them."""
+    routes: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for task in TASKS:
+        for name, field in task.request.known.items():
+            if field.reason == ELSEWHERE:
+                continue
+            key = ", ".join(api.value for api in field.apis), _becomes(field)
+            routes.setdefault(key, {}).setdefault(name, []).append(f"`{task.path}`")
+    everywhere = len({task.path for task in TASKS})
+    for (apis, becomes), names in routes.items():
+        by_routes: dict[tuple[str, ...], list[str]] = {}
+        for name, paths in names.items():
+            by_routes.setdefault(tuple(dict.fromkeys(paths)), []).append(f"`{name}`")
+        for paths, together in by_routes.items():
+            where = "all" if len(paths) == everywhere else ", ".join(paths)
+            yield ", ".join(together), apis, where, becomes
+
+
+def _becomes(field: KnownField) -> str:
+    if field.verdict is Verdict.HONORED:
+        beside = f"; dropped beside `{field.ignored_beside}`" if field.ignored_beside else ""
+        return f"honored{': ' + field.reason if field.reason else ''}{beside}"
+    if field.verdict is Verdict.HARMLESS:
+        return f"harmless: {field.reason}"
+    values = " or ".join(f"`{json.dumps(value)}`" for value in field.unless)
+    return f"refused{', unless ' + values if values else ''}: {field.reason}"
+
+
+def replaced() -> str:
+    """The text of docs/api.md with the table as the code has it."""
+    order = [Verdict.HONORED.value, Verdict.HARMLESS.value, Verdict.REFUSED.value]
+    found = sorted(rows(), key=lambda row: order.index(re.split("[ :;,]", row[3])[0]))
+    lines = ["| fields | of | routes | |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in found)]
+    return _MARKS.sub(lambda _: "\n".join(lines) + "\n", PAGE.read_text(), count=1)
+
+
+def main() -> None:
+    """Rewrite the table."""
+    PAGE.write_text(replaced())
+
+
+if __name__ == "__main__":
+    main()
