@@ -40,7 +40,10 @@ def logits_of(server: Live, texts: Sequence[tuple[str, ...]], *, side: str = "ri
     with torch.inference_mode():
         for text in texts:
             most = model.config.max_position_embeddings
-            given = tokenizer(*text, return_tensors="pt", truncation="longest_first", max_length=most)
+            # In lists, as CrossEncoder calls it: a second text that is empty would count as none.
+            given = tokenizer(
+                *([each] for each in text), return_tensors="pt", truncation="longest_first", max_length=most
+            )
             rows.append(model(**given).logits[0].double().numpy())
     return np.array(rows)
 
