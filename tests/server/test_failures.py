@@ -83,23 +83,23 @@ def test_vectors_are_never_null(client: httpx.Client) -> None:
 
 def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: Live) -> None:
     before = failing.metrics()['embert_rejected_total{reason="queue_full"}']
-    with ThreadPoolExecutor(4) as pool, failing.held():
+    with ThreadPoolExecutor(16) as pool, failing.held():
         blocking = [pool.submit(client.post, "/embed", json={"inputs": order(HELD)})]
         until(lambda: failing.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
-        blocking.append(pool.submit(client.post, "/embed", json={"inputs": [[7] * 200] * 2}))
-        until(lambda: failing.metrics()["embert_queue_tokens"] >= 400, what="the queued request")
+        blocking += [pool.submit(client.post, "/embed", json={"inputs": [7] * 50}) for _ in range(10)]
+        until(lambda: failing.metrics()["embert_queue_tokens"] >= 500, what="the queued requests")
         for path, field, kind in (("/embed", "inputs", "Overloaded"), ("/v1/embeddings", "input", "rate_limit_error")):
             answer = client.post(path, json={field: [7] * 200, **NAMED})
             status, type_, message = facts(answer)
             assert (status, type_) == (429, kind)
-            assert "403" in message  # what the queue holds
+            assert "503" in message  # what the queue holds
             assert "200" in message  # what was sent
             assert "600" in message
             assert "--max-queue-tokens" in message
             assert 1 <= int(answer.headers["retry-after"]) <= 60
         small = pool.submit(client.post, "/embed", json={"inputs": GOOD})  # there is room for this one
-        until(lambda: failing.metrics()["embert_queue_tokens"] > 400, what="the small request")
-    assert [each.result().status_code for each in (*blocking, small)] == [200, 200, 200]
+        until(lambda: failing.metrics()["embert_queue_tokens"] > 500, what="the small request")
+    assert {each.result().status_code for each in (*blocking, small)} == {200}
     assert failing.metrics()['embert_rejected_total{reason="queue_full"}'] == before + 2
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Clients:
     def fill(self, *requests: list[list[int]], **headers: str) -> list[Future[tuple[httpx.Response, float]]]:
         """Send these, the first one ahead of the others, and wait until all tokens are admitted or answered."""
         sent: list[Future[tuple[httpx.Response, float]]] = []
-        tokens = [sum(map(len, inputs)) for inputs in requests]
+        tokens = [min(sum(map(len, inputs)), 4000 // 8) for inputs in requests]  # an eighth of the limit at most
 
         def all_were_admitted() -> bool:
             answered = sum(count for count, future in zip(tokens, sent, strict=False) if future.done())
@@ -99,39 +100,75 @@ def statuses(sent: list[Future[tuple[httpx.Response, float]]]) -> set[int]:
     return {future.result()[0].status_code for future in sent}
 
 
+def statuses_of(sent: list[Future[httpx.Response]]) -> set[int]:
+    return {future.result().status_code for future in sent}
+
+
 # --- the budget ---
 
 
+SMALL_QUEUE = ("--max-queue-tokens", "600", "--max-batch-tokens", "256")
+
+
+def _admitted(server: Live, tokens: float) -> bool:
+    return server.metrics()["embert_admitted_tokens"] == tokens
+
+
+def fill(server: Live, pool: ThreadPoolExecutor, texts: int = 10) -> list[Future[httpx.Response]]:
+    """Send a request that `server.held` holds, and then so many of a text of 50 tokens, which wait for it."""
+    sent = [pool.submit(server.post, "/embed", {"inputs": [101, HELD, 102]})]
+    until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request that is held")
+    sent += [pool.submit(server.post, "/embed", {"inputs": [7] * 50}) for _ in range(texts)]
+    until(lambda: server.metrics()["embert_admitted_tokens"] == 3 + 50 * texts, what="the requests that fill the queue")
+    return sent
+
+
 def test_the_budget_is_that_of_all_http_processes_together() -> None:
-    options = ("--workers", "2", "--max-queue-tokens", "600", "--max-batch-tokens", "256")
-    with live(*STAND_IN, *options) as server, one_to_each(server) as connections, ThreadPoolExecutor(2) as pool:
-        first, second = connections.values()
+    with (
+        live(*STAND_IN, *SMALL_QUEUE, "--workers", "2") as server,
+        one_to_each(server) as connections,
+        ThreadPoolExecutor(16) as pool,
+    ):
         with server.held():
-            filling = pool.submit(post_on, first, {"inputs": [[101, HELD, 102], *[[7] * 200] * 2]})
-            until(lambda: server.metrics()["embert_admitted_tokens"] == 403, what="the request that fills the queue")
-            status, headers, said = post_on(second, {"inputs": [7] * 200})
-            assert status == 429
-            assert "the queue holds 403 tokens and this request has 200; the limit is 600 (--max-queue-tokens)" in said
-            assert int(headers["retry-after"]) >= 1
-            small = pool.submit(post_on, second, {"inputs": GOOD})
-            until(lambda: server.metrics()["embert_admitted_tokens"] == 406, what="the small one, which has room")
-        assert small.result()[0] == 200
-        assert filling.result()[0] == 200
-        assert post_on(second, {"inputs": [[7] * 200] * 5})[0] == 200  # alone, more than the budget
+            filling = fill(server, pool)
+            for connection in connections.values():
+                status, headers, said = post_on(connection, {"inputs": [7] * 200})
+                assert status == 429
+                assert (
+                    "the queue holds 503 tokens and this request has 200; the limit is 600 (--max-queue-tokens)" in said
+                )
+                assert int(headers["retry-after"]) >= 1
+            small = [pool.submit(post_on, each, {"inputs": GOOD}) for each in connections.values()]
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 509, what="the small ones, which have room")
+        assert {each.result()[0] for each in small} == {200}
+        assert statuses_of(filling) == {200}
+        _, connection = connections.popitem()
+        assert post_on(connection, {"inputs": [[7] * 200] * 5})[0] == 200  # more than the budget
+
+
+def test_a_request_larger_than_the_budget_enters_beside_others_and_leaves_room_for_them() -> None:
+    """Of any priority. It counts as an eighth of the limit."""
+    with live(*STAND_IN, *SMALL_QUEUE) as server, ThreadPoolExecutor(16) as pool:
+        with server.held():
+            filling = fill(server, pool, texts=2)
+            for priority in ("interactive", "bulk"):
+                before = server.metrics()["embert_admitted_tokens"]
+                large = {"inputs": [[7] * 200] * 10}
+                filling.append(pool.submit(server.post, "/embed", large, headers={"x-priority": priority}))
+                until(partial(_admitted, server, before + 600 // 8), what="the large request")
+            filling += [pool.submit(server.post, "/embed", {"inputs": [7] * 50}) for _ in range(6)]
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 103 + 150 + 300, what="the others")
+        assert statuses_of(filling) == {200}
 
 
 def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenising() -> None:
-    options = ("--max-queue-tokens", "600", "--max-batch-tokens", "256")
     with (
-        live(*STAND_IN, *options) as server,
-        ThreadPoolExecutor(1) as pool,
+        live(*STAND_IN, *SMALL_QUEUE) as server,
+        ThreadPoolExecutor(16) as pool,
         httpx.Client(base_url=server.url) as client,
     ):
         with server.held():
-            filling = pool.submit(
-                httpx.post, f"{server.url}/embed", json={"inputs": [[101, HELD, 102], *[[7] * 200] * 2]}, timeout=60
-            )
-            until(lambda: server.metrics()["embert_admitted_tokens"] == 403, what="the request that fills the queue")
+            filling = fill(server, pool)
             seen = server.metrics()["embert_request_texts_count"]
             for inputs, has in (
                 ("word " * 198, "at least 198"),
@@ -140,28 +177,32 @@ def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenisin
             ):
                 answer = client.post("/embed", json={"inputs": inputs})
                 assert answer.status_code == 429
-                said = f"holds 403 tokens and this request has {has}; the limit is 600 (--max-queue-tokens)"
+                said = f"holds 503 tokens and this request has {has}; the limit is 600 (--max-queue-tokens)"
                 assert said in answer.json()["error"]
                 assert int(answer.headers["retry-after"]) >= 1
             assert server.metrics()["embert_request_texts_count"] == seen
         # Spaces are no words: it is tokenised, and there is room.
         assert client.post("/embed", json={"inputs": "a" + " " * 1000 + "b"}, timeout=30).status_code == 200
         assert server.metrics()["embert_request_texts_count"] == seen + 1
-        assert filling.result().status_code == 200
+        assert statuses_of(filling) == {200}
 
 
 def test_what_a_killed_http_process_had_admitted_is_free_again() -> None:
-    options = ("--workers", "2", "--max-queue-tokens", "600", "--max-batch-tokens", "256")
-    with live(*STAND_IN, *options) as server, one_to_each(server) as connections, ThreadPoolExecutor(1) as pool:
+    with (
+        live(*STAND_IN, *SMALL_QUEUE, "--workers", "2") as server,
+        one_to_each(server) as connections,
+        ThreadPoolExecutor(1) as pool,
+    ):
         (victim, first), (_, second) = connections.items()
         with server.held():
             filling = pool.submit(post_on, first, {"inputs": [[101, HELD, 102], *[[7] * 200] * 2]})
             # The first two of its texts run together, the third waits.
-            until(lambda: server.metrics()["embert_queue_tokens"] == 200, what="the request that fills the queue")
-            assert post_on(second, {"inputs": [7] * 200})[0] == 429
+            until(lambda: server.metrics()["embert_queue_tokens"] == 200, what="the request")
+            assert server.metrics()["embert_admitted_tokens"] == 600 // 8
             os.kill(victim, signal.SIGKILL)
             # And what it had queued is not run: its answers would find nobody.
             until(lambda: server.metrics()["embert_queue_tokens"] == 0, what="the end of its requests")
+        until(lambda: server.metrics()["embert_admitted_tokens"] == 0, what="the freed budget")
         assert post_on(second, {"inputs": [7] * 200})[0] == 200
         assert isinstance(filling.exception(), ConnectionError)
         metrics = server.metrics()
@@ -197,7 +238,7 @@ def test_the_queue_is_bounded_by_the_seconds_it_takes_at_the_measured_rate() -> 
                 blocking = some.send([[101, HELD, 102]])
                 until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
                 sent = [some.send([LONG]) for _ in range(16)]
-                until(lambda: sum(future.done() for future in sent) >= 16 - limit // 250, what="the refusals")
+                until(lambda: sum(future.done() for future in sent) >= 16 - 8, what="the refusals")
                 assert server.metrics()["embert_admitted_tokens"] <= limit
             assert {blocking.result()[0].status_code, *statuses(sent)} == {200, 429}
             refused = [answer for answer, _ in (future.result() for future in sent) if answer.status_code == 429]
@@ -293,7 +334,7 @@ def test_a_client_that_leaves_gives_its_share_of_the_budget_back(slow: Live, hol
             blocking = some.send([GOOD])
             until(lambda: slow.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
             leaving = send(slow, {"inputs": [LONG] * 15})
-            until(lambda: slow.metrics()["embert_admitted_tokens"] == 3 + 15 * 250, what="its admission")
+            until(lambda: slow.metrics()["embert_admitted_tokens"] == 3 + 500, what="its admission")
             leaving.close()
             until(lambda: slow.metrics()["embert_admitted_tokens"] == 3, what="the freed budget")
             assert not blocking.done()
@@ -310,7 +351,7 @@ def test_interactive_requests_keep_their_latency_beside_large_ones(slow: Live, h
         with held(hold_file):
             large = some.fill(*[[[7] * 50] * 19] * 4)
             small = [some.send([GOOD]) for _ in range(3)]
-            until(lambda: slow.metrics()["embert_admitted_tokens"] == 4 * 19 * 50 + 9, what="their admission")
+            until(lambda: slow.metrics()["embert_admitted_tokens"] == 4 * 500 + 9, what="their admission")
         assert statuses(small) == statuses(large) == {200}
         assert set(some.answered[:3]) == set(small)
 

@@ -1,9 +1,14 @@
 """What may enter the queue of a model, and the 429 and 503 for what may not.
 
 A request is admitted while all API processes together have fewer unanswered tokens of its model than the limit
-(server/ipc/shared_counters.py), or none at all. The limit is the token budget, or fewer tokens where the engines would
-take longer for them than `--max-queue-seconds`. Each model has a budget of its own, so no flood of one model's requests
-refuses those of another; what the others have to do counts as time that they take of the engines (shares.py).
+(server/ipc/shared_counters.py). The limit is the token budget, or fewer tokens where the engines would take longer for
+them than `--max-queue-seconds`. Each model has a budget of its own, so no flood of one model's requests refuses those
+of another; what the others have to do counts as time that they take of the engines (shares.py).
+
+A request counts as an eighth of the limit at most. While it waits, the engine gives others no more time than it takes
+itself (fair share), so what others have beyond that delays nobody. So a large request need not find an empty queue, and
+does not fill it: a request of up to an eighth of the limit waits for at most the limit, and a larger one takes at most
+eight times as long as its own work. Large ones leave an eighth of the limit to smaller ones.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from embert.server.observability.request_record import EXPIRED
 __all__ = ["Admission"]
 
 BULK_SHARE = 0.75  # of the limit: bulk requests leave room for interactive ones
+LARGE_PART = 8  # of the limit divided by this: what a request counts as at most, and what larger ones leave free
 MIN_BATCHES = 2  # of each engine that the limit always holds; with fewer an engine would wait between two batches
 _RETRY_AFTER_MAX_S = 60
 
@@ -180,8 +186,16 @@ class Admission:
     def _info(self, engine: Engine) -> ModelInfo | None:
         return engine.state.models[self._model].info
 
-    def _limit(self, options: RequestOptions) -> int:
-        return int(BULK_SHARE * self.queue_limit) if options.bulk else self.queue_limit
+    def _counted(self, tokens: int, admitted: int, options: RequestOptions) -> int:
+        """What a request of so many tokens counts as; 0: it does not fit into the queue."""
+        limit = self.queue_limit
+        most = max(1, limit // LARGE_PART)
+        counted = min(tokens, most)
+        if options.bulk:
+            limit = int(BULK_SHARE * limit)
+        if tokens > most:
+            limit -= most
+        return counted if admitted + counted <= limit or not admitted else 0
 
     # --- one request ---
 
@@ -196,22 +210,23 @@ class Admission:
         `most` is a cheap upper bound of the request's tokens. `least` counts a lower bound; it runs only where `most`
         does not fit.
         """
-        admitted, limit = self._counters.admitted(self._model), self._limit(options)
+        admitted = self._counters.admitted(self._model)
         # `check` tells of a server that is not ready.
-        if not admitted or admitted + most <= limit or self.draining or not self.ready:
+        if self._counted(most, admitted, options) or self.draining or not self.ready:
             return
         tokens = least()
-        if admitted + tokens > limit:
-            raise self._overloaded(admitted, str(tokens) if tokens == most else f"at least {tokens}", limit)
+        if not self._counted(tokens, admitted, options):
+            raise self._overloaded(admitted, tokens, options, exact=tokens == most)
 
-    def check(self, tokens: int, options: RequestOptions) -> None:
-        """Raise Unavailable or Overloaded where a tokenised request cannot enter."""
+    def check(self, tokens: int, options: RequestOptions) -> int:
+        """The tokens that a tokenised request counts as. Raises Unavailable or Overloaded where it cannot enter."""
         self.check_ready()
         admitted = self._counters.admitted(self._model)
-        limit = self._limit(options)
-        if admitted and admitted + tokens > limit:
-            raise self._overloaded(admitted, str(tokens), limit)
+        counted = self._counted(tokens, admitted, options)
+        if not counted:
+            raise self._overloaded(admitted, tokens, options)
         self.check_time(options)  # tokenising may have taken that long
+        return counted
 
     def add(self, tokens: int) -> None:
         """Count tokens that enter, or with a negative number, tokens that are answered."""
@@ -229,16 +244,19 @@ class Admission:
             error.outcome = EXPIRED
         return error
 
-    def _overloaded(self, admitted: int, tokens: str, limit: int) -> Overloaded:
-        whole, rate = self.queue_limit, self.tokens_per_s
+    def _overloaded(self, admitted: int, tokens: int, options: RequestOptions, *, exact: bool = True) -> Overloaded:
+        limit, rate = self.queue_limit, self.tokens_per_s
+        most = max(1, limit // LARGE_PART)
         queue = f"the queue of {self._name}" if self._name else "the queue"
-        of_bulk = "" if limit >= whole else f", of which bulk requests may fill {BULK_SHARE:.0%}"
+        of_bulk = f", of which bulk requests may fill {BULK_SHARE:.0%}" if options.bulk else ""
+        of_large = f"; a request of over {most} tokens counts as {most} and leaves {most} free" if tokens > most else ""
         by_time = f"--max-queue-seconds {self._config.max_queue_seconds:g} at {rate:.0f} tokens/s"
         if self._others_s():
             by_time += ", shared with other models"
-        set_by = by_time if whole < self.max_queue_tokens else "--max-queue-tokens"
+        set_by = by_time if limit < self.max_queue_tokens else "--max-queue-tokens"
         return Overloaded(
-            f"{queue} holds {admitted} tokens and this request has {tokens}; the limit is {whole} ({set_by}){of_bulk}",
+            f"{queue} holds {admitted} tokens and this request has {'' if exact else 'at least '}{tokens}; "
+            f"the limit is {limit} ({set_by}){of_bulk}{of_large}",
             retry_after_s=self._retry_after_s(),
         )
 

@@ -114,8 +114,8 @@ class Router:
         InferenceFailed when the encoder failed on them, TooManyWeights, CancelledError when the client has left. Once
         they are admitted, `note_failure` gets the engine that had them last (-1: none) and the seconds since.
         """
-        admission, cost = self.admissions[model], encoded.tokens
-        admission.check(cost, options)
+        admission = self.admissions[model]
+        counted = admission.check(encoded.tokens, options)
         now = time.monotonic()
         message = EncodeRequest(
             next(self._ids),
@@ -135,7 +135,7 @@ class Router:
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending
-        admission.add(cost)
+        admission.add(counted)
         self._send(pending)
         try:
             return await pending.future
@@ -150,7 +150,7 @@ class Router:
                 note_failure(pending.asked, time.monotonic() - now)
             raise
         finally:
-            admission.add(-cost)
+            admission.add(-counted)
             self._pending.pop(message.id, None)
             if pending.watcher is not None:
                 pending.watcher.cancel()

@@ -123,23 +123,72 @@ def test_a_refusal_names_the_numbers(options: dict[str, Any], bulk: bool, limit:
 
 
 def test_words_are_counted_only_where_the_upper_bound_does_not_fit() -> None:
-    admission = admission_of([1000.0], max_queue_tokens=100)
-    admission.add(50)
+    admission = admission_of([1000.0], max_queue_tokens=1000)
+    admission.add(900)
     counted: list[int] = []
 
     def least() -> int:
-        counted.append(40)
+        counted.append(90)
         return counted[-1]
 
-    admission.check_room(least, 50, asks())
+    admission.check_room(least, 100, asks())
     assert not counted
-    admission.check_room(least, 90, asks())
-    assert counted == [40]
+    admission.check_room(least, 110, asks())
+    assert counted == [90]
     admission.add(20)
-    with pytest.raises(Overloaded, match="this request has at least 40; the limit is 100"):
+    with pytest.raises(Overloaded, match="this request has at least 90; the limit is 1000"):
+        admission.check_room(least, 110, asks())
+    with pytest.raises(Overloaded, match="this request has 90; the limit is 1000"):
         admission.check_room(least, 90, asks())
-    with pytest.raises(Overloaded, match="this request has 40; the limit is 100"):
-        admission.check_room(least, 40, asks())
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_large_request_neither_needs_an_empty_queue_nor_fills_it(bulk: bool) -> None:
+    admission = admission_of([1000.0], max_queue_tokens=1000)
+    admission.add(300)  # of a few others
+    assert admission.check(1_000_000, asks(bulk=bulk)) == 125
+    admission.check_room(lambda: 1_000_000, 1_000_000, asks(bulk=bulk))
+    admission.add(125)
+    assert admission.check(3, asks()) == 3
+
+
+@pytest.mark.parametrize(("bulk", "limit"), [(False, 1000), (True, 750)])
+def test_large_requests_leave_an_eighth_to_small_ones(bulk: bool, limit: int) -> None:
+    admission = admission_of([1000.0], max_queue_tokens=1000)
+    for _ in range(limit // 125 - 1):
+        admission.add(admission.check(10_000, asks(bulk=bulk)))
+    with pytest.raises(Overloaded, match="over 125 tokens counts as 125 and leaves 125 free"):
+        admission.check(10_000, asks(bulk=bulk))
+    with pytest.raises(Overloaded, match="has at least 9000"):
+        admission.check_room(lambda: 9000, 10_000, asks(bulk=bulk))
+    for _ in range(12):
+        admission.add(admission.check(10, asks(bulk=bulk)))
+    with pytest.raises(Overloaded) as refused:
+        admission.check(10, asks(bulk=bulk))
+    assert "counts as" not in refused.value.message
+
+
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.booleans(), st.booleans()), max_size=60), st.integers(8, 100_000))
+def test_no_client_fills_the_queue_for_others(requests: list[tuple[int, bool, bool]], limit: int) -> None:
+    """Whatever large and bulk requests came: they hold their part at most, and small ones enter until it is full."""
+    admission = admission_of([1e9], max_queue_tokens=limit)
+    small = max(1, limit // 8)
+    entered: list[int] = []
+    for tokens, bulk, leaves in requests:
+        if leaves and entered:
+            admission.add(-entered.pop(0))
+        try:
+            counted = admission.check(tokens, asks(bulk=bulk))
+        except Overloaded:
+            assert admission.admitted_tokens > 0
+            assert admission.admitted_tokens + 2 * min(tokens, small) > (0.75 if bulk else 1.0) * limit - 1
+            continue
+        assert counted == min(tokens, small)
+        admission.add(counted)
+        entered.append(counted)
+        assert admission.admitted_tokens <= limit
+        if tokens > small:
+            assert admission.admitted_tokens <= limit - limit // 8
 
 
 def test_a_server_that_takes_nothing_answers_503() -> None:
