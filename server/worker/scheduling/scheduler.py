@@ -14,9 +14,9 @@ Three rules, with their reasons:
 
 A batch is of one model. Models share the device's time equally: the next one is the one that has had least of it.
 Interactive requests of any model go before bulk requests, which have low priority, of any model. Bulk requests fill
-what the interactive requests of their model leave, as long as that keeps the batch short. In every eighth batch a
-quantum of bulk goes first, so that bulk work progresses under any load. While interactive requests come, batches of
-bulk alone are short, because the next interactive request waits for the one that runs. A batch is charged what it is
+what the interactive requests of their model leave, as long as that keeps the batch short, and else follow it. In every
+eighth batch a quantum of bulk goes first, so that bulk work progresses under any load. While interactive requests come,
+bulk takes a short time at once, because the next interactive request waits for it. A batch is charged what it is
 expected to take when it is formed, and `settle` corrects that.
 
 Forming a batch costs time in proportion to the batch, not to the queue: no step scans the whole queue. The encoder may
@@ -42,7 +42,7 @@ SETTLED_MAX = 8.0  # times the expected time: a model does not pay for a machine
 FILL_SHARE, FILL_S = 0.25, 0.005
 # While interactive requests come, a batch of bulk alone takes so long, or so many times its fixed time: shorter ones
 # would cost throughput.
-SHORT_S, SHORT_FIXED = 0.02, 5.0
+SHORT_S, SHORT_FIXED = 0.04, 5.0
 INTERACTIVE_MEMORY_S = 10.0  # device time of batches after an interactive request, in which another one is expected
 
 
@@ -163,8 +163,8 @@ class Scheduler:
             builder.fill(bulk, max(min(bulk_tokens, limits.quantum_tokens), bulk.least_tokens))
         if interactive.texts:
             builder.fill(interactive, builder.tokens_left)
-            if bulk.texts:
-                self._fill_rest(builder, bulk)
+            if bulk.texts and not self._fill_rest(builder, bulk) and not bulk_first:
+                self._batches_before_bulk = BULK_INTERVAL  # it follows instead
         else:
             builder.fill(bulk, builder.tokens_left)
         tokens, texts = sum(builder.tokens), sum(builder.texts)
@@ -197,14 +197,19 @@ class Scheduler:
         short_s = max(SHORT_S, SHORT_FIXED * limits.cost.fixed_s)
         return min(limits.tokens, limits.cost.tokens_within(short_s))
 
-    def _fill_rest(self, builder: BatchBuilder, bulk: Lane) -> None:
-        """Fill an interactive batch with bulk, as long as it stays short, and not with crumbs."""
+    def _fill_rest(self, builder: BatchBuilder, bulk: Lane) -> bool:
+        """Fill an interactive batch with bulk, as long as it stays short, and not with crumbs.
+
+        False: half of the batch or more would be free for bulk, and is not used because that would take too long.
+        """
         limits, taken = builder.limits, sum(builder.tokens)
         own_s = limits.cost.seconds(taken)
         most = limits.cost.tokens_within(own_s + max(FILL_SHARE * own_s, FILL_S))
         tokens = min(builder.tokens_left, most - taken)
-        if tokens >= min(bulk.tokens, limits.quantum_tokens // 2):
+        if tokens >= min(bulk.tokens, max(1, limits.quantum_tokens // 2)):
             builder.fill(bulk, tokens)
+            return True
+        return 2 * builder.tokens_left < limits.tokens
 
     def _charge(self, queue: ModelQueue, tokens: list[int], *, bulk_first: bool) -> Charge:
         """Charge a batch to its lanes: bulk that fills an interactive batch takes of that batch's time."""
