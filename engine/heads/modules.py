@@ -115,6 +115,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     while after_pooling and isinstance(after_pooling[-1], Normalize):
         after_pooling.pop()
     transformer_module = read_transformer_module(folder / transformer)
+    transformer_module.check_task(splade=splade is not None, alone=len(kinds) == 1)
     return Modules(
         transformer=transformer,
         transformer_module=transformer_module,

@@ -216,6 +216,7 @@ class Backend:
             self.check_ids(zip(encoding.ids, encoding.tokens, strict=True))
         if 0 not in full.special_tokens_mask:
             raise BrokenModel("the tokenizer's post-processor leaves the text out")
+        self.single_type = max(full.type_ids)
         before = full.special_tokens_mask.index(0)
         after = before + len(bare)
         if full.ids[before:after] != bare.ids:

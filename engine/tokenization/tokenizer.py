@@ -71,6 +71,10 @@ class Tokenizer:
             }
         except BrokenModel as error:
             raise BrokenModel(f"{path}: {error}") from None
+        if self._backend.single_type and model.tokenizer.has_token_types and model.architecture.type_vocab_size > 1:
+            raise BrokenModel(
+                f"{path}: the post-processor gives token type {self._backend.single_type} to single texts; supported: 0"
+            )
         self._pairs = Pairs(self._backend, model)
         self._include_prompt = model.include_prompt
         self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)

@@ -22,7 +22,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from embert import engine
 from embert.engine.errors import ModelError
 
-__all__ = ["LETTERS", "TEXTS", "WORDS", "check", "word_piece", "write"]
+__all__ = ["SPECIAL", "TEXTS", "WORDS", "byte_level", "check", "unigram", "word_piece", "write"]
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL = {
@@ -38,6 +38,7 @@ WORDS = [
     *LETTERS,
     *(f"##{letter}" for letter in (*LETTERS, "é")),
 ]
+SENTENCE_PIECES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]", "▁", "▁hello", "▁h", "llo", *LETTERS]
 LONG = "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 2
 TEXTS = ["hello world", "Hello World", "café", "中国", "the [MASK] cat", LONG]
 SHAPE = {
@@ -64,17 +65,43 @@ def word_piece(**normalizer: Any) -> Backend:
     return tokenizer
 
 
+def byte_level(**options: Any) -> Backend:
+    """RoBERTa's kind."""
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4}
+    for letter in [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġh", "he"]:
+        vocabulary[letter] = len(vocabulary)
+    tokenizer = Backend(models.BPE(vocabulary, [("Ġ", "h"), ("h", "e")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(**{"add_prefix_space": False, **options})
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    tokenizer.add_special_tokens([*vocabulary][:5])
+    return tokenizer
+
+
+def unigram(normalizer: normalizers.Normalizer | None = None, **options: Any) -> Backend:
+    """XLM-RoBERTa's kind."""
+    tokenizer = Backend(models.Unigram([(piece, -float(i)) for i, piece in enumerate(SENTENCE_PIECES)], 3))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 2)])
+    tokenizer.add_special_tokens(SENTENCE_PIECES[:5])
+    return tokenizer
+
+
 def write(
     folder: Path,
     *,
     family: str = "Bert",
     tokenizer: Backend | None = None,
     files: Mapping[str, Any] | None = None,
+    further: Sequence[tuple[str, str]] = (),
+    without: Sequence[str] = (),
     **config: Any,
 ) -> Path:
     """A model of random weights in a new `folder`, with further `files` as JSON (None: no such file).
 
-    `family` and `config` are the prefix of transformers' classes and fields of the config.
+    `family` and `config` are the prefix of transformers' classes and fields of the config, of which config.json then
+    lacks those of `without`. `further` are modules after pooling: folders and classes.
     """
     folder.mkdir()
     tokenizer = tokenizer or word_piece()
@@ -87,10 +114,12 @@ def write(
         else:
             parameter.data = torch.randn_like(parameter) * 0.2 + ("norm" in name.lower() and name.endswith("weight"))
     model.save_pretrained(folder)
+    stored = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({name: stored[name] for name in stored if name not in without}))
     tokenizer.save(str(folder / "tokenizer.json"))
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *further]
     usual: dict[str, Any] = {
-        "tokenizer_config.json": {"tokenizer_class": f"{family}Tokenizer", "model_max_length": 512, **SPECIAL},
+        "tokenizer_config.json": {"tokenizer_class": f"{family}Tokenizer", "model_max_length": 512},
         "sentence_bert_config.json": {"max_seq_length": 64},
         "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "mean"},
         "modules.json": [
@@ -111,7 +140,9 @@ def check(folder: Path, texts: Sequence[str] = TEXTS, *, refusal: str | None = N
         with pytest.raises(ModelError, match=re.escape(refusal)):
             engine.Engine.load(str(folder), device="cpu")
         return
-    expected = SentenceTransformer(str(folder), device="cpu").encode(list(texts), normalize_embeddings=True)
+    oracle = SentenceTransformer(str(folder), device="cpu")
+    # Each by itself: padding on the left moves BERT's positions by the lengths of other texts.
+    expected = np.concatenate([oracle.encode([text], normalize_embeddings=True) for text in texts])
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         vectors = loaded.embed(texts)
     assert vectors.shape == expected.shape

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers, processors
 
 from embert.engine.families import read_architecture
 from embert.engine.heads.checkpoints.transformer_module import NAMES
 from embert.engine.rows import Rows
-from tests.engine.checkpoints import check, word_piece, write
+from tests.engine.checkpoints import SPECIAL, byte_level, check, unigram, word_piece, write
 from tests.engine.families import FAMILIES
+from tests.server.models import edit_json
+
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 
 LENGTH = {"max_seq_length": 16}
 OUTPUT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
@@ -78,6 +83,142 @@ def test_dimensions_that_a_model_states(tmp_path: Path) -> None:
     check(folder, refusal="truncate_dim 8 is not supported")
     (folder / "config_sentence_transformers.json").write_text('{"max_active_dims": 0}')
     check(folder, refusal="max_active_dims must be a positive int, found 0")
+
+
+FAST = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL}
+
+
+def stored(tokenizer: Backend) -> Backend:
+    """With truncation and padding in tokenizer.json, which the library's callers set anew."""
+    tokenizer.enable_truncation(5, stride=2)
+    tokenizer.enable_padding(length=24, direction="left")
+    return tokenizer
+
+
+def lowered_last() -> Backend:
+    """As sentence-transformers' do_lower_case leaves it: a Lowercase that is there already stays where it is."""
+    tokenizer = word_piece(lowercase=False)
+    steps = [normalizers.Replace("H", "w"), normalizers.Lowercase()]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    return tokenizer
+
+
+def typed(tokenizer: Backend) -> Backend:
+    """Single texts are of the second type."""
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:1 $A:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+# What is odd → arguments of `write`, and the refusal.
+ODD: dict[str, tuple[dict[str, Any], str | None]] = {
+    "no layer_norm_eps, and the config's case": (
+        {"family": "Electra", "without": ["layer_norm_eps", "type_vocab_size", "hidden_act"],
+         "files": {"tokenizer_config.json": {"tokenizer_class": "ElectraTokenizer", "do_lower_case": False}}},
+        None,
+    ),
+    "max_len, the older name": (
+        {"family": "DistilBert", "tokenizer": word_piece(lowercase=False), **DISTILBERT,
+         "files": {"tokenizer_config.json": {"max_len": 12}, "sentence_bert_config.json": None}},
+        None,
+    ),
+    "the left end of SentencePiece's tokens": (
+        {"family": "XLMRoberta", "tokenizer": unigram(), "files": {
+            "tokenizer_config.json": {"truncation_side": "left", "add_prefix_space": False},
+            "sentence_bert_config.json": {}, "sentence_xlm-roberta_config.json": {"max_seq_length": 20}}},
+        None,
+    ),
+    "tokens of special_tokens_map.json alone": (
+        {"family": "Roberta", "tokenizer": byte_level(), "vocab_size": 270, "files": {
+            "tokenizer_config.json": {"add_prefix_space": True},
+            "special_tokens_map.json": {"additional_special_tokens": ["hello", "cat"]}}},
+        None,
+    ),
+    "accents that ALBERT keeps": (
+        {"family": "Albert", "tokenizer": unigram(), "embedding_size": 16, "vocab_size": 60, "without": ["hidden_act"],
+         "hidden_act": "gelu_new", "files": {"tokenizer_config.json": {"keep_accents": True, "do_lower_case": False}}},
+        None,
+    ),
+    "CamemBERT without a tokenizer's config": (
+        {"family": "Camembert", "tokenizer": unigram(), "files": {"tokenizer_config.json": None}}, None,
+    ),
+    "MPNet without a tokenizer's config": ({"family": "MPNet", "files": {"tokenizer_config.json": None}}, None),
+    "added_tokens.json": (
+        {"vocab_size": 90, "files": {"added_tokens.json": {"hello world": 85, "wor": 84}}}, None,
+    ),
+    "a Lowercase that is there already": (
+        {"tokenizer": lowered_last(), "files": {
+            "tokenizer_config.json": FAST, "sentence_bert_config.json": {"do_lower_case": True}}},
+        None,
+    ),
+    "tokenizer_args": (
+        {"files": {"sentence_bert_config.json": {
+            "max_seq_length": 30, "tokenizer_args": {"do_lower_case": False, "strip_accents": False}}}},
+        None,
+    ),
+    "no limit": (
+        {"files": {"tokenizer_config.json": {"model_max_length": 10**30}, "sentence_bert_config.json": None}}, None,
+    ),
+    "special tokens are text": (
+        {"files": {"tokenizer_config.json": {"split_special_tokens": True, **SPECIAL}}}, None,
+    ),
+    "truncation and padding of tokenizer.json": ({"tokenizer": stored(word_piece())}, None),
+    "padding on the left": ({"files": {"tokenizer_config.json": {"padding_side": "left"}}}, None),
+    "a class that nobody has": (
+        {"tokenizer": word_piece(lowercase=False),
+         "files": {"tokenizer_config.json": {"tokenizer_class": "MyTokenizer", **SPECIAL}}},
+        None,
+    ),
+    "another end token in the template": (
+        {"files": {"tokenizer_config.json": {"sep_token": "world", "cls_token": "hello"}}}, None,
+    ),
+    "modules that do nothing, and prompts that are empty": (
+        {"further": [("2_Dropout", "Dropout")], "files": {
+            "2_Dropout/config.json": {"dropout": 0.5},
+            "1_Pooling/config.json": {"word_embedding_dimension": 32, "pooling_mode_cls_token": True,
+                                      "pooling_mode_mean_tokens": False, "include_prompt": False},
+            "config_sentence_transformers.json": {"prompts": {"query": "", "document": ""}}}},
+        None,
+    ),
+    "a chat template that nothing asks for": (
+        {"files": {"tokenizer_config.json": {"chat_template": "{{ messages }}"}}}, None,
+    ),
+    "rotary positions by default": (
+        {"family": "NomicBert", "without": ["rope_parameters", "hidden_act"],
+         "files": {"tokenizer_config.json": {}}},
+        None,
+    ),
+    "a class that transformers does not trust": (
+        {"family": "ModernBert", "tokenizer": word_piece(lowercase=False), "pad_token_id": 0, "without": ["norm_eps"],
+         "files": {"tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **SPECIAL}}},
+        None,
+    ),
+    "single texts of the second type": (
+        {"tokenizer": typed(word_piece()), "files": {
+            "tokenizer_config.json": {**FAST, "model_input_names": ["input_ids", "token_type_ids"]}}},
+        "token type 1",
+    ),
+    "the same, which the model is not told": (
+        {"tokenizer": typed(word_piece()), "files": {"tokenizer_config.json": FAST}}, None,
+    ),
+    "another task's rows": (
+        {"files": {"sentence_bert_config.json": {"transformer_task": "fill-mask"}}}, "transformer_task 'fill-mask'",
+    ),
+    "heads that are pruned": ({"files": {}, "pruned_heads": {"0": [1]}}, "pruned_heads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_checkpoints(tmp_path: Path, name: str) -> None:
+    arguments, refusal = ODD[name]
+    if "pruned_heads" in arguments:  # transformers would prune them
+        arguments = {key: value for key, value in arguments.items() if key != "pruned_heads"}
+        folder = write(tmp_path / "a", **arguments)
+        edit_json(folder / "config.json", pruned_heads={"0": [1]})
+    else:
+        folder = write(tmp_path / "a", **arguments)
+    check(folder, refusal=refusal)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "," not in name])

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import transformers
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers.models.auto import tokenization_auto
 
 from embert import engine
@@ -26,38 +24,14 @@ from embert.engine.files.tokenizer_config import (
 )
 from embert.engine.tokenization.backend import Backend as OurBackend
 from embert.engine.tokenization.library import load_library
-from tests.engine.checkpoints import LETTERS, SPECIAL, WORDS, check, word_piece, write
+from tests.engine.checkpoints import SPECIAL, WORDS, byte_level, check, unigram, word_piece, write
 
 AUTO: Any = transformers.AutoTokenizer
-SENTENCE_PIECES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]", "▁", "▁hello", "▁h", "llo", *LETTERS]
 TEXTS = [
     "hello world", "Hello World", "café é", "中国 中", "a [MASK] b", "a <mask> b", " hello", "``x'' cat", "",
     "new new2 NEW", "xnewx", "[CLS] x </s>",
 ]  # fmt: skip
 ROOM = 300  # rows of the word table: more than any tokenizer here has
-
-
-def byte_level(**options: Any) -> Backend:
-    """RoBERTa's kind."""
-    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4}
-    for letter in [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġh", "he"]:
-        vocabulary[letter] = len(vocabulary)
-    tokenizer = Backend(models.BPE(vocabulary, [("Ġ", "h"), ("h", "e")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(**{"add_prefix_space": False, **options})
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    tokenizer.add_special_tokens([*vocabulary][:5])
-    return tokenizer
-
-
-def unigram(normalizer: normalizers.Normalizer | None = None, **options: Any) -> Backend:
-    """XLM-RoBERTa's kind."""
-    tokenizer = Backend(models.Unigram([(piece, -float(i)) for i, piece in enumerate(SENTENCE_PIECES)], 3))
-    tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
-    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 2)])
-    tokenizer.add_special_tokens(SENTENCE_PIECES[:5])
-    return tokenizer
 
 
 def added(content: str, **flags: bool) -> dict[str, Any]:
@@ -93,7 +67,7 @@ CASES: list[tuple[str, str, dict[str, Any] | None, dict[str, Any]]] = [
     ("bert", "bert", {"extra_special_tokens": {"image_token": "new"}, "audio_token": "NEW"}, {}),
     ("bert", "bert", {}, {"special_tokens_map.json": {"cls_token": "cat", "additional_special_tokens": ["new"]}}),
     ("bert", "bert", {}, {"special_tokens_map.json": {"mask_token": {**added("new", lstrip=True), "special": True}}}),
-    ("bert", "bert", {}, {"added_tokens.json": {"new": 120, "NEW": 119}}),
+    ("bert", "bert", {}, {"added_tokens.json": {"new": 120, "more": 119}}),
     ("bert", "bert", {"model_input_names": ["input_ids", "attention_mask"]}, {}),
     ("distilbert", "cased", {}, {}),
     ("electra", "bert", {"do_lower_case": False}, {}),

@@ -47,6 +47,19 @@ class TransformerModule:
     tokenizer: Mapping[str, Any] = field(default_factory=dict)  # in place of fields of tokenizer_config.json
     notices: tuple[str, ...] = ()
 
+    def check_task(self, *, splade: bool, alone: bool) -> None:
+        """Raise UnsupportedModel for a stated `transformer_task` that gives no rows for the modules that follow.
+
+        `splade` is whether SpladePooling follows, and `alone` whether nothing does.
+        """
+        task = self.fields.get("transformer_task")
+        follows = {"fill-mask": splade, "sequence-classification": alone, "feature-extraction": not splade}
+        if task is not None and not follows[task]:
+            supported = "fill-mask" if splade else "feature-extraction"
+            raise UnsupportedModel(
+                f"{self.path}: transformer_task {task!r} is not supported with these modules; supported: {supported!r}"
+            )
+
     def check_no_roles(self) -> None:
         """Raise UnsupportedModel where queries and documents differ: only late interaction tells them apart."""
         for name in ("query_length", "document_length", "query_expansion"):
