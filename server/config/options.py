@@ -28,7 +28,7 @@ __all__ = [
 
 _PREFIX = "EMBERT_"
 BODY_BUDGET = 8  # default of --max-body-bytes, in bodies of --payload-limit
-QUEUE_BATCHES = 64  # default of --max-queue-tokens, in full batches of each engine
+QUEUE_BATCHES = 256  # default of --max-queue-tokens, in full batches of each engine
 
 
 # A comment, so that no key there is can be taken for a name, and so that older versions read the file as well.
@@ -87,7 +87,7 @@ class ServeConfig:
         None, "maximum number of texts in one batch; default: only tokens limit a batch", low=1
     )
     max_queue_tokens: int | None = _option(
-        None, "maximum tokens admitted and not yet answered, then 429; default: 64 batches for each engine", low=1
+        None, "maximum tokens admitted and not yet answered, then 429; default: 256 batches for each engine", low=1
     )
     max_queue_seconds: float = _option(
         10.0,
