@@ -82,9 +82,9 @@ def asks(*, bulk: bool = False, deadline: float = math.inf) -> RequestOptions:
         ([1000.0], {"max_queue_seconds": 3.5}, 3500),
         ([1000.0, 2500.0], {}, 35_000),  # engines work side by side
         ([1000.0, None], {}, 10_000),
-        ([1000.0], {"max_queue_seconds": 0.0}, 64_000),  # tokens alone
-        ([None], {}, 64_000),  # nothing is known of the rate
-        ([1e6], {}, 64_000),
+        ([1000.0], {"max_queue_seconds": 0.0}, 256_000),  # tokens alone
+        ([None], {}, 256_000),  # nothing is known of the rate
+        ([1e6], {}, 256_000),
         ([1000.0], {"max_queue_tokens": 5000}, 5000),
         ([0.1], {}, 2000),  # two batches, or the engine would wait for work
         ([0.1, 0.1], {"max_queue_seconds": 0.01}, 4000),
@@ -261,7 +261,7 @@ def test_the_most_work_takes_as_long_as_the_limit(limit: float, others: list[flo
 
 def test_a_flood_of_one_model_leaves_the_others_room() -> None:
     a, b = admissions_of({0: 1000.0, 1: 500.0})
-    assert (a.max_queue_tokens, b.max_queue_tokens) == (64_000, 64_000)
+    assert (a.max_queue_tokens, b.max_queue_tokens) == (256_000, 256_000)
     assert (a.queue_limit, b.queue_limit) == (10_000, 5_000)
     a.add(1_000_000)
     assert b.queue_limit == 2500  # half of the time is its own
@@ -291,14 +291,14 @@ def test_work_of_unknown_rate_counts_as_none() -> None:
     a, b = admissions_of({0: 1000.0, 1: 0.0})
     b.add(1_000_000)
     assert a.queue_limit == 10_000
-    assert b.queue_limit == 64_000
+    assert b.queue_limit == 256_000
 
 
 def test_the_least_room_of_a_model_is_its_own() -> None:
     a, b = admissions_of({0: 0.1, 1: 1000.0}, {0: 0.1})
     b.add(1_000_000)
     assert a.queue_limit == 4000  # two batches of both engines
-    assert a.max_queue_tokens == 128_000
+    assert a.max_queue_tokens == 512_000
 
 
 def test_the_budget_is_that_of_the_engines_which_have_the_model() -> None:
@@ -309,10 +309,10 @@ def test_the_budget_is_that_of_the_engines_which_have_the_model() -> None:
         (0, {1: loading}, 0),
         (1, {0: loading}, 0),
         (2, {1: loading}, 0),
-        (0, {1: READY}, 128_000),
-        (2, {1: failed}, 64_000),
-        (0, {1: loading}, 64_000),  # as after a restart
-        (0, {}, 64_000),
+        (0, {1: READY}, 512_000),
+        (2, {1: failed}, 256_000),
+        (0, {1: loading}, 256_000),  # as after a restart
+        (0, {}, 256_000),
     ):
         admission.note(EngineState(index, "loading", "", "", state))
         assert admission.max_queue_tokens == tokens

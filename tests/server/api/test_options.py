@@ -278,7 +278,7 @@ def test_info(http: httpx.Client) -> None:
         "float32", "torch", "cpu", "bert",
     )  # fmt: skip
     assert (info["max_input_length"], info["max_client_batch_size"], info["dimensions"]) == (256, 2048, 384)
-    assert info["max_queue_tokens"] == info["max_concurrent_requests"] == 64 * info["max_batch_tokens"]
+    assert info["max_queue_tokens"] == info["max_concurrent_requests"] == 256 * info["max_batch_tokens"]
     assert info["max_batch_requests"] is None
     assert info["payload_limit"] == 10_000_000
     assert info["tokenization_workers"] >= 1
