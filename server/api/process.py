@@ -141,7 +141,8 @@ async def _serve(
     ]
     if config.api_key_file is not None:
         threading.Thread(target=exit_on_error(keys.follow), name="api-key-file", daemon=True).start()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _drain_soon, router, servers, config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, _drain_soon, router, servers, config)
     gc_tuning.after_startup()
     control.send(Ready())
     await asyncio.gather(*jobs)

@@ -32,7 +32,8 @@ def main() -> None:
         raise SystemExit("embert.server.worker.process is started by `embert serve`")
     name = f"engine-{start.index}"
     configure_logging(name, start.config.log_format, start.config.log_level)
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _go_on)
     use_memory(MetricMemory(start.memory_fd), name)
     threading.excepthook = _end_process
     loop = EngineLoop(start)
@@ -49,7 +50,7 @@ def main() -> None:
     loop.close()
 
 
-def _on_sigterm(number: int, frame: object) -> None:
+def _go_on(number: int, frame: object) -> None:
     """Go on: systemd, for one, signals all processes at once, and the HTTP processes need the answers of this one."""
     del frame
     log.info("%s: the supervisor ends this process, after the last answer", signal.Signals(number).name)

@@ -37,7 +37,8 @@ def main() -> None:
     """`python -m embert.server.observability.tracing.process CONTROL RECORDS`, the descriptors of two sockets."""
     control = socket.socket(fileno=int(sys.argv[1]))
     records = socket.socket(fileno=int(sys.argv[2]))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which all processes may get at once: this one ends last
+    for number in (signal.SIGTERM, signal.SIGINT):  # which all processes may get at once: this one ends last
+        signal.signal(number, signal.SIG_IGN)
     start = _read_start(control)
     configure_logging(EXPORTER, start.log_format, start.log_level)
     use_memory(MetricMemory(start.memory_fd), EXPORTER)

@@ -35,7 +35,8 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
         assert server.wait() == 0
 
 
-def test_sigterm_to_all_processes_at_once() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_at_once(number: signal.Signals) -> None:
     """As systemd's default KillMode does: the engine answers what the HTTP processes wait for, and exits after them."""
     with live(*STAND_IN, "--workers", "2") as server:
         answers: list[httpx.Response] = []
@@ -43,7 +44,7 @@ def test_sigterm_to_all_processes_at_once() -> None:
             threads = [post(server, [[101, HELD, 102]], answers) for _ in range(3)]
             until(lambda: server.metrics()["embert_admitted_tokens"] == 9 and runs.exists(), what="requests in flight")
             for pid in server.pids:
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, number)
             until(lambda: "the supervisor ends this process" in server.log, what="the engine's signal")
         for thread in threads:
             thread.join(PATIENCE_S)

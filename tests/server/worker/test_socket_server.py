@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embert.server.ipc.framing import Channel
+from embert.server.ipc.framing import Channel, address
 from embert.server.ipc.messages import EngineStatus, Part, Results, Submit, TaskRows, decode_results, encode
 from embert.server.worker import socket_server
 from embert.server.worker.socket_server import SocketServer
@@ -164,3 +165,19 @@ def test_closing_sends_what_is_left_and_disconnects(engine: Engine) -> None:
     with pytest.raises(OSError, match="refused"):
         Channel.connect(engine.path)
     engine.server = Engine(engine.path + ".next").server  # for the fixture to close
+
+
+def test_another_users_process_is_kept_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At both ends: any user may connect to a name, or take one before its owner does."""
+    with monkeypatch.context() as ours:
+        ours.setattr("embert.server.ipc.framing.os.geteuid", lambda: 12345)
+        with pytest.raises(PermissionError, match="another user"):
+            Channel.connect(engine.path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(address(engine.path))
+        wire = Wire(Channel(sock))
+        assert wire.closed()
+        wire.close()
+    wire = Wire.connect(engine.path)
+    assert wire.next() is not None  # its status
+    wire.close()
