@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,18 +10,18 @@ import numpy.typing as npt
 
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.known_text import spread_ids
-from embert.engine.files.json_files import read_object
 from embert.engine.model import Model
 from embert.engine.packing import pack
 from embert.engine.tasks import NO_TASK, Task
 
 __all__ = ["tasks_never_finite"]
 
+FIELD = '"post_processor":'
 TEXTS, LENGTH = 4, 5  # several, because a checkpoint may have a bad row for a rare token; tokens without special ones
 
 
 def tasks_never_finite(model: Model, encoder: Encoder) -> Task:
-    """The tasks whose every request will fail: none of the texts gets finite rows. Raises EncoderError, BrokenModel."""
+    """The tasks whose every request will fail: none of the texts gets finite rows. Raises EncoderError."""
     special = _special_ids(model)
     texts = np.array_split(spread_ids(model.architecture, TEXTS * LENGTH), TEXTS)
     batch = pack([np.concatenate([special, text])[: model.max_input_length] for text in texts if len(text)])
@@ -33,13 +34,18 @@ def tasks_never_finite(model: Model, encoder: Encoder) -> Task:
 
 def _special_ids(model: Model) -> npt.NDArray[np.int32]:
     """The ids that stand around every text: a bad row of one of these fails every request. int32 [n]."""
-    processor = read_object(model.transformer_folder / "tokenizer.json").get("post_processor")
+    # Parsing the whole file, with its vocabulary, would take a quarter of a second and 60 MB for a large one.
+    _, _, rest = (model.transformer_folder / "tokenizer.json").read_bytes().decode(errors="replace").partition(FIELD)
+    try:
+        processor, _ = json.JSONDecoder().raw_decode(rest.lstrip())
+    except (ValueError, RecursionError):  # the tokenizer's own reader says what is wrong
+        processor = None
     ids = {i for i in _ids_of(processor) if type(i) is int and 0 <= i < model.architecture.vocab_size}
     return np.array(sorted(ids), np.int32)
 
 
 def _ids_of(processor: Any) -> list[Any]:
-    """What a post-processor of tokenizer.json puts around a single text; read without loading the tokenizer itself."""
+    """What a post-processor of tokenizer.json puts around a single text."""
     try:
         match processor["type"]:
             case "Sequence":
@@ -49,6 +55,6 @@ def _ids_of(processor: Any) -> list[Any]:
             case "TemplateProcessing":
                 names = [piece["SpecialToken"]["id"] for piece in processor["single"] if "SpecialToken" in piece]
                 return [i for name in names for i in processor["special_tokens"][name]["ids"]]
-    except (TypeError, LookupError):  # the tokenizer's own reader says what is wrong
+    except (TypeError, LookupError):
         pass
     return []

@@ -85,7 +85,7 @@ def _check(path: Path, name: str, entry: Any, size: int) -> None:
     """Check that a tensor lies inside the `size` bytes of data and is as long as its shape says."""
     try:
         dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        valid = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+        valid = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in (*shape, start, stop))
     except (TypeError, KeyError, ValueError):
         valid = False
     if not valid:
