@@ -91,13 +91,14 @@ def create_app(
     hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
     hot |= {path: _endpoint(services, place.row, place.service, place.name) for path, place in below.items()}
     probes = keyless_paths(("probes",), services.by_name)
-    guarded = AuthMiddleware(app, hot, keys, probes, dialects, services.metrics)
+    guarded = AuthMiddleware(app, hot, keys, probes, dialects, services.metrics, services.held)
     observer = RequestMetricsMiddleware(
         with_cors(guarded, services.config, dialects),
         labels,
         METRIC_TASKS,
         dialects,
         services.metrics,
+        services.held,
         access_log,
         tracer,
     )

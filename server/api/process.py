@@ -120,7 +120,7 @@ async def _serve(
         if access_log is not None:
             access_log.note(RequestRecord(route, b"-", status=status), 0.0, client)
 
-    bounds = config.header_limit, connections, count_refused, dialects_by_path()
+    bounds = config.header_limit, connections, services.held, count_refused, dialects_by_path()
     protocol = bounded_protocol(*bounds, app.direct)
     served: Callable[..., asyncio.Protocol] = protocol
     if tls is not None:
@@ -137,7 +137,7 @@ async def _serve(
         keep_running(services.bodies.watch()),
         keep_running(connections.watch()),
         keep_running(connections.watch_unread()),
-        keep_running(end_slow_readers(connections, config.client_timeout, metrics.unread_answers.inc)),
+        keep_running(end_slow_readers(connections, services.held, config.client_timeout, metrics.unread_answers.inc)),
     ]
     if config.api_key_file is not None:
         threading.Thread(target=exit_on_error(keys.follow), name="api-key-file", daemon=True).start()

@@ -18,7 +18,7 @@ from embert.engine.packing import cumulative
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.engines.pending import Answer, TooManyWeights
 from embert.server.api.input.known_fields import Respelled, header_value
-from embert.server.api.input.large_bodies import LARGE, SplitIds, check_values, split_ids
+from embert.server.api.input.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
 from embert.server.api.input.request_body import RequestBody, TextsAndIds, as_sent, describe_name, parse, validate
 from embert.server.api.input.request_options import read_request_options
 from embert.server.api.input.text_pairs import TextPairs
@@ -26,10 +26,11 @@ from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.api.models.choice import ModelChoice
 from embert.server.api.models.served_model import Wanted
 from embert.server.api.models.service import Service
-from embert.server.api.serialization import raw_rows
+from embert.server.api.serialization import BYTES_A_WEIGHT, raw_rows
 from embert.server.config import option_name
 from embert.server.http.accept import prefers
 from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedEncoding
+from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.observability.request_record import BULK, SCOPE_KEY, RequestRecord
 from embert.server.observability.tracing.request_trace import TRACE_KEY, RequestTrace
 
@@ -94,12 +95,25 @@ class RequestContext:
         options = self.options
         body = await self._choice.services.bodies.read(headers, self.receive, options.deadline, options.set_by)
         self._given, self._size = body, len(body)
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        record.held = len(body)
+
+    def hold(self, size: int, what: str) -> None:
+        """Count so many more bytes until the request is answered; `what` they are. Raises as HeldBytes.check does."""
+        held = self._choice.services.held
+        held.check(size, what, self._param or None)
+        held.requests += size
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        record.held += size
 
     def take_body(self, body: bytes) -> None:
         """In place of `read_body`, with a body that came with its head. Raises ServerError as it does."""
         _check_encoding(self.scope["headers"])
         self._choice.services.bodies.check(len(body))
         self._given, self._size = body, len(body)
+        self._choice.services.held.requests += len(body)
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        record.held = len(body)
 
     def begin_of(self, field: str) -> bytes:
         """How the JSON of this field begins, empty where there is none; for a choice of schema, before `parse`."""
@@ -138,7 +152,11 @@ class RequestContext:
                 lambda: request.append(parse(schema, given, split[0], self._note_respelled)),
             )
         check_time = self.service.admission.check_time
-        await services.parse_steps.run(self._size, steps, lambda: check_time(self.options))
+        memory: list[int] = []
+        steps += (lambda: memory.append(memory_of(request[0])),)
+        await services.parse_steps.run(steps, lambda: check_time(self.options))
+        if memory[0] > self._size:
+            self.hold(memory[0] - self._size, "the texts of the request body")
         return request[0]
 
     def _note_respelled(self, respelled: Respelled) -> None:
@@ -257,6 +275,12 @@ class RequestContext:
         """
         service = self.service
         only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY  # the operators of flags cost ten times as much
+        size = service.answer_bytes(encoded, tasks, dimensions)
+        if size > SMALL_BYTES and self.wants_raw:
+            size //= 2
+        self.hold(size, "the answer")
+        if tasks == Task.CLASSIFY and service.labels > 1:
+            self._count_weights(encoded.sequences * service.labels)
         if not only_one_each and tasks & _A_ROW_A_TOKEN:
             service.admission.check_ready()  # an engine says what the limit is
             limit = service.token_vector_limit
@@ -287,7 +311,9 @@ class RequestContext:
         if only_one_each:
             return answer
         if Task.SPARSE in tasks:
-            self._count_weights(len(answer.rows[Task.SPARSE].values))
+            weights = len(answer.rows[Task.SPARSE].values)
+            self._count_weights(weights)
+            self.hold(weights * BYTES_A_WEIGHT, "the answer")
         head = service.model.heads.multi_vector
         if Task.MULTI in tasks and head is not None:
             kept = kept_rows(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _PREFIX = "EMBERT_"
-BODY_BUDGET = 8  # default of --max-body-bytes, in bodies of --payload-limit
+HELD_BYTES, HELD_BODIES = 256_000_000, 8  # default of --max-held-bytes: so many, or so many of --payload-limit
 QUEUE_BATCHES = 256  # default of --max-queue-tokens, in full batches of each engine
 
 
@@ -99,9 +99,10 @@ class ServeConfig:
         10_000, "maximum documents, or pairs of texts, of one request that reranks or scores, then 413", low=1
     )
     payload_limit: int = _option(10_000_000, "maximum bytes of a request body, then 413", low=1)
-    max_body_bytes: int | None = _option(
+    max_held_bytes: int | None = _option(
         None,
-        "maximum bytes of all bodies that one HTTP process is reading, then 503; default: 8 times --payload-limit",
+        "maximum bytes that one HTTP process holds for its clients, bodies, answers and what is not read of them, then "
+        "503; default: 256000000, or 8 times --payload-limit where that is more",
         low=1,
     )
     max_client_batch_tokens: int | None = _option(
@@ -113,7 +114,9 @@ class ServeConfig:
         131_072, "maximum characters of a text without a place to divide it for tokenising, then 413", low=1
     )
     max_answer_tokens: int = _option(131_072, "maximum tokens of one answer of /tokenize or /decode, then 413", low=1)
-    max_answer_weights: int = _option(2_097_152, "maximum weights of the sparse vectors of one answer, then 413", low=1)
+    max_answer_weights: int = _option(
+        2_097_152, "maximum weights of sparse vectors, or scores of labels, of one answer, then 413", low=1
+    )
     accept_token_ids: bool = _option(
         False, "accept token ids on OpenAI's routes too, in requests that name this model; TEI's routes always do"
     )
@@ -191,10 +194,10 @@ class ServeConfig:
             raise ConfigError(f"--keyless none stands alone; the values are {', '.join(self.keyless)}")
         if self.default_prompt is not None and self.default_prompt_name is not None:
             raise ConfigError("--default-prompt and --default-prompt-name exclude each other; both were given")
-        if self.body_budget < self.payload_limit:
+        if self.held_limit < self.payload_limit:
             raise ConfigError(
-                f"--max-body-bytes must be at least --payload-limit, which is {self.payload_limit}; "
-                f"it is {self.max_body_bytes}"
+                f"--max-held-bytes must be at least --payload-limit, which is {self.payload_limit}; "
+                f"it is {self.max_held_bytes}"
             )
         if list(self.latency_buckets) != sorted(set(self.latency_buckets)):
             raise ConfigError(f"--latency-buckets must rise, but they are {list(self.latency_buckets)}")
@@ -225,9 +228,9 @@ class ServeConfig:
         return self.max_queue_tokens or QUEUE_BATCHES * max_batch_tokens * engines
 
     @property
-    def body_budget(self) -> int:
-        """`max_body_bytes`, with the default resolved."""
-        return self.max_body_bytes or BODY_BUDGET * self.payload_limit
+    def held_limit(self) -> int:
+        """`max_held_bytes`, with the default resolved."""
+        return self.max_held_bytes or max(HELD_BYTES, HELD_BODIES * self.payload_limit)
 
     @property
     def tokenization_threads(self) -> int:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
 from embert.server.http.errors import Dialects, ServerError, Unauthorized, Unavailable, send_error
+from embert.server.http.held_bytes import HeldBytes
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.request_record import SCOPE_KEY
 
@@ -35,10 +36,11 @@ class AuthMiddleware:
         probes: frozenset[str],
         dialects: Dialects,
         metrics: ApiMetrics,
+        held: HeldBytes,
     ) -> None:
         """`hot` are the apps of POST routes that bypass FastAPI's own layers, `probes` the paths that always answer."""
         self._app, self._hot, self._keys, self._probes = app, hot, keys, probes
-        self._dialects, self._metrics = dialects, metrics
+        self._dialects, self._metrics, self._held = dialects, metrics, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -48,7 +50,11 @@ class AuthMiddleware:
                 scope[SCOPE_KEY].key = name
             if scope.get("state"):  # the protocol's note on this connection
                 self._refuse_surplus(scope)
-            app = self._hot.get(path, self._app) if scope["method"] == "POST" else self._app
+            app = self._hot.get(path) if scope["method"] == "POST" else None
+            if app is None:  # whose answers are not counted before they are written
+                app = self._app
+                if self._held.is_full and path not in self._probes:
+                    raise self._held.refusal("the answer", 0)
             await app(scope, receive, send)
         except ServerError as error:
             if isinstance(error, Unauthorized):

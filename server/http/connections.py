@@ -68,6 +68,10 @@ class Connection(Protocol):
         """Close it while it is idle. False when it has to stay."""
         ...
 
+    def count_unread(self) -> None:
+        """Note what it holds now; see HeldBytes."""
+        ...
+
 
 class Connections:
     """All connections of one process, whatever port they came to."""

@@ -191,12 +191,12 @@ class Overloaded(ServerError):
 class Unavailable(ServerError):
     """503: loading, draining, the engine restarting, or a deadline that passed."""
 
-    reason: str = "loading"  # "loading", "draining", "deadline", "connections" or "bodies"
+    reason: str = "loading"  # "loading", "draining", "deadline", "connections" or "memory"
 
     def __post_init__(self) -> None:
         self.status, self.tei_type, self.openai_type = 503, "Unhealthy", "server_error"
         self.reject_reason = self.reason
-        if self.reason in ("draining", "connections", "bodies"):
+        if self.reason in ("draining", "connections", "memory"):
             self.outcome = REFUSED
 
 

@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from embert.server.http.connections import Connections, Place
 from embert.server.http.errors import BadRequest, Dialects, HeadTooLarge, RequestTimeout, ServerError, error_body
+from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.lingering import LingeringClose
 from embert.server.http.request_cycle import BoundedCycle, HoldableFlow
 from embert.server.http.request_head import check_headers, split_target, without_upgrade
@@ -42,6 +43,7 @@ _PIECE = 16_384  # bytes parsed at a time: the most that is parsed of pipelined 
 def bounded_protocol(
     header_limit: int,
     connections: Connections,
+    held: HeldBytes,
     count: Count,
     dialects: Dialects,
     direct: Direct = lambda _: None,
@@ -51,7 +53,7 @@ def bounded_protocol(
     `count` is told route, status and client of answers that no app gives. `direct` gives what answers a request whose
     body came with its head, by `BoundedCycle.reply`; None where only the app can.
     """
-    bounds = _Bounds(header_limit, connections, count, dialects, direct)
+    bounds = _Bounds(header_limit, connections, held, count, dialects, direct)
     return type("Protocol", (_BoundedProtocol,), {"bounds": bounds})
 
 
@@ -59,6 +61,7 @@ def bounded_protocol(
 class _Bounds:
     header_limit: int
     connections: Connections
+    held: HeldBytes
     count: Count
     dialects: Dialects
     direct: Direct
@@ -87,6 +90,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None  # of a surplus connection
         self._linger: LingeringClose | None = None
+        self._counted = 0  # of the process's HeldBytes.unread
 
     # --- the connection ---
 
@@ -115,6 +119,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._linger is not None:
             self._linger.cancel()
         self._unparsed = b""
+        self.bounds.held.unread -= self._counted
+        self._counted = 0
         self._ignores_input = True
         for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells only the newest
             if cycle is not None:
@@ -122,6 +128,20 @@ class _BoundedProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.count_unread()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.count_unread()
+
+    def count_unread(self) -> None:
+        """Note what this connection holds now, outside of requests; see HeldBytes."""
+        size = self.transport.get_write_buffer_size() + len(self._unparsed)
+        self.bounds.held.unread += size - self._counted
+        self._counted = size
 
     def evict(self) -> bool:
         """Close, to make room for another connection. False while the client has not taken its answer."""
@@ -160,9 +180,13 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._unparsed:
             self.flow.hold()
             self.bounds.connections.unread.add(self)
+            self.count_unread()
+            if self.bounds.held.is_full:
+                self._refuse(self.bounds.held.refusal("a request that waits for earlier answers", len(self._unparsed)))
         elif self.flow.held:
             self.flow.release()
             self.bounds.connections.unread.discard(self)
+            self.count_unread()
 
     def _feed(self, data: bytes) -> None:
         try:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embert.server.http.errors import Dialects, ServerError, send_error
+from embert.server.http.held_bytes import HeldBytes
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.request_record import BULK, CLIENT_LEFT, INTERACTIVE, SCOPE_KEY, RequestRecord
@@ -41,6 +42,7 @@ class RequestMetricsMiddleware:
         tasks: Collection[str],
         dialects: Dialects,
         metrics: ApiMetrics,
+        held: HeldBytes,
         access_log: AccessLog | None = None,
         tracer: RequestTracer | None = None,
     ) -> None:
@@ -49,7 +51,7 @@ class RequestMetricsMiddleware:
         `tracer`: None without traces.
         """
         self._app, self._labels, self._dialects, self._metrics = app, labels, dialects, metrics
-        self._tasks, self._access_log, self._tracer = tasks, access_log, tracer
+        self._tasks, self._held, self._access_log, self._tracer = tasks, held, access_log, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -100,6 +102,7 @@ class RequestMetricsMiddleware:
         self._metrics.requests_in_flight -= 1
         ended = time.perf_counter()
         record, seconds = observed.record, ended - observed.started
+        self._held.requests -= record.held
         self._metrics.observe(record, seconds)
         if self._access_log is not None:
             self._access_log.note(record, seconds, observed.scope.get("client"))

@@ -14,32 +14,29 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn
 
 from embert.server.http.connections import Connection
-from embert.server.http.errors import PayloadTooLarge, RequestTimeout, Unavailable
+from embert.server.http.errors import PayloadTooLarge, RequestTimeout
+from embert.server.http.held_bytes import HeldBytes
 
 __all__ = ["BodyReader", "end_slow_readers", "unread_bytes"]
 
-SMALL_BODY = 16_384  # bytes of a body that are read even when the budget of all bodies is spent
 LEAST_TAKEN = 16_384  # bytes of an answer that a client must read in --client-timeout
+LEAST_TAKEN_PER_S = 32_768  # and where memory is scarce, so many a second
 Receive = Callable[[], Awaitable[Any]]  # ASGI's
 
 
 class BodyReader:
-    """Reads the bodies of one API process's requests, all of them within one budget."""
+    """Reads the bodies of one API process's requests."""
 
-    def __init__(self, limit: int, budget: int, timeout_s: float) -> None:
-        """`limit` of a body and `budget` of all are in bytes; `timeout_s` is for each piece that the network brings.
-
-        The first SMALL_BODY bytes of every body are read in any case: large bodies keep no small ones out.
-        """
-        self._limit, self._budget, self._timeout_s = limit, budget, timeout_s
+    def __init__(self, limit: int, held: HeldBytes, timeout_s: float) -> None:
+        """`limit` is of a body, in bytes; `timeout_s` is for each piece that the network brings."""
+        self._limit, self._held, self._timeout_s = limit, held, timeout_s
         self._due: dict[asyncio.Task[Any], float] = {}  # tasks that wait for a client, and until when
         self._late: set[asyncio.Task[Any]] = set()
-        self.held_bytes = 0  # of bodies that are not complete
 
     async def read(self, headers: list[tuple[bytes, bytes]], receive: Receive, deadline: float, set_by: str) -> bytes:
-        """The whole body. `set_by` is the option or the header that the deadline is from.
+        """The whole body, whose bytes stay counted. `set_by` is the option or the header that the deadline is from.
 
-        Raises PayloadTooLarge as soon as it is known to be too large, Unavailable when it and the other bodies are,
+        Raises PayloadTooLarge as soon as it is known to be too large, Unavailable when it cannot be held,
         RequestTimeout when nothing of it comes for too long or not all of it before `deadline` (CLOCK_MONOTONIC),
         CancelledError when the client left.
         """
@@ -65,6 +62,7 @@ class BodyReader:
         self._check(size, 0)
 
     async def _pieces(self, task: asyncio.Task[Any], receive: Receive, deadline: float) -> bytes:
+        held, complete = self._held, False
         body = bytearray()  # a list of small pieces would take more memory than their bytes
         try:
             while True:
@@ -75,27 +73,24 @@ class BodyReader:
                 piece: bytes = message.get("body", b"")
                 self._check(len(body) + len(piece), len(body))
                 more = message.get("more_body", False)
-                if not more and not body:
+                held.requests += len(piece)
+                complete = not more
+                if complete and not body:
                     return piece
                 body += piece
-                self.held_bytes += len(piece)
-                if not more:
+                if complete:
                     return bytes(body)
         finally:
-            self.held_bytes -= len(body)
+            if not complete:
+                held.requests -= len(body)
 
-    def _check(self, size: int, held: int) -> None:
-        """Raise where a body may not grow to `size` bytes; `held` of them are in `held_bytes` already."""
+    def _check(self, size: int, counted: int) -> None:
+        """Raise where a body may not grow to `size` bytes; `counted` of them are held already."""
         if size > self._limit:
             raise PayloadTooLarge(
                 f"the request body has {size} bytes or more; the limit is {self._limit} (--payload-limit)"
             )
-        if size > SMALL_BODY and self.held_bytes - held + size > self._budget:
-            raise Unavailable(
-                f"the bodies being read would have more than {self._budget} bytes, the limit (--max-body-bytes)",
-                retry_after_s=1,
-                reason="bodies",
-            )
+        self._held.check(size, "the request body", counted=counted)
 
     async def watch(self) -> NoReturn:
         """End the reads that have waited for too long; for ever."""
@@ -119,22 +114,27 @@ def unread_bytes(connection: Connection) -> int:
     return size + int.from_bytes(fcntl.ioctl(file, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-async def end_slow_readers(connections: Iterable[Connection], timeout_s: float, on_end: Callable[[], None]) -> NoReturn:
+async def end_slow_readers(
+    connections: Iterable[Connection], held: HeldBytes, timeout_s: float, on_end: Callable[[], None]
+) -> NoReturn:
     """Abort connections whose client has read fewer than LEAST_TAKEN bytes of its answer in `timeout_s`; for ever.
 
-    `on_end` is called for each. Closing would wait until everything is sent, which may never happen.
+    Where memory is scarce, it must have read more. `on_end` is called for each. Closing would wait until everything is
+    sent, which may never happen.
     """
     unread: dict[Connection, tuple[int, float]] = {}  # bytes that waited, and since when too few were read
     while True:
         await asyncio.sleep(min(1.0, timeout_s / 4))
         now = time.monotonic()
         before, unread = unread, {}
+        least = max(LEAST_TAKEN, int(timeout_s * LEAST_TAKEN_PER_S)) if held.scarce else LEAST_TAKEN
         for connection in list(connections):
+            connection.count_unread()
             size = unread_bytes(connection)
             if not size:
                 continue
             known = before.get(connection)
-            stuck = known is not None and known[0] - LEAST_TAKEN < size <= known[0]
+            stuck = known is not None and known[0] - least < size <= known[0]
             unread[connection] = known if known is not None and stuck else (size, now)
             if now - unread[connection][1] > timeout_s:
                 connection.transport.abort()

@@ -69,6 +69,9 @@ class _TlsConnection(asyncio.Transport, asyncio.Protocol):
         self.abort()
         return True
 
+    def count_unread(self) -> None:
+        """For Connections, before the handshake is done: nothing."""
+
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return

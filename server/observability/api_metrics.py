@@ -65,6 +65,8 @@ class ApiMetrics:
         self.queues: dict[str, tuple[int, int]] = {}  # by model: tokens admitted by this process, and the limit of all
         self.open_connections: Callable[[], int] = int  # none, until somebody counts them
         self.connections_limit = 0
+        self.held_bytes = 0
+        self._held = gauge("held_bytes", "Bytes held for clients: bodies, answers, and what is not read of them.")
         self._in_flight = gauge("requests_in_flight", "HTTP requests in progress, including this scrape.")
         self._admitted = gauge("admitted_tokens", "Tokens admitted and not yet answered.", ["model"])
         limit_help = "Limit of admitted tokens, which a low measured rate reduces; above it, 429."
@@ -154,6 +156,7 @@ class ApiMetrics:
             self._queue_limit.labels(model).set(limit)
         self._connections.set(self.open_connections())
         self._connections_limit.set(self.connections_limit)
+        self._held.set(self.held_bytes)
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ __all__ = [
     "use_memory",
 ]
 
-REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections", "bodies", "unauthorized")
+REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections", "memory", "unauthorized")
 CANCEL_STAGES = ("queued", "batched")
 MODEL_FACTS = ("model", "model_id", "dtype", "backend", "device")
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -68,3 +68,4 @@ class RequestRecord:
     outcome: str = ""  # one of OUTCOMES, where an error says it; empty: `outcome_of` its status
     key: str = ""  # the name of the key that it was sent with
     parts: Parts | None = None
+    held: int = 0  # bytes of HeldBytes.requests, until it has ended

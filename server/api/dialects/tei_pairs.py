@@ -192,10 +192,10 @@ def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:
 def _rows(logits: npt.NDArray[np.float32], how: str, classifier: Classifier, top_k: int | None) -> Iterator[bytes]:
     """A list of labels for each text. Logits give the order: the scores of two may both be 1."""
     labels = [b',"label":%b}' % orjson.dumps(label) for label in classifier.labels]
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
-    values = np.take_along_axis(scores(logits, how), order, axis=1)
-    for columns, row in zip(order.tolist(), values, strict=True):
+    for row in logits:
+        order = np.argsort(-row, kind="stable")[:top_k]
+        numbers = json_numbers(scores(row[None], how)[0, order])
         made = [
-            b'{"score":%b%b' % (score, labels[column]) for score, column in zip(json_numbers(row), columns, strict=True)
+            b'{"score":%b%b' % (score, labels[column]) for score, column in zip(numbers, order.tolist(), strict=True)
         ]
         yield b"[%b]" % b",".join(made)

@@ -34,6 +34,10 @@ ResultT = TypeVar("ResultT")
 Turn = list[tuple[int, list[TokenInfo]]]
 
 
+_TOKEN_BYTES = 72  # of an answer's token in JSON
+_WORD_BYTES = 16  # of a token as text
+
+
 class TokenizeRequest(RequestBody):
     """`POST /tokenize`."""
 
@@ -117,6 +121,8 @@ async def _run(
         most_unbroken=service.config.max_unbroken_characters,
     )
     characters = context.breakdown.characters = sum(map(len, texts))
+    most = min(characters + (len(prompt) + 2) * len(texts), service.config.max_answer_tokens)
+    context.hold(most * _TOKEN_BYTES, "the answer")
     began = time.perf_counter()
     check = service.checking(context.options, partial(service.limits.check_answer, param=param, more=True))
     context.breakdown.tokens, result = await service.tokenizer_pool.run(
@@ -204,6 +210,7 @@ async def _decoded(context: RequestContext, sequences: Sequence[list[int]], para
     service.check_open()
     tokens = sum(map(len, sequences))
     service.limits.check_answer(tokens, param)
+    context.hold(tokens * _WORD_BYTES, "the answer")
     turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=skips)
     began = time.perf_counter()
     check = service.checking(context.options, lambda _: None)

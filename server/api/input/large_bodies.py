@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 
 import msgspec
+from pydantic import BaseModel
 
-from embert.server.http.errors import Overloaded, PayloadTooLarge
+from embert.server.http.errors import PayloadTooLarge
 
-__all__ = ["LARGE", "CooperativeSteps", "SplitIds", "check_values", "split_ids"]
+__all__ = ["LARGE", "CooperativeSteps", "SplitIds", "check_values", "memory_of", "split_ids"]
 
 LARGE = 65_536  # bytes; a smaller body is parsed within a millisecond, whatever it holds
 _OTHER_STRINGS = 4096  # names of fields, and values of fields that nobody reads
@@ -27,6 +29,8 @@ _IDS = re.compile(rb'"(?:inputs?|ids)"\s*:\s*(\[\s*(\[?)\s*[0-9])')
 _NO_INTEGERS = (b".", b"e", b"E")  # msgspec would take 1.0 and 1e3 for integers
 _STAND_IN = -(1 << 40)  # no token's id
 
+_ID_BYTES = 36  # of a number in a list
+
 SplitIds = tuple[bytes, int, list[int] | list[list[int]]]  # see `split_ids`
 
 
@@ -36,35 +40,19 @@ class CooperativeSteps:
     An ordinary request needs the loop a few times. It so waits for one step of one large body, not for several.
     """
 
-    def __init__(self, limit: int) -> None:
-        """`limit` is what may wait for its steps, in bytes of bodies."""
-        self._limit = limit
-        self._waiting = 0
+    def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def run(self, size: int, steps: Iterable[Callable[[], None]], check_time: Callable[[], None]) -> None:
-        """Run the steps for a body of `size` bytes, and `check_time` before each.
-
-        Raises Overloaded where too much waits already, and whatever a step or `check_time` raises.
-        """
-        if self._waiting and self._waiting + size > self._limit:
-            raise Overloaded(
-                f"bodies of {self._waiting} bytes wait to be parsed and this one has {size}; "
-                f"the limit is {self._limit} (--max-body-bytes)",
-                retry_after_s=1,
-            )
-        self._waiting += size
-        try:
-            async with self._lock:
-                for step in steps:
-                    check_time()
-                    began = time.perf_counter()
-                    try:
-                        step()
-                    finally:
-                        await asyncio.sleep(time.perf_counter() - began)
-        finally:
-            self._waiting -= size
+    async def run(self, steps: Iterable[Callable[[], None]], check_time: Callable[[], None]) -> None:
+        """Run the steps for a body, and `check_time` before each. Raises whatever they raise."""
+        async with self._lock:
+            for step in steps:
+                check_time()
+                began = time.perf_counter()
+                try:
+                    step()
+                finally:
+                    await asyncio.sleep(time.perf_counter() - began)
 
 
 def check_values(
@@ -121,3 +109,17 @@ def split_ids(body: bytes) -> SplitIds | None:
     except msgspec.MsgspecError:
         return None
     return b"%b[%d]%b" % (body[:begin], _STAND_IN, body[end:]), _STAND_IN, ids
+
+
+def memory_of(value: object) -> int:
+    """Bytes of the strings and numbers in a parsed body. They may be more than the body's: one emoji makes four of each
+    letter of its text, and a number of two digits is an object."""
+    if isinstance(value, str):
+        return sys.getsizeof(value)
+    if isinstance(value, list):
+        if value and isinstance(value[0], int):
+            return _ID_BYTES * len(value)
+        return sum(map(memory_of, value))
+    if isinstance(value, dict):
+        return sum(map(memory_of, value.values()))
+    return sum(map(memory_of, vars(value).values())) if isinstance(value, BaseModel) else 0

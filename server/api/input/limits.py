@@ -57,11 +57,11 @@ class RequestLimits:
             raise PayloadTooLarge(f"`{param}` has {has} tokens; the limit is {limit} (--max-answer-tokens)", param)
 
     def check_weights(self, weights: int, param: str) -> None:
-        """The weights of an answer's sparse vectors, counted while they come."""
+        """The weights of an answer's sparse vectors, counted while they come, and its scores of labels."""
         limit = self._config.max_answer_weights
         if weights > limit:
             raise PayloadTooLarge(
-                f"the sparse vectors of `{param}` have at least {weights} weights together; the limit is {limit} "
+                f"the answer to `{param}` has at least {weights} weights or scores; the limit is {limit} "
                 "(--max-answer-weights)",
                 param,
             )

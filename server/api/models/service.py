@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from embert.engine import Encoded, Model, Tokenizer
+from embert.engine import Encoded, Model, Task, Tokenizer
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.api.engines.pending import Receive
 from embert.server.api.engines.router import Router
@@ -20,6 +20,7 @@ from embert.server.api.input.texts_and_ids import GivenTexts, TextTokenizer
 from embert.server.api.input.tokenizer_pool import TokenizerPool
 from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.api.models.served_model import ServedModel
+from embert.server.api.serialization import BYTES_A_NUMBER, BYTES_A_WEIGHT
 from embert.server.config import ModelConfig
 from embert.server.http.errors import Invalid
 from embert.server.ipc.control import ModelInfo
@@ -93,6 +94,37 @@ class Service:
         """Most tokens of a request for a vector a token: one batch, since such a vector is as large as a text's."""
         engine = self.engine
         return engine.max_batch_tokens if engine is not None else self.model.max_input_length
+
+    @cached_property
+    def labels(self) -> int:
+        """How many scores a text has; 0 without a classification head."""
+        classifier = self.model.heads.classifier
+        return 0 if classifier is None else len(classifier.labels)
+
+    @cached_property
+    def _embed_bytes(self) -> int:
+        return self.model.width * BYTES_A_NUMBER
+
+    @cached_property
+    def _row_bytes(self) -> dict[Task, int]:
+        """Of the other tasks, but sparse vectors, whose size is known only afterwards."""
+        classifier, multi = self.model.heads.classifier, self.model.heads.multi_vector
+        labels = () if classifier is None else classifier.labels
+        return {
+            Task.TOKENS: self.model.architecture.hidden_size * BYTES_A_NUMBER,
+            Task.CLASSIFY: sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
+            Task.MULTI: 0 if multi is None else multi.layers[-1].outputs * BYTES_A_NUMBER,
+        }
+
+    def answer_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:
+        """About the bytes of an answer in JSON, with the numbers that it is written from; without sparse vectors."""
+        if tasks == Task.EMBED:
+            return encoded.sequences * (dimensions * BYTES_A_NUMBER or self._embed_bytes)
+        size = encoded.sequences * self._embed_bytes if tasks & Task.EMBED else 0
+        for task, row_bytes in self._row_bytes.items():
+            if task & tasks:
+                size += (encoded.sequences if task == Task.CLASSIFY else encoded.tokens) * row_bytes
+        return size
 
     def check_open(self) -> None:
         """Raise Unavailable when the server is shutting down."""

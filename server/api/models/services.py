@@ -13,6 +13,7 @@ from embert.server.api.models.served_model import TEI_NAME, Wanted
 from embert.server.api.models.service import Service
 from embert.server.config import ConfigError, ServeConfig
 from embert.server.http.errors import ModelUnknown, Unavailable
+from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.timeouts import BodyReader
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.metric_memory import MetricMemory
@@ -46,8 +47,9 @@ class Services:
         self.router = router
         self.metrics = metrics
         self.scrapes = Scrapes(memory, self.write_metrics)
-        self.bodies = BodyReader(config.payload_limit, config.body_budget, config.client_timeout)
-        self.parse_steps = CooperativeSteps(config.body_budget)
+        self.held = HeldBytes(config.held_limit)
+        self.bodies = BodyReader(config.payload_limit, self.held, config.client_timeout)
+        self.parse_steps = CooperativeSteps()
         self.bulk_turns = BulkTurns()
         self.most_ids = max(service.most_ids for service in self.all)
         self._pool = pool
@@ -104,6 +106,7 @@ class Services:
 
     def write_metrics(self) -> None:
         """Make everything that happened until now visible to scrapes."""
+        self.metrics.held_bytes = self.held.total
         for service in self.all:
             self.metrics.queues[service.served.name] = service.admission.admitted_tokens, service.queue_limit
         self.metrics.write()

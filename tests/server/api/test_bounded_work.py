@@ -126,7 +126,7 @@ def test_sparse_vectors_of_an_answer_are_bounded(tmp_path: Path) -> None:
             answers: list[httpx.Response] = []
             peak, _ = peak_growth_mb(running, lambda: answers.append(running.post(path, body)))  # noqa: B023
             assert answers[0].status_code == 413, answers[0].text[:300]
-            said = r"the sparse vectors of `inputs?` have at least \d+ weights together; the limit is 100000 "
+            said = r"the answer to `inputs?` has at least \d+ weights or scores; the limit is 100000 "
             assert re.search(said + r"\(--max-answer-weights\)", answers[0].text)
             assert peak < 200
         assert len(running.post("/embed_sparse", {"inputs": texts[:3]}).json()) == 3

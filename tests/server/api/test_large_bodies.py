@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from embert.server.api.dialects.openai import EmbeddingsRequest
 from embert.server.api.dialects.tei import EmbedRequest
 from embert.server.api.dialects.tei_tokens import DecodeRequest
-from embert.server.api.input.large_bodies import CooperativeSteps, check_values, split_ids
+from embert.server.api.input.large_bodies import CooperativeSteps, check_values, memory_of, split_ids
 from embert.server.api.input.request_body import RequestBody, parse
-from embert.server.http.errors import BadRequest, Invalid, Overloaded, PayloadTooLarge
+from embert.server.http.errors import BadRequest, Invalid, PayloadTooLarge
 
 texts = st.text(st.sampled_from('a,"\\[]{}:é\n'), max_size=12)
 values = st.recursive(
@@ -129,7 +130,7 @@ def test_others_have_the_loop_between_the_steps_of_large_bodies() -> None:
     done: list[str] = []
 
     async def run() -> None:
-        long_steps = CooperativeSteps(100)
+        long_steps = CooperativeSteps()
 
         def step(name: str) -> Callable[[], None]:
             def work() -> None:
@@ -144,7 +145,7 @@ def test_others_have_the_loop_between_the_steps_of_large_bodies() -> None:
                 done.append("other")
 
         beside = asyncio.create_task(others())
-        await asyncio.gather(*(long_steps.run(40, [step(name), step(name)], lambda: None) for name in "ab"))
+        await asyncio.gather(*(long_steps.run([step(name), step(name)], lambda: None) for name in "ab"))
         beside.cancel()
 
     asyncio.run(run())
@@ -153,16 +154,26 @@ def test_others_have_the_loop_between_the_steps_of_large_bodies() -> None:
     assert all(later - earlier > 1 for earlier, later in pairwise(places))
 
 
-def test_bodies_that_wait_for_their_steps_have_a_limit() -> None:
-    async def run() -> None:
-        long_steps = CooperativeSteps(100)
-        first = asyncio.create_task(long_steps.run(90, [lambda: None], lambda: None))
-        await asyncio.sleep(0)
-        with pytest.raises(
-            Overloaded, match=r"bodies of 90 bytes wait to be parsed and this one has 20; the limit is 100"
-        ):
-            await long_steps.run(20, [], lambda: None)
-        await first
-        await long_steps.run(200, [], lambda: None)  # nothing waits: whatever is within --payload-limit
+class Inner(BaseModel):
+    text: str
 
-    asyncio.run(run())
+
+class Outer(BaseModel):
+    inputs: Any = None
+    rest: list[Inner] = []
+
+
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        (Outer(inputs="a" * 1000), 1000),
+        (Outer(inputs="a" * 1000 + "🙂"), 4004),  # four bytes for each letter
+        (Outer(inputs=["é" * 1000, "a" * 500]), 1500),
+        (Outer(rest=[Inner(text="a" * 100)] * 3), 300),
+        (Outer(inputs=[[300, 301, 302]] * 10), 30 * 28),  # sys.getsizeof(300)
+        ({"instances": [{"inputs": "a" * 10}]}, 10),
+    ],
+    ids=["ascii", "emoji", "list", "objects", "ids", "dict"],
+)
+def test_the_memory_of_a_parsed_body(body: object, least: int) -> None:
+    assert least <= memory_of(body) <= 2 * least + 200

@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 from embert.server.api.routes import dialects_by_path
 from embert.server.http.connections import ConnectionLimit, Connections
 from embert.server.http.errors import Dialect, ServerError, error_body
+from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.protocol import bounded_protocol
 from embert.server.http.tls import with_tls
 
@@ -112,6 +113,7 @@ class Client:
 @dataclass
 class Serving:
     connections: Connections
+    held: HeldBytes
     make: Callable[[], asyncio.Protocol] = asyncio.Protocol
     port: int = 0
     counted: list[tuple[str, int]] = field(default_factory=list)
@@ -173,13 +175,17 @@ class Serving:
 
 @contextlib.asynccontextmanager
 async def serving(
-    served: int = 100, surplus: int = 100, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+    served: int = 100, surplus: int = 100, held: int = 1 << 30, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
 ) -> AsyncIterator[Serving]:
     """`tls` has the contexts of server and clients."""
     loop = asyncio.get_running_loop()
-    serving = Serving(Connections(ConnectionLimit(served, surplus), loop.time))
+    serving = Serving(Connections(ConnectionLimit(served, surplus), loop.time), HeldBytes(held))
     protocol = bounded_protocol(
-        LIMIT, serving.connections, lambda route, status, _: serving.counted.append((route, status)), dialects_by_path()
+        LIMIT,
+        serving.connections,
+        serving.held,
+        lambda route, status, _: serving.counted.append((route, status)),
+        dialects_by_path(),
     )
     factory: Callable[..., asyncio.Protocol] = protocol
     if tls is not None:
@@ -199,6 +205,7 @@ async def serving(
         while state.tasks:
             await asyncio.sleep(0.002)
         assert not state.connections
+        assert serving.held.unread == 0
     finally:
         for client in serving.clients:
             client.writer.transport.abort()

@@ -27,6 +27,8 @@ class Fake:
         self.evicted = not self.stays
         return self.evicted
 
+    def count_unread(self) -> None: ...
+
 
 def test_the_connection_idle_for_longest_makes_room() -> None:
     connections = Connections(ConnectionLimit(3, 1))

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.timeouts import BodyReader, unread_bytes
 from tests.server.connections import connect, head, read_all
 from tests.server.http.echo_server import play, serving
@@ -173,7 +174,7 @@ def test_unfinished_bodies_have_a_budget_together(patient: Live) -> None:
     server = patient
     (pid,) = server.api_pids
     before, rss = server.metrics(), psutil.Process(pid).memory_info().rss
-    refused = 'embert_rejected_total{reason="bodies"}'
+    refused = 'embert_rejected_total{reason="memory"}'
     with contextlib.ExitStack() as stack:
         most = 0
         for _ in range(60):
@@ -185,7 +186,7 @@ def test_unfinished_bodies_have_a_budget_together(patient: Live) -> None:
         assert server.post("/embed", {"inputs": [101, 7592, 102]}).status_code == 200  # small ones go on
         answer = server.post("/v1/embeddings", {"input": "x" * 3_900_000})
         assert (answer.status_code, answer.headers["retry-after"], answer.headers["connection"]) == (503, "1", "close")
-        assert "(--max-body-bytes)" in answer.json()["error"]["message"]
+        assert "(--max-held-bytes)" in answer.json()["error"]["message"]
     # What they held is free again, and memory with it.
     until(lambda: server.post("/embed", {"inputs": "x" * 3_900_000}).status_code == 200, what="room again")
 
@@ -193,7 +194,16 @@ def test_unfinished_bodies_have_a_budget_together(patient: Live) -> None:
 @pytest.fixture
 def patient() -> Iterator[Live]:
     """With time to see what waits, and one HTTP process."""
-    options = ("--max-batch-tokens", "256", "--workers", "1", "--payload-limit", "4000000")
+    options = (
+        "--max-batch-tokens",
+        "256",
+        "--workers",
+        "1",
+        "--payload-limit",
+        "4000000",
+        "--max-held-bytes",
+        "32000000",
+    )
     with live(*STAND_IN, *options) as server:
         yield server
 
@@ -205,14 +215,15 @@ def test_a_body_in_small_pieces_takes_no_more_memory_than_a_large_one() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": bytes(bytearray(2)), "more_body": next(left) > 0}
 
-    reader = BodyReader(size, 8 * size, 30)
+    held = HeldBytes(8 * size)
+    reader = BodyReader(size, held, 30)
     tracemalloc.start()
     body = asyncio.run(reader.read([], receive, time.monotonic() + 3600, "a header"))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(body) == size
     assert peak < 8 * size  # 40 times where every piece is kept
-    assert reader.held_bytes == 0
+    assert held.total == size  # until its request is answered
 
 
 @pytest.mark.parametrize(

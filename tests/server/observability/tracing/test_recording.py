@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embert.server.api.routes import dialects_by_path, labels_by_path
 from embert.server.http.errors import Unavailable
+from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_metrics import RequestMetricsMiddleware
 from embert.server.observability import logs
 from embert.server.observability.api_metrics import ApiMetrics
@@ -137,7 +138,9 @@ def ask(app: ASGIApp, sender: RecordSender, *, sampled: bool = True, path: str =
     """The status of a request through the middleware, in a task of its own."""
     metrics = ApiMetrics(["/embed", "other"], LatencyBuckets(), tasks=["/embed"])
     tracer = RequestTracer(sender, Sampler(0.0), frozenset())
-    middleware = RequestMetricsMiddleware(app, labels_by_path(), ["/embed"], dialects_by_path(), metrics, tracer=tracer)
+    middleware = RequestMetricsMiddleware(
+        app, labels_by_path(), ["/embed"], dialects_by_path(), metrics, HeldBytes(1), tracer=tracer
+    )
     header = f"00-{TRACE}-{SPAN}-{int(sampled):02x}".encode()
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": path, "headers": [(b"traceparent", header)]}
     statuses: list[int] = []

@@ -1,0 +1,227 @@
+"""What an HTTP process holds for its clients has one limit, which is checked before the work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from embert.server.http import timeouts
+from embert.server.http.connections import Connection
+from embert.server.http.errors import PayloadTooLarge, Unavailable
+from embert.server.http.held_bytes import SMALL_BYTES, HeldBytes
+from embert.server.http.timeouts import LEAST_TAKEN, LEAST_TAKEN_PER_S, end_slow_readers
+from tests.server.connections import connect, head
+from tests.server.http.echo_server import GET, LARGE, play, post, serving
+from tests.server.live import STAND_IN, Live, live, until
+from tests.server.models import build_classifier
+from tests.server.stand_in import HELD
+
+MB = 1_000_000
+GET_LARGE = b"GET /large HTTP/1.1\r\nhost: h\r\n\r\n"
+
+
+def test_large_requests_leave_a_quarter_for_small_ones() -> None:
+    held = HeldBytes(10 * MB)
+    held.requests, held.unread = 4 * MB, 5 * MB
+    held.check(MB, "it")
+    held.check(2 * MB, "it", counted=MB)
+    with pytest.raises(Unavailable, match=f"it .* {MB + 1} .*{9 * MB}.*{10 * MB}") as refused:
+        held.check(MB + 1, "it")
+    assert refused.value.retry_after_s
+    held.requests += 3 * MB
+    held.check(SMALL_BYTES, "it")
+    assert not held.is_full
+    held.requests += MB // 2
+    with pytest.raises(Unavailable):
+        held.check(SMALL_BYTES, "it")
+    held.requests += 1
+    assert held.is_full
+    with pytest.raises(PayloadTooLarge, match=f"it .* {10 * MB + 1} .*{10 * MB}"):
+        held.check(10 * MB + 1, "it", "inputs")
+
+
+def test_unread_answers_are_counted_until_they_are_read() -> None:
+    async def scene() -> None:
+        async with serving() as server:
+            clients = [await server.connect() for _ in range(3)]
+            for client in clients:
+                client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+                await client.send(GET_LARGE + GET)
+            while server.held.unread < len(LARGE):
+                await asyncio.sleep(0.002)
+            clients[0].writer.transport.abort()
+            await server.count(2)
+            for client in clients[1:]:
+                client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+                assert (await client.answer()).body == LARGE
+                assert await client.is_open()
+            assert server.held.unread == 0
+
+    play(scene)
+
+
+def test_requests_that_wait_for_earlier_answers_are_counted() -> None:
+    async def scene() -> None:
+        async with serving(held=400_000) as server:
+            clients = [await server.connect() for _ in range(2)]
+            for client in clients:
+                await client.send(post(b"a", "/slow"))
+            while len(server.asked) < 2:
+                await asyncio.sleep(0.002)
+            held: list[int] = []
+            for client in clients:
+                await client.send(post(b"b") + post(b"c" * 230_000))
+                while server.held.unread == sum(held):
+                    await asyncio.sleep(0.002)
+                held.append(server.held.unread - sum(held))
+            assert all(10_000 < size < 300_000 for size in held)
+            server.held.requests = 500_000 - server.held.unread + 1  # others hold the rest
+            client = await server.connect()
+            await client.send(post(b"a", "/slow"))
+            while len(server.asked) < 3:
+                await asyncio.sleep(0.002)
+            await client.send(post(b"b") + post(b"c" * 100_000))
+            while not server.held.is_full:
+                await asyncio.sleep(0.002)
+            server.going.set()
+            server.held.requests = 0
+            answers = await client.rest()
+            assert answers[-1].status == 503
+            assert "--max-held-bytes" in answers[-1].error
+            for other in clients:
+                assert [(await other.answer()).status for _ in range(3)] == [200] * 3
+
+    play(scene)
+
+
+@dataclass(eq=False)
+class Reader:
+    """A connection whose client takes so many bytes a second of what it has not read."""
+
+    rate: int
+    size: int = 50 * MB
+    transport: Any = None
+
+    def __post_init__(self) -> None:
+        self.transport = self
+        self.aborted = False
+
+    def count_unread(self) -> None: ...
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize("scarce", [False, True])
+def test_clients_must_read_faster_where_memory_is_scarce(scarce: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 KiB in --client-timeout otherwise, so that a few of them could keep others out for hours."""
+    held = HeldBytes(100 * MB)
+    held.unread = 51 * MB if scarce else 50 * MB
+    rates = [
+        0,
+        LEAST_TAKEN // 30 - 50,
+        LEAST_TAKEN // 30 + 50,
+        LEAST_TAKEN_PER_S - 2000,
+        LEAST_TAKEN_PER_S + 2000,
+        50_000,
+    ]
+    readers = [Reader(rate) for rate in rates]
+    now, ended = 0.0, 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now > 200:
+            raise asyncio.CancelledError
+        for reader in readers:
+            reader.size -= int(reader.rate * seconds)
+
+    def on_end() -> None:
+        nonlocal ended
+        ended += 1
+
+    monkeypatch.setattr(timeouts, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(timeouts, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(timeouts, "unread_bytes", lambda connection: 0 if connection.aborted else connection.size)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(end_slow_readers(cast("list[Connection]", readers), held, 30.0, on_end))
+    cut = [reader.rate for reader in readers if reader.aborted]
+    assert cut == (rates[:4] if scarce else rates[:2])
+    assert ended == len(cut)
+
+
+# --- a server ---
+
+TEXTS = json.dumps({"inputs": [[101, number, 102] for number in range(1000, 3000)]}).encode()  # 12.3 MB of answer
+REFUSED = 'embert_rejected_total{reason="memory"}'
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Live]:
+    options = ("--payload-limit", "4000000", "--max-held-bytes", "32000000", "--max-batch-tokens", "8192")
+    with live(*STAND_IN, *options) as server:
+        yield server
+
+
+def small_ones_go_on(server: Live) -> bool:
+    return server.post("/embed", {"inputs": [101, 7592, 102]}).status_code == 200
+
+
+def test_answers_that_nobody_reads_are_not_made_without_end(narrow: Live) -> None:
+    before = narrow.metrics()
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", narrow.ports[0]))
+            sock.sendall(head(len(TEXTS)) + TEXTS)
+        until(lambda: narrow.metrics()[REFUSED] >= before[REFUSED] + 4, what="the refusal of the others")
+        until(lambda: narrow.metrics()["embert_requests_in_flight"] == 1, what="the end of the work")
+        metrics = narrow.metrics()
+        ran = metrics["embert_batch_texts_sum"] - before["embert_batch_texts_sum"]
+        assert ran <= 8000 + 100  # the refused ones did not run; idle engines do, on a text each
+        assert 4e6 < metrics["embert_held_bytes"] < 40e6
+        assert small_ones_go_on(narrow)
+    until(lambda: narrow.metrics()["embert_held_bytes"] < 1e6, what="room again")
+    assert narrow.post("/embed", json.loads(TEXTS)).status_code == 200
+
+
+def test_bodies_of_requests_that_wait_are_counted(narrow: Live) -> None:
+    before = narrow.metrics()[REFUSED]
+    body = json.dumps({"inputs": "word " * 780_000}).encode()
+    with ThreadPoolExecutor(1) as pool, narrow.held(), contextlib.ExitStack() as stack:
+        blocking = pool.submit(narrow.post, "/embed", {"inputs": [[101, HELD, 102]]})
+        until(lambda: narrow.metrics()["embert_admitted_tokens"] > 0, what="the blocking request")
+        for _ in range(12):
+            sock = stack.enter_context(connect(narrow))
+            sock.sendall(head(len(body)) + body)
+        until(lambda: narrow.metrics()[REFUSED] == before + 4, what="the refusal of the others")
+        until(lambda: narrow.metrics()["embert_requests_in_flight"] == 10, what="the others' wait")
+        assert 31e6 < narrow.metrics()["embert_held_bytes"] < 32e6
+    assert blocking.result().status_code == 200
+    until(lambda: narrow.metrics()["embert_held_bytes"] < 1e6, what="room again")
+
+
+def test_scores_of_many_labels_have_a_limit(tmp_path: Path) -> None:
+    build_classifier(tmp_path, *(f"label {number}" for number in range(300)))
+    with live(str(tmp_path), "--device", "cpu", "--max-answer-weights", "3000") as server:
+        assert len(server.post("/predict", {"inputs": [["a"]] * 10}).json()) == 10
+        for path, body in {
+            "/predict": {"inputs": [["a"]] * 11},
+            "/classify": {"input": ["a"] * 11},
+            "/vertex": {"instances": [{"inputs": "a"}] * 11},
+        }.items():
+            answer = server.post(path, body)
+            assert answer.status_code == 413
+            assert "(--max-answer-weights)" in answer.text
+        assert server.metrics()["embert_batch_texts_sum"] < 60  # the refused ones did not run
