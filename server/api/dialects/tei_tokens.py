@@ -114,10 +114,11 @@ async def _run(
 ) -> ResultT:
     """The tokens of texts in the field `param`, as `collected` makes them."""
     service = context.service
+    prompt = service.served.prompt(request.prompt_name) if request.prompt_name is not None else ""
     turns = service.tokenizer.tokenize_turns(
         texts,
         add_special_tokens=request.add_special_tokens,
-        prompt=service.served.prompt(request.prompt_name) if request.prompt_name is not None else "",
+        prompt=prompt,
         most_unbroken=service.config.max_unbroken_characters,
     )
     characters = context.breakdown.characters = sum(map(len, texts))
