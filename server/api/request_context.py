@@ -63,8 +63,10 @@ class RequestContext:
         "breakdown", "headers", "options", "receive", "scope", "service", "trace", "truncated",
     )  # fmt: skip
 
-    def __init__(self, choice: ModelChoice, scope: Scope, receive: Receive) -> None:
-        """Raises Invalid for request options that cannot be read."""
+    def __init__(self, choice: ModelChoice, scope: Scope, receive: Receive | None) -> None:
+        """`receive` None: the body comes by `take_body`, and the request is cancelled when its client leaves.
+
+        Raises Invalid for request options that cannot be read."""
         self._choice, self.scope, self.receive = choice, scope, receive
         self.trace: RequestTrace | None = scope.get(TRACE_KEY)
         self.breakdown = LatencyBreakdown()
@@ -90,6 +92,7 @@ class RequestContext:
 
     async def read_body(self) -> None:
         """Raises ServerError for a body that is too large, too slow or compressed."""
+        assert self.receive is not None  # noqa: S101 - see __init__
         headers = self.scope["headers"]
         _check_encoding(headers)
         options = self.options

@@ -28,8 +28,8 @@ class TaskEndpoint:
         """ASGI."""
         await send_reply(send, await self.reply(scope, receive))
 
-    async def reply(self, scope: Scope, receive: Receive, body: bytes | None = None) -> Reply:
-        """The answer to a request; `body` None: it is still to be read."""
+    async def reply(self, scope: Scope, receive: Receive | None, body: bytes = b"") -> Reply:
+        """The answer to a request, whose body is still to be read by `receive`, or is `body`."""
         record: RequestRecord = scope[SCOPE_KEY]
         record.model = self._model
         context: RequestContext | None = None
@@ -39,7 +39,7 @@ class TaskEndpoint:
             context = RequestContext(self._choice, scope, receive)
             record.parts = context.breakdown
             record.priority = context.options.priority
-            if body is None:
+            if receive is not None:
                 await context.read_body()
             else:
                 context.take_body(body)

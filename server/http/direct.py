@@ -24,8 +24,8 @@ __all__ = ["DirectRoutes", "Endpoint"]
 class Endpoint(Protocol):
     """What answers the requests of a route."""
 
-    async def reply(self, scope: Scope, receive: Receive, body: bytes) -> Reply:
-        """The answer to a request with this body. Raises CancelledError where the client has left."""
+    async def reply(self, scope: Scope, receive: Receive | None, body: bytes) -> Reply:
+        """The answer to a request with this body; `receive` is None. It is cancelled when the client leaves."""
         ...
 
 
@@ -61,7 +61,7 @@ class DirectRoutes:
             try:
                 if self._keys.any:
                     record.key = self._keys.check(scope)
-                reply = await endpoint.reply(scope, cycle.receive, cycle.take_body())  # type: ignore[arg-type]
+                reply = await endpoint.reply(scope, None, cycle.take_body())
             except ServerError as error:
                 reply = error_reply(error, self._dialects[scope["path"]])
             except Exception as error:  # noqa: BLE001 - a bug of ours: the client still gets an answer

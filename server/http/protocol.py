@@ -126,6 +126,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
+        if self._answering is not None and self._answering.direct is not None:
+            self._answering.direct.cancel()
         self.pipeline.clear()
         super().connection_lost(exc)
 
@@ -266,6 +268,7 @@ class _BoundedProtocol(HttpToolsProtocol):
                 task = self.loop.create_task(work)
                 task.add_done_callback(self.tasks.discard)
                 self.tasks.add(task)
+                cycle.direct = task
                 return
         self._start_asgi_task(cycle, self.app)
 

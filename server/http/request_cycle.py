@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -44,6 +45,7 @@ class BoundedCycle(RequestResponseCycle):
 
     broken: ServerError | None = None  # what is wrong with the body, from here on
     closes = False  # the connection ends with this answer
+    direct: asyncio.Task[None] | None = None  # what answers it without the app
 
     async def receive(self) -> ASGIReceiveEvent:
         """ASGI's. Raises what is wrong with the body."""

@@ -63,7 +63,9 @@ class EngineLoop:
         self._busy = BusyTime()
         self._queue = WorkQueue(self._metrics, self._refuse, self._wake)
         self._health = Health(start.index, self._counters, self._busy, self._metrics, self._queue.tokens, self._rates)
-        self._server = SocketServer(self._health.status, self._queue.submit, self._queue.disconnect)
+        self._server = SocketServer(
+            self._health.status, self._queue.submit, self._queue.disconnect, self._queue.publish
+        )
         self._responder = Responder(self._server.send, self._queue.drop)
         self._work = DeviceWork()
         self._probed = 0  # idle probes so far
@@ -180,7 +182,7 @@ class EngineLoop:
     def _write_metrics(self, now: float) -> None:
         self._written_at, self._is_written = now, True
         self._metrics.write()
-        self._queue.publish(now, interval_s=0.0)
+        self._queue.publish()
 
     def _submit(self, batch: Batch) -> Flight:
         started = time.monotonic()

@@ -38,13 +38,14 @@ class SocketServer:
         status: Callable[[], EngineStatus],
         received: Callable[[Channel, Submit], None],
         gone: Callable[[Channel], None],
+        read: Callable[[], None] = lambda: None,
     ) -> None:
         """Whoever reads calls `received` with each message, and `gone` once for each closed connection.
 
         `status` is called for every message that is sent. A new connection gets a status at once, and every connection
-        at least one a second.
+        at least one a second. The receiving thread calls `read` each time that it has read.
         """
-        self._status, self._received, self._gone = status, received, gone
+        self._status, self._received, self._gone, self._read = status, received, gone, read
         self._lock = threading.Lock()  # guards writes to channels, and their removal
         self._channels: dict[int, Channel] = {}
         self._reading = threading.Lock()  # of who reads
@@ -69,11 +70,16 @@ class SocketServer:
         """Wait for messages for so long at most, and handle them; whether anything came, `wake` included."""
         if self._ended:
             return False
-        if self._handed_over.is_set():
-            self._handed_over.clear()
-            self.wake()
-        with self._reading:
+        while True:
+            if self._handed_over.is_set():
+                self._handed_over.clear()
+                self.wake()
+            if self._reading.acquire(timeout=0.01):  # again, as the receiving thread may have just taken over
+                break
+        try:
             return self._round(timeout_s)
+        finally:
+            self._reading.release()
 
     def hand_over(self) -> None:
         """Let the receiving thread read until the next `serve`."""
@@ -114,9 +120,12 @@ class SocketServer:
             self._handed_over.wait(max(0.0, status_due - time.monotonic()))
             if self._reading.acquire(timeout=0.001):  # else the device loop reads
                 try:
+                    self._handed_over.set()  # unless it is, the device loop waits for longer than it expected
                     handled = self._round(0.0)
+                    self._read()
                     while self._handed_over.is_set() and not self._ended:
                         handled |= self._round(max(0.0, status_due - time.monotonic()))
+                        self._read()
                         status_due = self._send_status(status_due)
                 finally:
                     self._reading.release()

@@ -47,7 +47,6 @@ class WorkQueue:
         self._solo_turn = False
         self._draining = False
         self._interactive_at = -INTERACTIVE_MEMORY_S  # when the last interactive request came
-        self._published_at = 0.0
         self._published: dict[int, tuple[int, int]] = {}  # texts and tokens that wait, by model, as metrics have them
 
     def tokens(self) -> int:
@@ -80,7 +79,6 @@ class WorkQueue:
                 self._accept(channel, request, now)
             for id_ in message.cancelled:
                 self._cancel((channel, id_))
-            self.publish(now)
 
     def disconnect(self, channel: Channel) -> None:
         """Drop everything that an API process asked for: it has exited."""
@@ -88,6 +86,7 @@ class WorkQueue:
             for key in self._scheduler.waiting():
                 if key[0] is channel:  # type: ignore[index]
                     self._cancel(key)  # type: ignore[arg-type]
+            self._publish()
 
     def _accept(self, channel: Channel, message: EncodeRequest, now: float) -> None:
         ids = len(message.ids) // _ID_BYTES
@@ -268,11 +267,12 @@ class WorkQueue:
             payload: Payload = request.payload
             self._send(payload.reply_to, [Part(payload.message.id, 0, 0, [], 0.0, 0.0, "deadline")])
 
-    def publish(self, now: float, *, interval_s: float = EngineMetrics.WRITE_INTERVAL_S) -> None:
-        """Show how much waits, unless that was done within the interval."""
-        if now - self._published_at < interval_s:
-            return
-        self._published_at = now
+    def publish(self) -> None:
+        """Show how much waits: gauges cost as much as a request, so the device loop does it ten times a second."""
+        with self._lock:
+            self._publish()
+
+    def _publish(self) -> None:
         for number, model in self._models.items():
             waiting = self._scheduler.texts_of(number), self._scheduler.tokens_of(number, bulk=True)
             if waiting != self._published.get(number):  # an idle model costs no gauge

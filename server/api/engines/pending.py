@@ -18,7 +18,8 @@ from embert.server.ipc.messages import EncodeRequest, Part, TaskRows
 
 __all__ = ["Answer", "PendingRequest", "Receive", "TooManyWeights"]
 
-Receive = Callable[[], Awaitable[Any]]  # ASGI's
+# ASGI's, for those who watch whether the client leaves. None: then the task of the request is cancelled.
+Receive = Callable[[], Awaitable[Any]] | None
 
 
 @dataclass(eq=False)

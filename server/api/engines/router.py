@@ -13,7 +13,8 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from embert.engine import Encoded, Task
 from embert.server.api.background import keep_running
@@ -294,8 +295,8 @@ class Router:
             now = time.monotonic()
             old = now - SWEEP_INTERVAL_S
             for pending in self._pending.values():
-                if pending.watcher is None and pending.message.admitted < old and not pending.future.done():
-                    pending.watcher = self._loop.create_task(self._watch(pending))
+                if pending.receive is not None and pending.watcher is None and pending.message.admitted < old:
+                    pending.watcher = self._loop.create_task(self._watch(pending, pending.receive))
                 if pending.options.deadline < now:
                     self._cancel_late(pending)
             for engine in self._engines.values():
@@ -308,9 +309,9 @@ class Router:
         pending.engine = -1
         self._fail(pending, self.admissions[pending.message.model].too_late(pending.options))
 
-    async def _watch(self, pending: PendingRequest) -> None:
+    async def _watch(self, pending: PendingRequest, receive: Callable[[], Awaitable[Any]]) -> None:
         """Cancel the request when its client leaves."""
-        while (await pending.receive())["type"] != "http.disconnect":
+        while (await receive())["type"] != "http.disconnect":
             pass
         if not pending.future.done():
             pending.future.cancel()

@@ -33,7 +33,7 @@ class TokenizerPool:
         self,
         turns: Turns[ResultT],
         size: int,
-        receive: Callable[[], Awaitable[Any]],
+        receive: Callable[[], Awaitable[Any]] | None,
         check: Callable[[int], None],
     ) -> ResultT:
         """Do the tokenizer's work for one request of `size` characters, or ids; other requests run between its turns.
@@ -53,10 +53,10 @@ class TokenizerPool:
                     if last is not None:
                         return last.value  # type: ignore[no-any-return]
                     check(tokens)
-                    if left is None:
-                        left = loop.create_task(_until_left(receive))
-                    elif left.done():
+                    if left is not None and left.done():
                         raise asyncio.CancelledError
+                    if left is None and receive is not None:
+                        left = loop.create_task(_until_left(receive))
         finally:
             self._waiting -= size
             if left is not None:

@@ -28,7 +28,7 @@ from embert.server.observability.api_metrics import ApiMetrics
 
 __all__ = ["Service"]
 
-_QUICK_TOKENS = 512  # so few are tokenized before anybody asks whether there is room for them
+_QUICK_TOKENS = 128  # so few are tokenized before anybody asks whether there is room for them
 
 
 class Service:
