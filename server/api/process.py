@@ -20,14 +20,14 @@ import uvloop
 from embert.server.api.background import exit_on_error, keep_running
 from embert.server.http.accept import scrape_form
 from embert.server.http.errors import Dialect, ServerError, send_error
-from embert.server.ipc.control import ControlConnection, Drain, EngineState, Failed, Message, Ready, StartApi
+from embert.server.ipc.control import ControlConnection, Drain, Drained, EngineState, Failed, Message, Ready, StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability import gc_tuning
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metric_memory import MetricMemory, Region
 from embert.server.observability.metrics import use_memory
-from embert.server.observability.request_record import RequestRecord
+from embert.server.observability.request_record import DISCONNECTED, REFUSED, RequestRecord
 from embert.server.observability.scraping.exemplars import publish
 from embert.server.observability.scraping.exposition import Exposition
 from embert.server.observability.tracing.request_trace import RequestTracer
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from embert.server.api.engines.router import Router
     from embert.server.api.models.services import Services
     from embert.server.config import ServeConfig
+    from embert.server.http.connections import Connections
+    from embert.server.observability.api_metrics import ApiMetrics
     from embert.server.observability.scraping.scrapes import Scrapes
 
 __all__ = ["main"]
@@ -130,10 +132,11 @@ async def _serve(
     if start.metrics_fd is not None:
         servers.append(_Server(_uvicorn_config(_MetricsApp(services.scrapes), bounded_protocol(*bounds))))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
+    draining = _Draining(router, servers, connections, metrics, control, config)
     running = [
         keep_running(_write_metrics(services, counters, start.worker, tracer)),
         keep_running(publish(region, metrics.exemplars)),
-        keep_running(_follow(control, router, servers, start)),
+        keep_running(_follow(control, router, draining)),
         keep_running(services.bodies.watch()),
         keep_running(connections.watch()),
         keep_running(connections.watch_unread()),
@@ -142,7 +145,7 @@ async def _serve(
     if config.api_key_file is not None:
         threading.Thread(target=exit_on_error(keys.follow), name="api-key-file", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, _drain_soon, router, servers, config)
+        asyncio.get_running_loop().add_signal_handler(number, draining.begin)
     gc_tuning.after_startup()
     control.send(Ready())
     await asyncio.gather(*jobs)
@@ -174,11 +177,11 @@ def _uvicorn_config(app: ASGIApp, protocol: Callable[..., asyncio.Protocol]) -> 
         access_log=False,  # ours costs less and knows more: observability/access_log.py
         log_config=None,
         server_header=False,
-        timeout_graceful_shutdown=CLOSING_S,
+        timeout_graceful_shutdown=1,  # what is in flight has had its time before
     )
 
 
-async def _follow(control: ControlConnection, router: Router, servers: list[_Server], start: StartApi) -> None:
+async def _follow(control: ControlConnection, router: Router, draining: _Draining) -> None:
     """Follow the supervisor's messages; end with it."""
     loop = asyncio.get_running_loop()
     control.socket.setblocking(False)
@@ -192,31 +195,62 @@ async def _follow(control: ControlConnection, router: Router, servers: list[_Ser
             if isinstance(message, EngineState):
                 router.engine_changed(message)
             elif isinstance(message, Drain):
-                _drain_soon(router, servers, start.config)
+                draining.begin()
         await readable.wait()
         readable.clear()
         messages = control.drain()
 
 
-_draining: list[asyncio.Task[None]] = []
+class _Draining:
+    """The end of an API process, on a signal or the supervisor's message."""
 
+    def __init__(
+        self,
+        router: Router,
+        servers: list[_Server],
+        connections: Connections,
+        metrics: ApiMetrics,
+        control: ControlConnection,
+        config: ServeConfig,
+    ) -> None:
+        self._router, self._servers, self._connections = router, servers, connections
+        self._metrics, self._control, self._timeout_s = metrics, control, config.drain_timeout
+        self._task: asyncio.Task[None] | None = None
 
-def _drain_soon(router: Router, servers: list[_Server], config: ServeConfig) -> None:
-    if not router.draining:
-        router.drain()
-        _draining.append(keep_running(_drain(router, servers, config), may_end=True))
+    def begin(self) -> None:
+        """Once."""
+        if self._task is None:
+            self._router.drain()
+            self._connections.drain()
+            self._task = keep_running(self._run(), may_end=True)
 
+    async def _run(self) -> None:
+        """Wait for what is in flight, then close the port. `/readyz` is 503 already."""
+        router, metrics = self._router, self._metrics
+        metrics.write()
+        before = dict(metrics.ended)
+        until = time.monotonic() + self._timeout_s
+        await asyncio.sleep(DRAIN_NOTICE_S)
+        while time.monotonic() < until and (router.pending or self._tasks):
+            router.give_up(unready=True)  # no engine is started again while draining
+            await asyncio.sleep(0.02)
+        router.give_up()
+        closing = time.monotonic() + CLOSING_S
+        while time.monotonic() < closing and (self._tasks or self._connections.unread_answers):
+            await asyncio.sleep(0.02)
+        metrics.write()
+        since = {outcome: metrics.ended[outcome] - before[outcome] for outcome in before}
+        lost = self._tasks + self._connections.unread_answers
+        refused = since.pop(REFUSED)
+        since.pop(DISCONNECTED)
+        self._control.send(Drained(sum(since.values()), refused, lost))
+        for server in self._servers:
+            server.should_exit = True
 
-async def _drain(router: Router, servers: list[_Server], config: ServeConfig) -> None:
-    """Wait for what is in flight, then close the port. `/readyz` is 503 already."""
-    until = time.monotonic() + config.drain_timeout
-    await asyncio.sleep(DRAIN_NOTICE_S)
-    while time.monotonic() < until and (router.pending or servers[0].server_state.tasks):
-        router.give_up(unready=True)  # no engine is started again while draining
-        await asyncio.sleep(0.02)
-    router.give_up()
-    for server in servers:
-        server.should_exit = True
+    @property
+    def _tasks(self) -> int:
+        """Requests that are being answered."""
+        return len(self._servers[0].server_state.tasks)
 
 
 async def _write_metrics(
@@ -226,6 +260,7 @@ async def _write_metrics(
         counters.api_alive[worker] = time.monotonic()
         await asyncio.sleep(services.metrics.WRITE_INTERVAL_S)
         services.write_metrics()
+        counters.in_flight[worker] = services.metrics.requests_in_flight
         if tracer is not None:
             tracer.flush()
 

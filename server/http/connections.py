@@ -72,6 +72,10 @@ class Connection(Protocol):
         """Note what it holds now; see HeldBytes."""
         ...
 
+    def shutdown(self) -> None:
+        """Close it after the answer that it is about to get; now, where it gets none."""
+        ...
+
 
 class Connections:
     """All connections of one process, whatever port they came to."""
@@ -82,6 +86,7 @@ class Connections:
         self._surplus: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # of those served, since when; the longest idle first
         self.unread: set[Connection] = set()  # read no further before an answer: the event loop does not see their end
+        self.draining = False  # the next answer of each connection is its last
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many were left out since
 
@@ -108,6 +113,17 @@ class Connections:
         self._surplus.discard(connection)
         self._idle.pop(connection, None)
         self.unread.discard(connection)
+
+    def drain(self) -> None:
+        """End them all: those that are idle now, the others and those to come with their next answer."""
+        self.draining = True
+        for connection in list(self):
+            connection.shutdown()
+
+    @property
+    def unread_answers(self) -> int:
+        """How many have bytes of an answer that are not in the kernel yet."""
+        return sum(1 for connection in self if connection.transport.get_write_buffer_size())
 
     def mark_idle(self, connection: Connection) -> None:
         """Note that it has nothing to do until its client sends something."""

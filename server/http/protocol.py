@@ -86,6 +86,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._refusal: ServerError | None = None  # to be answered once the requests before it are
         self._ignores_input = False
         self._surplus = False  # above the limit of connections
+        self._last = False  # its next answer is its last
         self._is_idle = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None  # of a surplus connection
@@ -98,6 +99,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = HoldableFlow(transport)
         connections = self.bounds.connections
+        self._last = connections.draining
         place = connections.add(self)
         if place is Place.NONE:
             self._ignores_input = True
@@ -106,7 +108,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         if place is Place.SURPLUS:
             # AuthMiddleware refuses its first request. An answer before the request could be lost: closing resets a
             # connection on which data still arrives.
-            self._surplus = True
+            self._surplus = self._last = True
             self.app_state = {**self.app_state, "too_many_connections": connections.limit.served}
             self._end_timer = self.loop.call_later(SURPLUS_S, transport.abort)
         self._update_timers()
@@ -153,10 +155,13 @@ class _BoundedProtocol(HttpToolsProtocol):
         return True
 
     def shutdown(self) -> None:
-        if self._answering is None:
-            self.transport.close()
-        else:
+        """See Connections.drain."""
+        self._last = True
+        if self._answering is not None:
+            self._answering.keep_alive = False
             self.cycle.keep_alive = False
+        elif not self._in_head and self._refusal is None and self._linger is None:
+            self.transport.close()
 
     # --- what comes ---
 
@@ -251,7 +256,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.server_state.default_headers,
             asyncio.Event(),
             self.expect_100_continue and version == "1.1",
-            version == "1.1" and self.parser.should_keep_alive() and not self._surplus,
+            version == "1.1" and self.parser.should_keep_alive() and not self._last,
             self.on_response_complete,
         )
         if self._answering is None:

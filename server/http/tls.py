@@ -69,6 +69,10 @@ class _TlsConnection(asyncio.Transport, asyncio.Protocol):
         self.abort()
         return True
 
+    def shutdown(self) -> None:
+        """For Connections, before the handshake is done: close it."""
+        self.abort()
+
     def count_unread(self) -> None:
         """For Connections, before the handshake is done: nothing."""
 

@@ -17,6 +17,7 @@ from embert.server.config import ModelConfig, ServeConfig
 __all__ = [
     "ControlConnection",
     "Drain",
+    "Drained",
     "EngineState",
     "Failed",
     "LoadModel",
@@ -150,12 +151,30 @@ class Failed(msgspec.Struct, tag=True):
     message: str
 
 
+class Drained(msgspec.Struct, tag=True):
+    """API process → supervisor, last message: what became of requests for a model since it was told to drain."""
+
+    answered: int
+    refused: int
+    lost: int  # begun, and never answered or not read before the connection was cut
+
+
 class Drain(msgspec.Struct, tag=True):
     """Supervisor → child: refuse new requests, finish those in flight, then exit."""
 
 
 Message = (
-    EngineState | StartApi | StartEngine | LoadModel | Progress | ModelReady | ModelFailed | Ready | Failed | Drain
+    EngineState
+    | StartApi
+    | StartEngine
+    | LoadModel
+    | Progress
+    | ModelReady
+    | ModelFailed
+    | Ready
+    | Failed
+    | Drain
+    | Drained
 )
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)

@@ -1,6 +1,7 @@
 """Numbers in shared memory that every process of one server reads. Each has one writer, so none needs a lock.
 
-    of API process i    tokens admitted and not yet answered, of each model; when its event loop last ran
+    of API process i    tokens admitted and not yet answered, of each model; when its event loop last ran;
+                        requests in flight, a tenth of a second ago
     of engine i         when it last showed a sign of life; when its forward began (0: none runs), and of which model;
                         which requests run
 
@@ -40,7 +41,8 @@ class SharedCounters:
         self.engine_alive = numbers[apis : apis + engines]  # [engine]
         self.forward_since = numbers[apis + engines : apis + 2 * engines]  # [engine]
         self.forward_model = numbers[apis + 2 * engines : apis + 3 * engines]  # [engine]: the number of its model
-        admitted = numbers[apis + 3 * engines :]
+        self.in_flight = numbers[apis + 3 * engines : 2 * apis + 3 * engines]  # [API process]
+        admitted = numbers[2 * apis + 3 * engines :]
         self.admitted_tokens = [admitted[i * apis : (i + 1) * apis] for i in range(models)]  # [model][API process]
 
     @classmethod
@@ -78,13 +80,14 @@ class SharedCounters:
         return int(sum(self.admitted_tokens[model]))
 
     def forget_api(self, worker: int) -> None:
-        """Nothing of an API process that has died is admitted any more."""
+        """Nothing of an API process that has died is admitted or in flight any more."""
+        self.in_flight[worker] = 0.0
         for tokens in self.admitted_tokens:
             tokens[worker] = 0.0
 
 
 def _numbers(apis: int, engines: int, models: int) -> int:
-    return apis + 3 * engines + apis * models
+    return 2 * apis + 3 * engines + apis * models
 
 
 def _size(apis: int, engines: int, models: int) -> int:

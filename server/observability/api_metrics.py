@@ -20,7 +20,7 @@ from prometheus_client.utils import floatToGoString
 from embert.server.observability.buffered_histogram import BufferedHistogram, RequestHistogram
 from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.metrics import REJECT_REASONS, counter, gauge, histogram
-from embert.server.observability.request_record import EXPIRED, INTERACTIVE, RequestRecord, outcome_of
+from embert.server.observability.request_record import EXPIRED, INTERACTIVE, OUTCOMES, RequestRecord, outcome_of
 from embert.server.observability.scraping.exemplars import ExemplarOf
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class ApiMetrics:
         self._requests = counter("requests_total", answered_help, ["route", *_LABELS, "status", "outcome"])
         self._answers: dict[tuple[str, str, str, int, str], _Answers] = {}  # by their labels
         self.requests_in_flight = 0
+        self.ended = dict.fromkeys(OUTCOMES, 0)  # requests that asked something of a model, until the last write
         self.queues: dict[str, tuple[int, int]] = {}  # by model: tokens admitted by this process, and the limit of all
         self.open_connections: Callable[[], int] = int  # none, until somebody counts them
         self.connections_limit = 0
@@ -132,7 +133,7 @@ class ApiMetrics:
         if duration is None:
             duration = self._durations[labels] = self._families.duration(*labels)
         work = self.work(model, priority) if priority else None
-        answers = _Answers(self._count(route, model, priority, status, outcome), duration, work)
+        answers = _Answers(self._count(route, model, priority, status, outcome), duration, work, labels[-1])
         self._answers[route, model, priority, status, outcome] = answers
         return answers
 
@@ -149,6 +150,8 @@ class ApiMetrics:
         for answers in self._answers.values():
             if answers.new:
                 answers.counter.inc(answers.new)
+                if answers.work is not None:
+                    self.ended[answers.outcome] += answers.new
                 answers.new = 0
         self._in_flight.set(self.requests_in_flight)
         for model, (admitted, limit) in self.queues.items():
@@ -166,6 +169,7 @@ class _Answers:
     counter: Counter
     duration: RequestHistogram
     work: Work | None  # where their time went; None: they ask nothing of a model
+    outcome: str
     new: int = 0  # since the last write
 
 

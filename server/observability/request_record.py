@@ -12,6 +12,7 @@ __all__ = [
     "BULK",
     "CLIENT_ERROR",
     "CLIENT_LEFT",
+    "DISCONNECTED",
     "EXPIRED",
     "INTERACTIVE",
     "OUTCOMES",

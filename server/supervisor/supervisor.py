@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import (
     Drain,
+    Drained,
     EngineState,
     Failed,
     LoadModel,
@@ -96,6 +97,7 @@ class Supervisor:
     _announced: bool = field(default=False, init=False)
     _signalled: float = field(default=float("-inf"), init=False)
     _status: int = field(default=0, init=False)
+    _drained: dict[int, Drained] = field(default_factory=dict, init=False)  # by HTTP process
 
     def run(self) -> int:
         """Serve until told to stop: 0 after SIGTERM or SIGINT, 1 after giving up on a child or a second signal."""
@@ -152,7 +154,19 @@ class Supervisor:
                 child.kill()
             if self._traces is not None:
                 self._traces.close(lambda: self._kill_at)
+        if self._announced:
+            self._log_end()
         return self._status
+
+    def _log_end(self) -> None:
+        """The last line of the log."""
+        ends = self._drained.values()
+        log.info(
+            "stopped; requests since the signal: %d answered, %d refused, %d lost",
+            sum(end.answered for end in ends),
+            sum(end.refused for end in ends),
+            sum(end.lost for end in ends),
+        )
 
     @property
     def devices(self) -> list[str]:
@@ -236,6 +250,8 @@ class Supervisor:
                 self._on_model_failed(child, message)
             elif isinstance(message, Failed):
                 self._on_failed(message)
+            elif isinstance(message, Drained):
+                self._drained[child.index] = message
 
     def _on_progress(self, child: Child, message: Progress) -> None:
         child.doing = message.doing
@@ -423,6 +439,9 @@ class Supervisor:
             self._tell_state(EngineState(child.index, "down", detail, models=dict(models.states)))
         else:
             hopeless = False
+            if self._stopping:  # without its last message, what was in flight is lost
+                lost = Drained(0, 0, int(self._counters.in_flight[child.index]))
+                self._drained.setdefault(child.index, lost)
             self._counters.forget_api(child.index)  # its clients' connections have closed with it
             self._note_reading_loss(child, how)
         if self._stopping:

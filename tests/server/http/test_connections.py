@@ -29,6 +29,8 @@ class Fake:
 
     def count_unread(self) -> None: ...
 
+    def shutdown(self) -> None: ...
+
 
 def test_the_connection_idle_for_longest_makes_room() -> None:
     connections = Connections(ConnectionLimit(3, 1))

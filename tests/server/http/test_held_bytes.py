@@ -118,6 +118,8 @@ class Reader:
 
     def count_unread(self) -> None: ...
 
+    def shutdown(self) -> None: ...
+
     def abort(self) -> None:
         self.aborted = True
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import pytest
 
 from embert.server.http import lingering
 from embert.server.http.connections import IDLE_TIMEOUT_S
-from tests.server.http.echo_server import EARLY, INNER, LIMIT, play, serving, skip
+from tests.server.http.echo_server import EARLY, GET, INNER, LIMIT, play, post, serving, skip
 
 
 def test_empty_lines_do_not_keep_an_idle_connection_open() -> None:
@@ -81,5 +82,31 @@ def test_a_client_that_keeps_sending_reads_its_refusal(wrong: bytes) -> None:
             await client.send(wrong, *[b"x" * 100_000] * 50)
             (answer,) = await client.rest()
             assert answer.status in (400, 431)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("direct", [GET, post(b"")], ids=["get", "post"])
+def test_a_drain_ends_connections_with_their_next_answer(direct: bytes) -> None:
+    async def scene() -> None:
+        async with serving() as server:
+            idle, busy, begun = [await server.connect() for _ in range(3)]
+            assert (await idle.ask(GET)).closes is False
+            await busy.send(post(b"a", "/slow"))
+            await begun.send(direct[:20])
+            while not server.asked or server.asked[-1] != "/slow":
+                await asyncio.sleep(0.002)
+            server.connections.drain()
+            assert await idle.rest() == []
+            later = await server.connect()
+            for client in (later, begun):
+                answer = await client.ask(direct if client is later else direct[20:])
+                assert (answer.status, answer.closes) == (200, True)
+                assert await client.rest() == []
+            server.going.set()
+            answer = await busy.answer()
+            assert (answer.status, answer.closes) == (200, True)
+            assert await busy.rest() == []
+            await server.count(0)
 
     play(scene)

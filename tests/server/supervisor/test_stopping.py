@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.server.connections import connect
 from tests.server.crowd import PATIENCE_S, ask_held, post
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import HELD
@@ -24,15 +25,20 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
             thread = post(server, [[101, HELD, 102]], answers)
             until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request in flight")
             client.get("/livez")
-            server.signal(signal.SIGTERM)
+            with connect(server) as idle:
+                server.signal(signal.SIGTERM)
+                assert idle.recv(1) == b""
             until(lambda: client.get("/readyz").json()["status"] == "draining", what="readiness to flip")
             for text in ("too late", "too many words " * 50):  # 503 even where there is no room in the queue
                 refused = client.post("/embed", json={"inputs": text})
                 assert refused.status_code == 503
                 assert refused.headers["retry-after"]
+                assert refused.headers["connection"] == "close"
         thread.join(PATIENCE_S)
         assert [answer.status_code for answer in answers] == [200]
+        assert answers[0].headers["connection"] == "close"
         assert server.wait() == 0
+        assert "1 answered, 2 refused, 0 lost" in server.log.splitlines()[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -78,6 +84,7 @@ def test_a_second_signal_ends_at_once() -> None:
         assert server.process.poll() is None
         server.signal(signal.SIGTERM)
         assert server.wait() == 1
+        assert "0 answered, 0 refused, 1 lost" in server.log.splitlines()[-1]
         thread.join(PATIENCE_S)
 
 
