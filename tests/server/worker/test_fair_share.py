@@ -53,6 +53,16 @@ def test_throughput_does_not_fall_as_load_grows(tmp_path: Path, monkeypatch: pyt
     assert min(rates) >= 0.98 * max(rates)
 
 
+def test_short_texts_do_not_lower_the_rate_that_bounds_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of one short text take their fixed time, a hundred times as long for each token."""
+    engine = VirtualEngine(tmp_path, monkeypatch, {"m": MINILM}, slower=1.2)
+    engine.run(floods={}, short=("m", 300), seconds=2.0)
+    (rate,) = engine.rates()
+    assert rate == pytest.approx(BATCH_TOKENS / MINILM.device_s, rel=0.25)
+
+
 @dataclass
 class Traffic:
     """Requests that come while batches run, and what became of them."""

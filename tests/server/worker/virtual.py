@@ -228,6 +228,10 @@ class VirtualEngine:
         self._loop.close()
         return self._run
 
+    def rates(self) -> list[float]:
+        """Tokens a second of each model, as API processes learn them."""
+        return self._loop._health.status().tokens_per_s
+
     def _look(self) -> None:
         self._loop._metrics.write()
         for name, gpu in self._gpus.items():
