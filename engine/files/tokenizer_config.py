@@ -294,9 +294,9 @@ def read_tokenizer_config(
             mapped = read_object(map_path)
             notices += _checked(map_path, mapped)
             fields |= {name: value for name, value in mapped.items() if not overrides.get(name)}
-            if "extra_special_tokens" not in fields:
-                _rename_extra(fields)
         older = _older(folder / "added_tokens.json", fields)
+        if "extra_special_tokens" not in fields:
+            _rename_extra(fields)
     elif not isinstance(added, dict) or not all(str(token_id).isdecimal() for token_id in added):
         raise BrokenModel(f"{path}: added_tokens_decoder must map ids to tokens, found {added!r}")
     side = fields.get("truncation_side")

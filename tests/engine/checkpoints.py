@@ -22,7 +22,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from embert import engine
 from embert.engine.errors import ModelError
 
-__all__ = ["SPECIAL", "TEXTS", "WORDS", "byte_level", "check", "unigram", "word_piece", "write"]
+__all__ = ["LONG", "SPECIAL", "TEXTS", "WORDS", "byte_level", "check", "unigram", "word_piece", "write"]
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL = {
@@ -92,6 +92,7 @@ def write(
     folder: Path,
     *,
     family: str = "Bert",
+    head: str = "Model",
     tokenizer: Backend | None = None,
     files: Mapping[str, Any] | None = None,
     further: Sequence[tuple[str, str]] = (),
@@ -101,13 +102,14 @@ def write(
     """A model of random weights in a new `folder`, with further `files` as JSON (None: no such file).
 
     `family` and `config` are the prefix of transformers' classes and fields of the config, of which config.json then
-    lacks those of `without`. `further` are modules after pooling: folders and classes.
+    lacks those of `without`. `head` is the rest of the model's class. `further` are modules after pooling: folders and
+    classes.
     """
     folder.mkdir()
     tokenizer = tokenizer or word_piece()
     torch.manual_seed(0)
     shape = {**SHAPE, "vocab_size": tokenizer.get_vocab_size(), **config}
-    model = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**shape))
+    model = getattr(transformers, f"{family}{head}")(getattr(transformers, f"{family}Config")(**shape))
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
+from sentence_transformers import CrossEncoder
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, processors
 
+from embert import engine
 from embert.engine.families import read_architecture
 from embert.engine.heads.checkpoints.transformer_module import NAMES
 from embert.engine.rows import Rows
-from tests.engine.checkpoints import SPECIAL, byte_level, check, unigram, word_piece, write
+from tests.engine.checkpoints import LONG, SPECIAL, byte_level, check, unigram, word_piece, write
 from tests.engine.families import FAMILIES
 from tests.server.models import edit_json
 
@@ -219,6 +222,36 @@ def test_odd_checkpoints(tmp_path: Path, name: str) -> None:
     else:
         folder = write(tmp_path / "a", **arguments)
     check(folder, refusal=refusal)
+
+
+PAIRS = [("hello world", "the cat"), ("hello", LONG), (LONG, "cat"), (LONG, LONG[:60]), ("", "café")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"truncation_side": "left"},
+        {"model_input_names": ["input_ids", "attention_mask"]},
+        {**FAST, "model_max_length": 20},  # the class of version 5 gives no token types unless they are named
+        {"tokenizer_class": "BertTokenizer", "sep_token": "world", "do_lower_case": False, "strip_accents": False},
+        {"tokenizer_class": "DistilBertTokenizer"},
+    ],
+    ids=str,
+)
+def test_pairs_of_odd_tokenizers(tmp_path: Path, fields: dict[str, Any]) -> None:
+    files = dict.fromkeys(("modules.json", "sentence_bert_config.json", "1_Pooling/config.json"))
+    folder = write(
+        tmp_path / "a",
+        head="ForSequenceClassification",
+        num_labels=1,
+        max_position_embeddings=40,
+        files={**files, "tokenizer_config.json": {"model_max_length": 30, **fields}},
+    )
+    oracle = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    expected = [float(oracle.predict([pair])[0]) for pair in PAIRS]
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.score(PAIRS, raw=True), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "," not in name])
