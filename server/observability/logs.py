@@ -186,7 +186,7 @@ def configure_logging(process: str, log_format: str, log_level: str) -> Callable
     root.setLevel(log_level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     if log_level != "debug":
-        for chatty in ("uvicorn", "httpx"):  # the hub's client asks for each file with httpx
+        for chatty in ("uvicorn", "httpx", "httpx2"):  # the hub's client asks for each file with httpx
             logging.getLogger(chatty).setLevel(logging.WARNING)
     return handler.write
 
