@@ -130,10 +130,14 @@ class EngineMetrics:
             )
         return found
 
-    def write(self) -> None:
-        """Publish what the device loop has noted since the last call; for the device loop alone."""
+    def write_last_success(self) -> None:
+        """Publish it; any thread may call this."""
         if self.last_success:
             self._last_success.set(self.last_success)
+
+    def write(self) -> None:
+        """Publish what the device loop has noted since the last call; for the device loop alone."""
+        self.write_last_success()
         for each in list(self._models.values()):
             each.write()
 

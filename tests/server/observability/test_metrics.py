@@ -20,7 +20,7 @@ from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
 from embert.server.observability.scraping.exposition import Exposition, Form
 from embert.server.observability.scraping.scrapes import Scrapes
-from tests.server.live import ROOT, STAND_IN, Live, environment, live
+from tests.server.live import ROOT, STAND_IN, Live, environment, live, until
 from tests.server.stand_in import FAIL, SLEEP
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -193,6 +193,8 @@ def test_requests_count(fresh: Live, at_rest: dict[str, float]) -> None:
     fresh.post("/embed", {"inputs": ""})
     fresh.post("/embed", {"inputs": ["a"] * 2049})
     fresh.post("/embed", {"inputs": [7] * 300})
+    texts = before["embert_batch_texts_sum"] + 2 + 5 + 1 + 1  # which an engine process shows a moment later
+    until(lambda: fresh.metrics()["embert_batch_texts_sum"] == texts, what="their batches")
     after = fresh.metrics()
     assert grown('embert_requests_total{route="/embed",status="200"}') == 2
     assert grown('embert_requests_total{route="/embed",status="400"}') == 1
