@@ -124,7 +124,6 @@ class EngineLoop:
             answer = work.next_answer()
             if answer is None:
                 if not work.in_flight[0].expected_s or work.left_s(time.monotonic()) > SHORT_WAIT_S:
-                    self._queue.publish(time.monotonic(), interval_s=0.0)  # what waits for all of a long forward
                     self._server.hand_over()
                 self._submit_before_end()
             elif not work.waits_before(answer, time.monotonic(), more_waits=self._queue.full()):
