@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -167,6 +167,11 @@ class RequestContext:
         if respelled.ignored:
             self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(respelled.ignored)
             self._choice.services.metrics.ignored_fields.inc(len(respelled.ignored))
+
+    @property
+    def other_names(self) -> Collection[str]:
+        """Names of other APIs under which the client wrote fields of the schema."""
+        return self._names.values()
 
     def as_sent(self, error: ServerError) -> ServerError:
         """An error of the handler, about fields as the client named them."""

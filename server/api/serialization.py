@@ -30,6 +30,7 @@ __all__ = [
     "openai_json",
     "quantize",
     "raw_rows",
+    "rows_json",
     "sparse_json",
     "typed_openai_json",
 ]
@@ -67,8 +68,8 @@ class Pauses:
             await asyncio.sleep(0)
 
 
-async def floats_json(vectors: Vectors) -> bytes:
-    """`[[…], …]` for float32 [n, d]."""
+async def floats_json(vectors: npt.NDArray[Any]) -> bytes:
+    """`[[…], …]` for float32 [n, d], or for what `quantize` made of it."""
     rows = max(1, _NUMBERS_AT_ONCE // max(1, vectors.shape[1]))
     if len(vectors) <= rows:
         return _dump(vectors)
@@ -102,6 +103,13 @@ async def sparse_json(rows: Rows) -> bytes:
             await pauses.after(_NUMBERS_PER_PAIR * len(values[piece]))
         texts.append(b"[%b]" % b",".join(pieces))
     return b"[" + b",".join(texts) + b"]"
+
+
+async def rows_json(rows: npt.NDArray[Any], *, base64: bool = False) -> bytes:
+    """`[[…], …]` for [n, d] of any type, or `["…", …]` with base64 of each row."""
+    if not base64:
+        return await floats_json(rows)
+    return b"[%b]" % b",".join(map(_base64, rows))
 
 
 def answer_id() -> bytes:

@@ -141,7 +141,7 @@ EMBEDDINGS: dict[str, KnownField] = {
     **known("output_dimension", HONORED, "VOYAGE MISTRAL", **_as("dimensions")),
     **known("output_dtype", HONORED, "VOYAGE MISTRAL"),
     **known(
-        "embedding_type",
+        "embedding_type encoding_type",
         HONORED,
         "JINA NVIDIA",
         "as `output_dtype`; base64: as `encoding_format`",

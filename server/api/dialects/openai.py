@@ -32,8 +32,7 @@ __all__ = [
     "check_foreign_ids",
     "check_number_type",
     "embeddings",
-    "prompt_of",
-    "role",
+    "read_input_type",
 ]
 
 _QUERY = {"query", "search_query"}  # the latter in Cohere's words, and in NVIDIA's a document is a passage
@@ -151,10 +150,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     service.served.check_tasks(tasks)
     prompt_name = request.prompt_name
     if request.input_type is not None and is_query is None and request.task is None:
-        if service.model.architecture.adapters is not None:
-            is_query = role(request.input_type)
-        elif prompt_name is None:
-            prompt_name = prompt_of(service, request.input_type, request.input)
+        prompt_name, is_query = read_input_type(service, request.input_type, request.input, prompt_name)
     if request.priority is not None and request.priority > 0:
         context.give_way()
     dimensions = service.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
@@ -207,7 +203,7 @@ def _tasks(request: EmbeddingsRequest) -> tuple[Task, bool | None]:
         raise Invalid("`dimensions` is for dense vectors, and `embedding_types` does not name them", "dimensions")
     if Task.MULTI not in tasks:
         return tasks, None
-    return tasks, request.input_type is not None and role(request.input_type)
+    return tasks, request.input_type is not None and _role(request.input_type)
 
 
 def _number_type(request: EmbeddingsRequest, tasks: Task, columns: int) -> NumberType | None:
@@ -227,7 +223,16 @@ def check_number_type(kind: NumberType, columns: int, param: str) -> None:
         raise Invalid(f"`{param}` {kind} is for vectors of a multiple of 8 numbers; these have {columns}", param)
 
 
-def prompt_of(service: Service, input_type: Any, given: TextOrIds) -> str | None:
+def read_input_type(
+    service: Service, input_type: Any, given: TextOrIds, prompt_name: str | None = None
+) -> tuple[str | None, bool | None]:
+    """The name of a prompt, and whether texts are queries, to a model with adapters. Raises Invalid."""
+    if service.model.architecture.adapters is not None:
+        return prompt_name, _role(input_type)
+    return _prompt_of(service, input_type, given) if prompt_name is None else prompt_name, None
+
+
+def _prompt_of(service: Service, input_type: Any, given: TextOrIds) -> str | None:
     """The name of the model's prompt for texts of this type, if there is one; ids are taken as they are."""
     if not isinstance(input_type, str):
         raise Invalid("`input_type` must be a string", "input_type")
@@ -245,7 +250,7 @@ def prompt_of(service: Service, input_type: Any, given: TextOrIds) -> str | None
     return found
 
 
-def role(input_type: Any) -> bool:
+def _role(input_type: Any) -> bool:
     """Whether the texts are queries, in the words of several APIs. Raises Invalid."""
     if isinstance(input_type, str) and input_type in _QUERY | _DOCUMENT:
         return input_type in _QUERY

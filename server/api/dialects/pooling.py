@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from embert.engine import Rows, Task
 from embert.engine.heads.scores import scores
 from embert.server.api.dialects.fields import POOLING
-from embert.server.api.dialects.openai import Usage, check_foreign_ids, prompt_of
+from embert.server.api.dialects.openai import Usage, check_foreign_ids, read_input_type
 from embert.server.api.dialects.ranking import activation
 from embert.server.api.input.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
 from embert.server.api.input.texts_and_ids import GivenTexts
@@ -105,7 +105,7 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     _check_fields(request, task)
     prompt_name = None
     if request.input_type is not None and is_query is None and task == Task.EMBED:
-        prompt_name = prompt_of(service, request.input_type, request.input)
+        prompt_name, _ = read_input_type(service, request.input_type, request.input)
     if request.priority is not None and request.priority > 0:
         context.give_way()
     limit, activates = request.truncate_prompt_tokens, request.use_activation is not False

@@ -19,6 +19,7 @@ from embert.server.api.input.request_body import Direction, InputForm, InputForm
 from embert.server.api.request_context import JSON, RequestContext
 
 __all__ = [
+    "ApiVersion",
     "PairFields",
     "RerankDocumentsRequest",
     "RerankFields",
@@ -32,7 +33,7 @@ __all__ = [
     "search_units",
 ]
 
-_UNNAMED = "default/not-specified"  # what Infinity's client writes where its user names no model
+_VOYAGE = frozenset(("top_k", "truncation"))  # fields of its clients, which read `data` in place of `results`
 _DOCUMENTS_PER_UNIT = 100  # of Cohere's search units
 
 
@@ -148,6 +149,7 @@ class Reranked(BaseModel):
     object: Literal["rerank"]
     model: str
     results: list[RerankResult]
+    data: list[RerankResult] | None = None  # the same, where the request has fields of Voyage's
     usage: RerankUsage
     meta: RerankMeta
 
@@ -162,19 +164,21 @@ async def rerank_documents(
     context: RequestContext, request: RerankFields, documents: Documents, direction: Direction | None
 ) -> tuple[bytes, bytes]:
     """The answer to a request with these documents."""
-    service = context.choose(None if request.model == _UNNAMED else request.model)
+    service = context.choose(request.model)
     texts = documents_texts(documents)
     ranking = await ranked(context, request, texts, "documents", direction)
     rows = await joined(result_rows(ranking, texts if request.return_documents else None))
     tokens = ranking.tokens
+    voyage = b',"data":[%b]' % rows if _VOYAGE.intersection(context.other_names) else b""
     return JSON, (
-        b'{"id":"%b","object":"rerank","model":%b,"results":[%b],"usage":{"prompt_tokens":%d,"total_tokens":%d},'
+        b'{"id":"%b","object":"rerank","model":%b,"results":[%b]%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},'
         b'"meta":{"api_version":{"version":"1"},"billed_units":{"search_units":%d},'
         b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'
     ) % (
         str(uuid.uuid4()).encode(),
         orjson.dumps(service.served.name),
         rows,
+        voyage,
         tokens,
         tokens,
         search_units(len(texts)),

@@ -13,10 +13,11 @@ from embert.server.api.input.request_body import describe_name
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Invalid, TaskMissing
 
-__all__ = ["TEI_NAME", "ServedModel", "Wanted"]
+__all__ = ["ANY_NAMES", "TEI_NAME", "ServedModel", "Wanted"]
 
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
 TEI_NAME = "text-embeddings-inference"  # what its users write into `model`, whatever it serves: no model's own name
+ANY_NAMES = frozenset((TEI_NAME, "default/not-specified"))  # and Infinity's, where its user names none
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,13 @@ class ServedModel:
         able = [other.name for other in self.others if other.suits(wanted)]
         return f"; name {' or '.join(able)} for it" if able else ", and no other model here can do it"
 
-    def check_dimensions(self, dimensions: int | None) -> int:
+    def check_dimensions(self, dimensions: int | None, param: str = "dimensions") -> int:
         """`dimensions` for the engine, where 0 means all. Raises Invalid outside 1 … width."""
         if dimensions is None:
             return 0
         width = self._model.width
         if not 1 <= dimensions <= width:
-            raise Invalid(f"`dimensions` must be 1 to {width}; it is {dimensions}", "dimensions")
+            raise Invalid(f"`{param}` must be 1 to {width}; it is {dimensions}", param)
         return 0 if dimensions == width else dimensions
 
     # --- prompts and adapters ---

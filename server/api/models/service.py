@@ -131,14 +131,16 @@ class Service:
         if self.admission.draining:
             self.admission.check_ready()
 
-    def check_limit(self, limit: int | None, *, is_query: bool | None = None) -> int | None:
-        """vLLM's `truncate_prompt_tokens` for `tokenize`: None for as many as the model takes. Raises Invalid."""
+    def check_limit(
+        self, limit: int | None, *, is_query: bool | None = None, param: str = "truncate_prompt_tokens"
+    ) -> int | None:
+        """The `limit` of `tokenize` in a request's words: -1, or None, for what the model takes. Raises Invalid."""
         if limit is None or limit == -1:
             return None
         least = self.tokenizer.least_limit(is_query)
         if limit < least:
-            said = f"`truncate_prompt_tokens` must be -1 or at least {least}; it is {limit}"
-            raise Invalid(said, "truncate_prompt_tokens")
+            either = "-1 or " if param == "truncate_prompt_tokens" else ""
+            raise Invalid(f"`{param}` must be {either}at least {least}; it is {limit}", param)
         return limit
 
     async def tokenize(

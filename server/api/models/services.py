@@ -9,7 +9,7 @@ from embert.server.api.engines.router import Router
 from embert.server.api.input.large_bodies import CooperativeSteps
 from embert.server.api.input.request_body import describe_name
 from embert.server.api.input.tokenizer_pool import TokenizerPool
-from embert.server.api.models.served_model import TEI_NAME, Wanted
+from embert.server.api.models.served_model import ANY_NAMES, Wanted
 from embert.server.api.models.service import Service
 from embert.server.config import ConfigError, ServeConfig
 from embert.server.http.errors import ModelUnknown, Unavailable
@@ -78,7 +78,7 @@ class Services:
 
     def is_any(self, name: str) -> bool:
         """Whether this name stands for whatever model there is, unless it is one's own."""
-        return name == TEI_NAME or self.config.any_model_name
+        return name in ANY_NAMES or self.config.any_model_name
 
     def unknown(self, name: str, param: str | None = "model", what: str = "`model`") -> ModelUnknown:
         """The answer to a request that names a model which is not here, in the field `param`."""

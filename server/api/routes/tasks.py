@@ -6,7 +6,7 @@ import dataclasses
 
 from embert.engine import Model
 from embert.engine.tasks import Task
-from embert.server.api.dialects import cohere, openai, pooling, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
+from embert.server.api.dialects import cohere, nvidia, openai, pooling, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
 from embert.server.api.request_context import Handler, RequestContext
 from embert.server.api.routes.row import TaskRoute
 from embert.server.http.errors import Dialect
@@ -52,6 +52,17 @@ TASKS = (
         example={"input": "Hello, world"},
         needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI,
         raw=True,
+    ),
+    TaskRoute(
+        path="/v2/embed",
+        aliases=("/v1/embed",),
+        dialect=COHERE,
+        summary="Embeddings, Cohere's way",
+        handler=cohere.embed,
+        request=cohere.CohereEmbedRequest,
+        answer=cohere.CohereEmbeddings,
+        example={"texts": ["Hello, world"], "input_type": "search_document", "embedding_types": ["float"]},
+        needs=Task.EMBED,
     ),
     TaskRoute(
         path="/embed",
@@ -141,6 +152,17 @@ TASKS = (
         request=cohere.CohereRerankRequest,
         answer=cohere.CohereRanking,
         example={"query": "a cat", "documents": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/v1/ranking",
+        dialect=OPENAI,
+        summary="Passages by their relevance to a query, NVIDIA's way",
+        handler=nvidia.ranking,
+        request=nvidia.RankingRequest,
+        answer=nvidia.NvidiaRanking,
+        example={"query": {"text": "a cat"}, "passages": [{"text": "a car"}, {"text": "a kitten"}]},
         needs=Task.CLASSIFY,
         reranks=True,
     ),

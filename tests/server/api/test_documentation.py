@@ -230,7 +230,7 @@ def test_there_are_examples_of_all_routes_that_answer_json() -> None:
     named -= {"/models/{name}/embed"}  # which stands for all of its kind
     assert named == {path for _, path in documented_routes()} - {
         "/embeddings", "/openai/deployments/{name}/embeddings", "/invocations", "/v1/score", "/v1/classify",
-        "/ping", "/metrics", "/docs", "/openapi.json",
+        "/v1/embed", "/ping", "/metrics", "/docs", "/openapi.json",
     }  # fmt: skip
 
 

@@ -1,0 +1,134 @@
+"""What clients send by default, as their public sources have it, is answered, and no field of it is ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.live import Live
+
+NAME = "sentence-transformers/all-MiniLM-L6-v2"
+A, B = "a cat", "a kitten"
+EMBEDDINGS: dict[str, Any] = {"input": [A, B], "model": NAME}
+DOCUMENTS: dict[str, Any] = {"model": "default/not-specified", "query": A, "documents": [A, B]}
+TEXTS: dict[str, Any] = {"query": A, "texts": [A, B]}
+NVIDIA: dict[str, Any] = {"model": None, "query": {"text": A}, "passages": [{"text": A}, {"text": B}]}
+
+# client, path, body
+EMBEDDERS: list[tuple[str, str, Any]] = [
+    ("openai (Python and JavaScript), AnythingLLM, n8n, Vercel AI", "/v1/embeddings",
+     EMBEDDINGS | {"encoding_format": "base64"}),
+    ("Spring AI, LangChain4j", "/v1/embeddings", EMBEDDINGS | {"encoding_format": "float"}),
+    ("Open WebUI, Continue", "/v1/embeddings", EMBEDDINGS),
+    ("Dify, OpenAI-compatible", "/v1/embeddings", EMBEDDINGS | {"encoding_format": "float", "user": "abc-123"}),
+    ("Dify, text-embeddings-inference", "/v1/embeddings", {"input": [A, B]}),
+    ("LangChain, NVIDIAEmbeddings", "/v1/embeddings",
+     EMBEDDINGS | {"encoding_format": "float", "input_type": "passage", "truncate": "NONE"}),
+    ("LlamaIndex, NVIDIAEmbedding", "/v1/embeddings",
+     EMBEDDINGS | {"encoding_format": "float", "input_type": "query", "truncate": "END"}),
+    ("Haystack, NvidiaDocumentEmbedder", "/v1/embeddings",
+     EMBEDDINGS | {"encoding_format": "float", "input_type": "passage", "truncate": "START", "user": None}),
+    ("LlamaIndex, JinaEmbedding", "/v1/embeddings", EMBEDDINGS | {"encoding_type": "float"}),
+    ("Chroma, JinaEmbeddingFunction", "/v1/embeddings", EMBEDDINGS | {
+        "late_chunking": False, "truncate": True, "embedding_type": "float", "normalized": True}),
+    ("voyageai", "/v1/embeddings", EMBEDDINGS | {
+        "input_type": None, "truncation": True, "output_dtype": None, "output_dimension": None,
+        "encoding_format": "base64"}),
+    ("LangChain, VoyageAIEmbeddings", "/v1/embeddings", EMBEDDINGS | {"input_type": "document", "truncation": True}),
+    ("mistralai", "/v1/embeddings", EMBEDDINGS | {"output_dimension": None, "metadata": {"a": 1}}),
+    ("infinity_client", "/embeddings", EMBEDDINGS | {
+        "model": "default/not-specified", "dimensions": 0, "modality": "text", "encoding_format": "float",
+        "user": None}),
+    ("LiteLLM, hosted_vllm/", "/v1/embeddings", EMBEDDINGS | {"encoding_format": None}),
+    ("vLLM's examples", "/v1/embeddings", EMBEDDINGS | {
+        "encoding_format": "base64", "embed_dtype": "float32", "endianness": "native", "use_activation": None,
+        "truncate_prompt_tokens": -1, "request_id": "r", "priority": 0, "add_special_tokens": True}),
+    ("LlamaIndex, TextEmbeddingsInference; Continue", "/embed", {"inputs": [A, B], "truncate": True}),
+    ("Haystack, HuggingFaceAPIDocumentEmbedder", "/",
+     {"inputs": [A, B], "truncate": True, "normalize": False}),
+    ("huggingface_hub, feature_extraction", "/", {"inputs": [A, B], "parameters": {}, "options": {"use_cache": True}}),
+    ("huggingface.js, featureExtraction", "/", {"inputs": [A, B]}),
+    ("Vertex AI", "/vertex", {"instances": [{"inputs": A}, {"inputs": B}], "parameters": {}}),
+    ("cohere, Client.embed", "/v1/embed", {"model": NAME, "texts": [A, B]}),
+    ("cohere, ClientV2.embed; LiteLLM, cohere/", "/v2/embed", {
+        "model": NAME, "texts": [A, B], "input_type": "search_document", "embedding_types": ["float"]}),
+    ("Continue and Haystack, Cohere", "/v1/embed", {
+        "model": NAME, "texts": [A, B], "input_type": "search_query", "embedding_types": ["float"], "truncate": "END"}),
+    ("Dify, tokenizer of text-embeddings-inference", "/tokenize", {"inputs": [A, B]}),
+]  # fmt: skip
+RERANKERS: list[tuple[str, str, Any]] = [
+    ("RAGFlow, Xinference", "/v1/rerank", DOCUMENTS | {"return_documents": "true", "return_len": "true"}),
+    ("RAGFlow, SiliconFlow", "/v1/rerank", DOCUMENTS | {
+        "top_n": 2, "return_documents": False, "max_chunks_per_doc": 1024, "overlap_tokens": 80}),
+    ("RAGFlow, NVIDIA", "/v1/ranking", NVIDIA | {"truncate": "END", "top_n": 2}),
+    ("RAGFlow, Hugging Face", "/rerank", TEXTS | {"raw_scores": False, "truncate": True}),
+    ("LangChain, NVIDIARerank", "/v1/ranking", NVIDIA),
+    ("LlamaIndex, NVIDIARerank", "/v1/ranking", NVIDIA | {"truncate": "NONE"}),
+    ("LangChain, CohereRerank", "/v2/rerank", {
+        "query": A, "documents": [A, B], "top_n": 3, "max_tokens_per_doc": None}),
+    ("LiteLLM, cohere/", "/v2/rerank", {
+        "query": A, "documents": [A, B], "top_n": 2, "rank_fields": None, "return_documents": True,
+        "max_chunks_per_doc": None, "max_tokens_per_doc": None}),
+    ("LiteLLM, jina_ai/ and hosted_vllm/", "/v1/rerank", DOCUMENTS | {"top_n": 2, "return_documents": True}),
+    ("LiteLLM, huggingface/", "/rerank", TEXTS | {"truncate": False, "raw_scores": False, "return_text": True,
+                                                  "top_n": 2}),
+    ("Open WebUI, Haystack (Jina), Dify", "/v1/rerank", DOCUMENTS | {"top_n": 2}),
+    ("Dify, text-embeddings-inference", "/rerank", TEXTS),
+    ("LlamaIndex, TextEmbeddingInference", "/rerank", TEXTS | {"raw_scores": False, "truncate": True}),
+    ("Haystack, HuggingFaceTEIRanker", "/rerank", TEXTS | {"raw_scores": False}),
+    ("Continue, text-embeddings-inference", "/rerank", TEXTS | {
+        "return_text": False, "raw_scores": False, "truncation_direction": "Right"}),
+    ("clients of several servers", "/rerank", TEXTS | {
+        "model": "reranker", "documents": [A, B], "return_text": False, "return_documents": False}),
+    ("voyageai; Continue, Voyage", "/v1/rerank", {
+        "query": A, "documents": [A, B], "top_k": None, "truncation": True}),
+    ("infinity_client", "/rerank", DOCUMENTS | {"return_documents": False, "raw_scores": False, "top_n": None}),
+    ("Vertex AI", "/vertex", {"instances": [TEXTS, {"inputs": [[A, B]]}]}),
+    ("TEI at its address", "/", {"inputs": [[A, B], [A, A]]}),
+]  # fmt: skip
+CLASSIFIERS: list[tuple[str, str, Any]] = [
+    ("infinity_client", "/classify", {"input": [A, B], "model": "default/not-specified", "raw_scores": False}),
+    ("vLLM's examples", "/v1/classify", {"input": [A, B]}),
+    ("huggingface_hub, text_classification", "/", {"inputs": [[A], [B]], "parameters": {}}),
+    ("TEI", "/predict", {"inputs": [[A], [B]], "raw_scores": False, "truncate": None}),
+]
+
+
+def count(answer: Any) -> int:
+    """The results in an answer, of whatever API."""
+    if isinstance(answer, list):
+        return len(answer)
+    names = ("data", "results", "rankings", "predictions", "embeddings")
+    found = next(answer[name] for name in names if name in answer)
+    return len(found["float"] if isinstance(found, dict) else found)
+
+
+def check(running: Live, path: str, body: Any) -> None:
+    answer = running.post(path, body)
+    assert answer.status_code == 200, answer.text
+    assert "x-embert-ignored-fields" not in answer.headers
+    assert count(answer.json()) == 2
+
+
+@pytest.mark.parametrize(("path", "body"), [row[1:] for row in EMBEDDERS], ids=[row[0] for row in EMBEDDERS])
+def test_embeddings(server: Live, path: str, body: Any) -> None:
+    check(server, path, body)
+
+
+@pytest.mark.parametrize(("path", "body"), [row[1:] for row in RERANKERS], ids=[row[0] for row in RERANKERS])
+def test_reranking(reranker: Live, path: str, body: Any) -> None:
+    check(reranker, path, body)
+
+
+@pytest.mark.parametrize(("path", "body"), [row[1:] for row in CLASSIFIERS], ids=[row[0] for row in CLASSIFIERS])
+def test_classes(classifier: Live, path: str, body: Any) -> None:
+    check(classifier, path, body)
+
+
+def test_voyages_client_reads_data(reranker: Live) -> None:
+    body = {"query": A, "documents": [A, B]}
+    answer = reranker.post("/v1/rerank", body | {"top_k": 1}).json()
+    assert len(answer["results"]) == 1
+    assert answer["data"] == answer["results"]
+    assert "data" not in reranker.post("/v1/rerank", body).json()
