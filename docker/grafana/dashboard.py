@@ -248,6 +248,12 @@ def full() -> Iterator[Panel]:
         "short",
     )
     yield lines(
+        "Bytes held for clients",
+        "Bodies and answers that HTTP processes hold (--max-held-bytes). Clients that do not read answers fill it.",
+        [target(f"embert_held_bytes{{{SELECT}}}", "{{instance}}")],
+        "bytes",
+    )
+    yield lines(
         "Connections",
         "Open ones, and the limit (--max-connections of each HTTP process). At the limit, idle ones are closed for new "
         "ones, and then clients get 503.",
@@ -275,6 +281,12 @@ def traffic() -> Iterator[Panel]:
         [target(rate("embert_requests_total", WORK, "status, outcome"), "{{status}} {{outcome}}")],
         "reqps",
         stacked=True,
+    )
+    yield lines(
+        "Unknown fields",
+        "Fields of requests that this server does not know and ignores; the header x-embert-ignored-fields names them.",
+        [target(rate("embert_ignored_fields_total"), "fields")],
+        "short",
     )
     yield lines(
         "Texts and tokens",

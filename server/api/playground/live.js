@@ -6,7 +6,7 @@ const WINDOW = 4; // samples that a rate looks back over
 const FEW = 20; // requests; of fewer, halves and hundredths say nothing
 const WORK = [
   "/v1/embeddings", "/embeddings", "/embed", "/", "/embed_all", "/similarity", "/rerank", "/v1/rerank", "/v2/rerank",
-  "/predict", "/embed_sparse", "/score", "/v1/score", "/classify", "/pooling", "/invocations", "/vertex",
+  "/predict", "/embed_sparse", "/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/invocations", "/vertex",
   "/openai/deployments/{name}/embeddings",
 ];
 const TILES = [

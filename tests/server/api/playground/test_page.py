@@ -58,7 +58,7 @@ def test_the_page_is_self_contained(http: httpx.Client) -> None:
 def test_the_live_figures_know_every_route_of_work() -> None:
     source = (ROOT / "server/api/playground/live.js").read_text()
     known = set(re.findall(r'"(/[^"]*)"', source.partition("const WORK")[2].partition("];")[0]))
-    assert {path for task in TASKS for path in task.paths} - known == {"/tokenize", "/decode"}
+    assert {path for task in TASKS for path in task.paths} - known == {"/tokenize", "/decode", "/detokenize"}
 
 
 # --- what a person does ---
