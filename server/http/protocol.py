@@ -143,7 +143,10 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def count_unread(self) -> None:
         """Note what this connection holds now, outside of requests; see HeldBytes."""
-        size = self.transport.get_write_buffer_size() + len(self._unparsed)
+        size = len(self._unparsed)
+        if buffered := self.transport.get_write_buffer_size():
+            # An answer keeps all its memory until the last of it is written.
+            size = max(self._counted, size + max(buffered, self.flow.answer_bytes))
         self.bounds.held.unread += size - self._counted
         self._counted = size
 

@@ -22,6 +22,7 @@ class HoldableFlow(FlowControl):
     """An app that waits for a body resumes reading, but not while `hold` says that too much is unparsed."""
 
     held = False
+    answer_bytes = 0  # of the newest answer's body
 
     def hold(self) -> None:
         """Read nothing more until `release`."""
@@ -45,6 +46,7 @@ class BoundedCycle(RequestResponseCycle):
 
     broken: ServerError | None = None  # what is wrong with the body, from here on
     closes = False  # the connection ends with this answer
+    flow: HoldableFlow
     direct: asyncio.Task[None] | None = None  # what answers it without the app
 
     async def receive(self) -> ASGIReceiveEvent:
@@ -68,6 +70,7 @@ class BoundedCycle(RequestResponseCycle):
         close = b"" if self.keep_alive else b"connection: close\r\n"
         head = b"%b%bx-request-id: %b\r\n%b\r\n" % (STATUS_LINE[reply.status], reply.head, request_id, close)
         self.response_started = self.response_complete = True
+        self.flow.answer_bytes = len(reply.body)
         self.closes, self.keep_alive = not self.keep_alive, True
         if len(reply.body) < _JOINED_BYTES:
             self.transport.write(head + reply.body)
@@ -80,6 +83,8 @@ class BoundedCycle(RequestResponseCycle):
     async def send(self, message: ASGISendEvent) -> None:
         """ASGI's."""
         begins = not self.response_started
+        if message["type"] == "http.response.body":
+            self.flow.answer_bytes = len(message.get("body", b""))
         if begins and self.more_body:
             self.keep_alive = False  # where the rest of the body ends is not known yet
         await super().send(message)
