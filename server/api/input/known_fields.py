@@ -93,8 +93,10 @@ def respell(values: Mapping[str, Any], own: Collection[str], fields: Fields) -> 
     ignored = []
     for name, value in _flat(values, fields):
         field = fields.get(name)
-        if field is None and name not in own:
-            ignored.append(name)
+        if (field is None and name not in own) or (field is not None and field.is_flat and value is not None):
+            ignored.append(name)  # an object of fields inside of another one is nobody's
+        elif field is not None and field.is_flat:
+            pass
         elif field is not None and field.verdict is Verdict.REFUSED:
             if not field.takes(value):
                 raise _refused(name, field, value)

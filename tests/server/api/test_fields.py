@@ -133,8 +133,11 @@ def test_fields_that_nobody_knows_are_named_and_counted(server: Live, http: http
     assert http.post("/vertex", json={"instances": instances}).headers["x-embert-ignored-fields"] == "x,y"
     inner = {"inputs": {"source_sentence": "a", "sentences": ["b"], "c": 1}, "parameters": {"d": 2}}
     assert http.post("/similarity", json=inner).headers["x-embert-ignored-fields"] == "inputs.c,parameters.d"
+    nested = http.post("/embed", json={"inputs": "a", "parameters": {"truncate": True, "parameters": {}, "z": 1}})
+    assert nested.headers["x-embert-ignored-fields"] == "parameters,z"
+    assert "x-embert-ignored-fields" not in http.post("/embed", json={"inputs": "a", "parameters": None}).headers
     assert "x-embert-ignored-fields" not in http.post("/embed", json={"inputs": "a", "user": 3}).headers
-    assert server.metrics()["embert_ignored_fields_total"] == before + 7
+    assert server.metrics()["embert_ignored_fields_total"] == before + 9
 
 
 def test_large_bodies_are_looked_at_too(http: httpx.Client) -> None:
