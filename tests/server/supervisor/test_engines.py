@@ -114,8 +114,8 @@ def right(server: Live, number: int) -> bool:
 
 def test_each_has_a_process_and_the_queue_is_as_long_as_they_are_many(two: Live) -> None:
     assert len(two.engine_pids) == 2
-    assert two.get("/info").json()["max_queue_tokens"] == 2 * 64 * 256
-    assert two.metrics()["embert_queue_limit_tokens"] == 2 * 64 * 256
+    assert two.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256
+    assert two.metrics()["embert_queue_limit_tokens"] == 2 * 256 * 256
 
 
 def test_work_goes_to_the_engine_with_less_of_it(two: Live) -> None:
@@ -148,4 +148,4 @@ def test_an_http_process_that_starts_again_has_the_budget_of_all_engines(two: Li
     os.kill(pid, signal.SIGKILL)
     until(lambda: two.api_pids not in ([], [pid]), what="another HTTP process")
     two.wait_ready()
-    assert two.get("/info").json()["max_queue_tokens"] == 2 * 64 * 256
+    assert two.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256
