@@ -20,8 +20,14 @@ def facts_of(
     """The facts, by the names that people know them by; `identity` is that of the input's files."""
     facts: dict[str, Any] = {"model": model.model_id, "revision": model.revision}
     if not re.fullmatch("[0-9a-f]{40}", model.revision or ""):  # a commit says what the files are
-        files = sorted(path for path in model.folder.iterdir() if path.suffix in (".json", ".safetensors"))
-        facts["model's files"] = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
+        # Modules, heads and adapters have folders of their own.
+        folders = [model.folder, *([] if model.base is None else [model.base])]
+        facts["model's files"] = {
+            str(path.relative_to(folder.parent)): [path.stat().st_size, path.stat().st_mtime_ns]
+            for folder in folders
+            for path in sorted(folder.rglob("*"))
+            if path.suffix in (".json", ".safetensors", ".txt")
+        }
     facts |= {
         "pooling": model.pooling,
         # Not how many devices there are, nor which: whichever is free next takes a block.

@@ -141,11 +141,12 @@ def embed_files(
         try:
             facts = facts_of(job, model, ready, source.identity, output.shard_rows)
             output.begin(facts, _container(job, model), resume=resume)
+            source.skip(output.rows, output.digest)
             if output.is_finished:
+                _check_ended(source, output)
                 report.warn("everything is embedded already")
                 output.finish()
                 return
-            source.skip(output.rows, output.digest)
         except CannotResume as error:
             raise BulkError("; ".join(filter(None, (f"cannot resume: {error}", output.begin_anew)))) from None
         report.begin(output.texts, source.total)
@@ -165,6 +166,11 @@ def embed_files(
         output.finish()
         if run.skipped:
             report.warn(f"rows skipped: {run.skipped}")
+
+
+def _check_ended(source: Source, output: Output) -> None:
+    if source.take(1) is not None:
+        raise CannotResume(f"the run ended after {output.rows} rows, and the input has more now")
 
 
 class _Children:

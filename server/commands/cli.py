@@ -164,6 +164,7 @@ def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
         help="columns of the input that go to the output, in place of the text's",
     )
     embed.add_argument("--keep-all", action="store_true", help="all columns of the input go to the output")
+    embed.add_argument("--overwrite", action="store_true", help="replace the file that --output names")
     embed.add_argument("--resume", action="store_true", help="continue an interrupted run; with --file and --output")
     embed.add_argument(
         "--tokenization-workers",

@@ -81,6 +81,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("give texts, or --file with files of texts (- for standard input), and not both")
     if arguments.resume and (arguments.file is None or arguments.output is None):
         raise ConfigError("--resume goes with --file and --output")
+    if arguments.overwrite and (arguments.output is None or _is_folder(arguments)):
+        raise ConfigError("--overwrite goes with --output and a file; of a folder, remove the shards")
     if arguments.queries and not arguments.multi:
         raise ConfigError("--queries goes with --multi")
     if arguments.keep is not None and arguments.keep_all:
@@ -174,6 +176,8 @@ def _output(
     if path is None or (Path(path).exists() and not Path(path).is_dir() and not Path(path).is_file()):
         if job.output_format != "jsonl":
             raise BulkError(f"{path or 'standard output'} takes JSON lines only, and {job.output_format} was asked for")
+        if path is None and sys.stdout is None:
+            raise BulkError("standard output is closed; --output names a file")
         return Stream(sys.stdout.buffer if path is None else stack.enter_context(Path(path).open("wb")))
     if _is_folder(arguments):
         if not files:
@@ -181,11 +185,11 @@ def _output(
         return stack.enter_context(
             Folder(path, job.output_format, arguments.shard_texts or _SHARD_TEXTS, resume=arguments.resume)
         )
-    if Path(path).exists():
-        for file in files:
-            if file != STANDARD_INPUT and Path(file).samefile(path):
-                raise BulkError(f"{path} is read: it cannot be written, too")
-    return stack.enter_context(SingleFile(path))
+    for written in map(Path, (path, *SingleFile.beside(path))):
+        for file in files if written.exists() else ():
+            if file != STANDARD_INPUT and Path(file).samefile(written):
+                raise BulkError(f"{written} is read: it cannot be written, too")
+    return stack.enter_context(SingleFile(path, overwrite=arguments.overwrite, resume=arguments.resume))
 
 
 def _embed_texts(

@@ -73,6 +73,8 @@ def _format(file: str) -> InputFormat:
 def open_bytes(file: str) -> BinaryIO:
     """The bytes of a file, decompressed where its name ends in .gz or .zst; of standard input, as they are."""
     if file == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise BulkError("standard input is closed; --file names a file")
         try:  # without Python's buffer, whose lock a thread that waits for input would hold at the end of the process
             return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
         except (OSError, AttributeError):

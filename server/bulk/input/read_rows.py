@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ from embert.server.bulk.job import BulkError, Job
 
 __all__ = ["Bad", "ReadRows", "json_schema", "read_rows", "schema_of"]
 
+_MANY_DIGITS = re.compile(rb"\d{19}")  # of an integer over 64 bits; strings and fractions may have them too
 _KINDS = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
 
 
@@ -79,9 +82,30 @@ def _objects(job: Job, payload: bytes) -> ReadRows:
         except (ValueError, TypeError, LookupError):
             text = None
         good = isinstance(text, str)
+        if good and _MANY_DIGITS.search(line) and (wrong := _rounded(job, line)):
+            read.append(Bad(0, wrong))
+            content.append(None)
+            continue
         read.append(text if good else _wrong(line, name))
         content.append(row if good else None)
     return _sorted_out(read, content)
+
+
+def _rounded(job: Job, line: bytes) -> str:
+    """Which kept field has an integer that no 64 bits hold, which orjson reads as a float; empty: none."""
+    row = json.loads(line)
+    for name in row if job.kept is None else job.kept:
+        if _has_large_integer(row.get(name)):
+            return f"field {name!r} has an integer of more than 64 bits, which the output would round"
+    return ""
+
+
+def _has_large_integer(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_large_integer, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_large_integer, value))
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 64
 
 
 def _wrong(line: bytes, name: str) -> Bad | None:

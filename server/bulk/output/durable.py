@@ -60,5 +60,10 @@ def check_facts(made_with: Mapping[str, Any], facts: Mapping[str, Any], where: P
     """Raise CannotResume where what is complete was made from other facts."""
     now = plain(facts)
     for name in {**made_with, **now}:
-        if made_with.get(name) != now.get(name):
-            raise CannotResume(f"{name} was {made_with.get(name)!r} in {where}, and is {now.get(name)!r}")
+        before, after = made_with.get(name), now.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            changed = sorted(key for key in {**before, **after} if before.get(key) != after.get(key))
+            if changed:
+                raise CannotResume(f"{name} have changed since {where} was begun: {', '.join(changed)}")
+        elif before != after:
+            raise CannotResume(f"{name} was {before!r} in {where}, and is {after!r}")

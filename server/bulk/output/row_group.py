@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import orjson
 
 from embert.engine import Model
 from embert.engine.engine import kept_columns
@@ -15,6 +16,15 @@ from embert.server.bulk.input.read_rows import ReadRows
 from embert.server.bulk.job import Job
 
 __all__ = ["RowGroups"]
+
+
+def same(value: Any, kept: Any) -> bool:
+    """Whether a value of JSON is what its column keeps; a field that an object lacks is null there."""
+    if isinstance(value, dict) and isinstance(kept, dict):
+        return value.keys() <= kept.keys() and all(same(value.get(name), each) for name, each in kept.items())
+    if isinstance(value, list) and isinstance(kept, list):
+        return len(value) == len(kept) and all(map(same, value, kept))
+    return bool(value == kept) and isinstance(value, bool) == isinstance(kept, bool)
 
 
 class RowGroups:
@@ -95,12 +105,20 @@ class RowGroups:
 
     def _field(self, field: Any, values: list[Any]) -> Any:
         try:
-            return self._pa.array(values, field.type)
+            array = self._pa.array(values, field.type)
         except (self._pa.ArrowException, OverflowError) as error:
-            raise self.Unfit(
-                f"field {field.name!r} is not {field.type} everywhere, as in the first lines, so it is no column of a "
-                f"Parquet file: {error}"
-            ) from None
+            wrong = str(error)
+        else:  # pyarrow cuts fractions off, and drops fields that a struct does not have
+            lost = next(
+                (value for value, kept in zip(values, array.to_pylist(), strict=True) if not same(value, kept)), None
+            )
+            if lost is None:
+                return array
+            wrong = f"it would change {orjson.dumps(lost).decode()[:80]}"
+        raise self.Unfit(
+            f"field {field.name!r} is not {field.type} everywhere, as in the first lines, so it is no column of a "
+            f"Parquet file: {wrong}"
+        )
 
     def _check_fields(self, read: ReadRows) -> None:
         names = set(self._kept.names)

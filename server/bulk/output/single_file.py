@@ -44,11 +44,13 @@ class SingleFile:
     begin_anew = "leave --resume out to begin anew"
     shard_rows: int | None = None
 
-    def __init__(self, path: str) -> None:
-        """Open the file beside `path`. Raises BulkError or OSError where that is not possible."""
+    def __init__(self, path: str, *, overwrite: bool = False, resume: bool = False) -> None:
+        """Open the file beside `path`. Raises BulkError or OSError where that is not possible.
+
+        A file that is there is replaced with `overwrite`, or by the run that `resume` continues.
+        """
         self._path = Path(os.path.realpath(path))  # replace the target of a link, not the link
-        self._partial = self._path.with_name(self._path.name + ".partial")
-        self._progress = self._path.with_name(self._path.name + ".partial.json")
+        self._partial, self._progress = map(Path, self.beside(path))
         self._had_partial = self._partial.exists() and self._partial.stat().st_size > 0
         self._facts: dict[str, Any] = {}
         self._size = 0  # bytes written, without a gap
@@ -59,16 +61,31 @@ class SingleFile:
         self.is_finished = False
         if self._path.exists():
             self._check_replaceable()
-        self._descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._lock()
+            if not overwrite and not (resume and self._progress.exists()):
+                raise BulkError(f"{self._path} exists; --overwrite replaces it")
+        self._descriptor = self._open_locked()
+        if self._path.exists() and not overwrite and not self._progress.exists():
+            os.close(self._descriptor)
+            self._partial.unlink(missing_ok=True)
+            raise BulkError(f"{self._path} was written by another run meanwhile; --overwrite replaces it")
         self._thread = ThreadPoolExecutor(1, "embert-commit")
         self._commit: Future[None] | None = None
 
-    def _lock(self) -> None:
+    @staticmethod
+    def beside(path: str) -> tuple[str, str]:
+        """The files that a run into `path` writes beside it."""
+        real = os.path.realpath(path)
+        return real + ".partial", real + ".partial.json"
+
+    def _open_locked(self) -> int:
+        """The partial file, locked. While the lock is awaited its holder may rename the file to the output."""
         began = time.monotonic()
-        while not _is_locked(self._descriptor):
+        while True:
+            descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if _is_locked(descriptor) and _is_same_file(descriptor, self._partial):
+                return descriptor
+            os.close(descriptor)
             if time.monotonic() - began > _LOCK_S:
-                os.close(self._descriptor)
                 raise BulkError(f"another run is writing {self._partial}")
             time.sleep(_LOCK_POLL_S)
 
@@ -102,6 +119,7 @@ class SingleFile:
             raise CannotResume(f"{self._progress} is damaged") from None
         check_facts(made_with, self._facts, self._partial)
         self.texts = self.completed = texts
+        self.rows, self.digest = rows, digest
         if was_last and not self._had_partial and self._path.exists():  # killed after its last step but one
             self.is_finished = True
             return
@@ -112,7 +130,7 @@ class SingleFile:
         except (ValueError, LookupError, OSError):
             raise CannotResume(f"{self._partial} is damaged") from None
         os.ftruncate(self._descriptor, size)
-        self._size, self._placed, self.rows, self.digest = size, size, rows, digest
+        self._size = self._placed = size
 
     def place(self, block: Block, slots: Slots) -> Place | None:
         """Where the next block is to be written, before it is added; None: it has no texts."""
@@ -193,6 +211,15 @@ class SingleFile:
             if not self._progress.exists():  # there is nothing to continue
                 self._partial.unlink(missing_ok=True)
         os.close(self._descriptor)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """Whether the name `path` still leads to an open file."""
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), named)
 
 
 def _is_locked(descriptor: int) -> bool:

@@ -85,7 +85,7 @@ def test_sparse_and_multi_vectors(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "some.jsonl").write_text("".join(lines[:600]))  # three blocks of multi-vectors
     for option, names in (("--sparse", ["indices", "values"]), ("--multi", ["vectors"])):
         out = embed("-m", model, option, "-f", tmp_path / "some.jsonl").splitlines()
-        embed("-m", model, option, "-f", tmp_path / "some.jsonl", "-o", tmp_path / "vectors.parquet")
+        embed("-m", model, option, "-f", tmp_path / "some.jsonl", "-o", tmp_path / "vectors.parquet", "--overwrite")
         table = pyarrow.parquet.read_table(tmp_path / "vectors.parquet")
         assert table.schema.names == ["text", *names]
         rows = table.to_pylist()

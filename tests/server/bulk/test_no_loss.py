@@ -1,0 +1,126 @@
+"""What `embert embed` must not lose: a finished output, a kept value, a change of the model or of the input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from embert.engine import Model
+from embert.server.bulk.facts import facts_of
+from embert.server.bulk.input.read_rows import read_rows
+from embert.server.bulk.job import BulkError, CannotResume, Job
+from embert.server.bulk.output import single_file
+from embert.server.bulk.output.durable import check_facts
+from embert.server.bulk.output.row_group import same
+from embert.server.bulk.output.single_file import SingleFile
+from tests.server.bulk.running import embed, embedded
+from tests.server.live import EMBERT, ROOT, STAND_IN, environment
+
+
+def test_a_finished_output_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text("precious\n")
+    with pytest.raises(BulkError, match="--overwrite"):
+        SingleFile(str(target))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+    with SingleFile(str(target), overwrite=True):
+        assert target.read_text() == "precious\n", "it is replaced at the end"
+
+
+def test_a_run_that_waited_for_another_ones_lock_leaves_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run renames the file that the second has open."""
+    target = tmp_path / "out.jsonl"
+    locked = single_file._is_locked
+
+    def renamed_meanwhile(descriptor: int) -> bool:
+        if not target.exists():
+            os.write(descriptor, b"the first run's\n")
+            Path(f"{target}.partial").rename(target)
+        return locked(descriptor)
+
+    monkeypatch.setattr(single_file, "_is_locked", renamed_meanwhile)
+    with pytest.raises(BulkError, match="--overwrite"):
+        SingleFile(str(target))
+    assert target.read_text() == "the first run's\n"
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.partial", "out.jsonl.partial.json"])
+def test_an_input_with_the_name_of_a_partial_output_is_refused(tmp_path: Path, name: str) -> None:
+    source = tmp_path / name
+    source.write_text("a text\n")
+    ended = embedded("-f", source, "--input-format", "text", "-o", tmp_path / "out.jsonl")
+    assert (ended.returncode, source.read_text()) == (1, "a text\n")
+    assert name in ended.stderr
+
+
+def test_a_finished_folder_is_compared_with_the_input(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.txt", tmp_path / "out"
+    run = ("-f", source, "-o", f"{target}/", "--output-format", "jsonl", "--shard-texts", "4", "--dimensions", "8")
+    source.write_text("".join(f"line {n}\n" for n in range(6)))
+    embed(*run)
+    for changed in (range(9), range(1, 7), range(3)):
+        source.write_text("".join(f"line {n}\n" for n in changed))
+        ended = embedded(*run, "--resume")
+        assert ended.returncode == 1
+        assert "cannot resume" in ended.stderr
+
+
+def test_a_change_in_a_modules_folder_is_a_change_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "2_Dense").mkdir()
+    weights = tmp_path / "2_Dense" / "model.safetensors"
+    weights.write_bytes(b"1")
+    model = cast("Model", SimpleNamespace(model_id="m", revision=None, folder=tmp_path, base=None, pooling="mean"))
+    before = facts_of(Job(), model, [], None, None)
+    check_facts(before, facts_of(Job(), model, [], None, None), tmp_path)
+    weights.write_bytes(b"12")
+    with pytest.raises(CannotResume, match=r"2_Dense/model\.safetensors"):
+        check_facts(before, facts_of(Job(), model, [], None, None), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept", "is_same"),
+    [
+        (1, 1.0, True),
+        (1.75, 1, False),
+        ({"k": 1}, {"k": 1, "other": None}, True),
+        ({"k": 1, "new": "x"}, {"k": 1}, False),
+        ([{"k": 1.5}], [{"k": 1}], False),
+        (True, 1, False),
+        (None, None, True),
+    ],
+)
+def test_a_value_that_a_column_would_change_is_noticed(value: Any, kept: Any, is_same: bool) -> None:
+    assert same(value, kept) == is_same
+
+
+@pytest.mark.parametrize(
+    ("row", "is_bad"),
+    [
+        ({"text": "a", "n": 2**64}, True),
+        ({"text": "a", "n": {"deep": [-(2**63) - 1]}}, True),
+        ({"text": "a", "n": 2**64 - 1}, False),
+        ({"text": "1234567890123456789012345", "n": 1}, False),
+        ({"text": "a", "n": 0.12345678901234567890123}, False),
+    ],
+)
+def test_integers_that_no_64_bits_hold_are_refused(row: dict[str, Any], is_bad: bool) -> None:
+    line = (json.dumps(row) + "\n").encode()
+    read = read_rows(Job(input_format="jsonl", keep=None), memoryview(line))
+    assert [bad.row for bad in read.bad] == [0] * is_bad
+
+
+@pytest.mark.parametrize(("arguments", "closed"), [(("-f", "-"), "<&-"), (("a text",), ">&-")], ids=["in", "out"])
+def test_a_closed_standard_stream_is_one_sentence(arguments: tuple[str, ...], closed: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *EMBERT, "embed", "-q", *arguments, *STAND_IN]
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert "is closed" in ended.stderr
+    assert "Traceback" not in ended.stderr
