@@ -226,9 +226,9 @@ def test_the_queue_is_bounded_by_the_seconds_it_takes_at_the_measured_rate() -> 
     options = ("--max-batch-tokens", "256", "--max-queue-seconds", "1")
     with live(*STAND_IN, *options, env={"STAND_IN_TOKENS_PER_S": str(TOKENS_PER_S)}) as server:
         server.wait_announced()
-        assert "queue 16384 tokens or 1 s" in server.log
+        assert "queue 65536 tokens or 1 s" in server.log
         info = server.get("/info").json()
-        assert (info["max_queue_tokens"], info["max_queue_seconds"]) == (16384, 1.0)
+        assert (info["max_queue_tokens"], info["max_queue_seconds"]) == (65536, 1.0)
         limit = info["queue_limit_tokens"]
         # The stand-in never works faster than it says, however slow the machine is: two batches, or a second's work.
         assert 2 * 256 <= limit <= TOKENS_PER_S
