@@ -73,7 +73,8 @@ def _sorted_out(read: Sequence[str | Bad | None], content: Any = None) -> ReadRo
 
 
 def _objects(job: Job, payload: bytes) -> ReadRows:
-    name, content = job.column, []
+    name = job.column
+    content: list[Any] = []
     read: list[str | Bad | None] = []
     for line in payload.split(b"\n")[:-1]:
         try:
