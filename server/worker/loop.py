@@ -41,7 +41,7 @@ __all__ = ["EngineLoop"]
 
 log = logging.getLogger(__name__)
 
-SHORT_WAIT_S = 0.002  # for the encoder; for so long nobody needs to read the sockets
+SHORT_WAIT_S = 0.001  # for the encoder; for so long nobody needs to read the sockets
 PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
 
 
