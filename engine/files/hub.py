@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from typing import Any
 from embert.engine.errors import ModelNotFound
 
 __all__ = ["DEFAULT_MODEL_ID", "Location", "locate"]
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_MODEL_NAME = "all-MiniLM-L6-v2"  # as sentence-transformers takes it, without the organization
@@ -32,6 +36,9 @@ WANTED_FILES = [
     "artifact.metadata",
 ]
 UNWANTED_FILES = ["onnx/*", "openvino/*", "*/onnx/*", "*/openvino/*"]
+
+# The hub's client waits for ever for a connection and an answer where it sets no timeout itself, as it does for data.
+HUB_TIMEOUT_S = 5.0
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -87,9 +94,9 @@ def packaged_default() -> Path | None:
 def _download(
     model: str, revision: str | None, progress: bool, on_download: Callable[[int, int], None] | None
 ) -> Location:
-    """Download a hub model's files into the hub's cache, or find them there."""
+    """Find a hub model's files in the hub's cache, or download them into it."""
     # Imported here, because it takes 0.2 s and most starts do not need it.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, get_session, snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bar(tqdm):
@@ -114,36 +121,87 @@ def _download(
                 allow_patterns=WANTED_FILES,
                 ignore_patterns=UNWANTED_FILES,
                 local_files_only=local_files_only,
+                etag_timeout=HUB_TIMEOUT_S,
                 tqdm_class=Bar,
             )
         )
 
+    def location(folder: Path) -> Location:
+        # The cache keeps snapshots in folders named by commit.
+        return Location(folder, model, folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else revision)
+
+    named = f"{model} at revision {revision}" if revision else model
     try:
-        folder = snapshot(local_files_only=False)
-    except Exception as error:  # noqa: BLE001  # the hub's client raises its own, httpx's and OSErrors
-        reason = _reason(error)
-        try:
-            folder = snapshot(local_files_only=True)
-        except Exception:  # noqa: BLE001  # nor in the cache: report the first reason
-            packaged = packaged_default() if model == DEFAULT_MODEL_ID and revision is None else None
-            if packaged is None:
-                at = f" at revision {revision}" if revision else ""
-                raise ModelNotFound(
-                    f"{model}{at} is neither a folder nor in the local cache, and could not be fetched from the hub: "
-                    f"{reason}"
-                ) from error
-            return Location(
-                packaged, model, None, (f"the hub could not be reached; using the packaged copy of {model}",)
-            )
-    # The cache keeps snapshots in folders named by commit.
-    commit = folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else revision
-    return Location(folder, model, commit)
+        cached: Path | None = snapshot(local_files_only=True)
+    except Exception:  # noqa: BLE001  # not cached, or not all of it; what is wrong with the id, the hub's client repeats
+        cached = None
+    if cached is not None and _is_complete(cached):
+        log.info("%s is in the cache (%s); the hub is not asked for a newer one", named, cached)
+        return location(cached)
+    if not constants.HF_HUB_OFFLINE:
+        log.info("%s is not in the cache; asking the hub (%s)", named, constants.ENDPOINT)
+    try:
+        hooks = get_session().event_hooks["request"]
+        if _limit_wait not in hooks:
+            hooks.append(_limit_wait)
+        return location(snapshot(local_files_only=False))
+    except Exception as error:  # the hub's client raises its own, httpx's and OSErrors
+        if cached is not None:
+            return location(cached)
+        packaged = packaged_default() if model == DEFAULT_MODEL_ID and revision is None else None
+        if packaged is None:
+            raise ModelNotFound(
+                f"{named} is neither a folder nor in the local cache, and could not be fetched from the hub: "
+                f"{_reason(error)}"
+            ) from error
+        return Location(packaged, model, None, (f"the hub could not be reached; using the packaged copy of {model}",))
+
+
+def _is_complete(snapshot: Path) -> bool:
+    """Whether a cached snapshot has a model's files and no download of it was interrupted.
+
+    The hub's client compares with a list of the files since its version 2 only, and where that version wrote the cache.
+    """
+    if any((snapshot.parent.parent / "blobs").glob("*.incomplete")):
+        return False
+    configs = [path.parent for path in snapshot.glob("**/config.json")]
+    if not any(folder == snapshot or folder.name.startswith("0_") for folder in configs):
+        return (snapshot / "adapter_config.json").is_file() and any(snapshot.glob("*.safetensors"))
+    try:
+        indexes = [json.loads(path.read_bytes()) for path in snapshot.glob("**/*.safetensors.index.json")]
+        shards = {name for index in indexes for name in index["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError):  # the loader names what is wrong with it
+        shards = set()
+    weights = {path.name for path in snapshot.glob("**/*.safetensors")}
+    return bool(weights) and shards <= weights
+
+
+def _limit_wait(request: Any) -> None:
+    """A hook of the hub's HTTP client: requests that would wait for ever wait HUB_TIMEOUT_S."""
+    timeouts = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {
+        kind: HUB_TIMEOUT_S if timeouts.get(kind) is None else timeouts[kind]
+        for kind in ("connect", "read", "write", "pool")
+    }
 
 
 def _reason(error: Exception) -> str:
-    """Why the hub did not give the files, and what to do where a token is missing or refused."""
+    """Why the hub did not give the files, and what to do about it."""
     # Imported already by _download.
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    # snapshot_download wraps what it met: the message of its own error is about its own parameters.
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
 
     if isinstance(error, GatedRepoError):
         return "it is gated: accept its terms on the hub, and set HF_TOKEN to a token of that account"
@@ -151,7 +209,29 @@ def _reason(error: Exception) -> str:
         return "the hub does not know it, or it is private: set HF_TOKEN to a token that may read it"
     if isinstance(error, RevisionNotFoundError):
         return "the hub knows the model, but not this revision"
-    refusal = error if isinstance(error, HfHubHTTPError) else error.__cause__  # snapshot_download wraps some
+    refusal = error if isinstance(error, HfHubHTTPError) else error.__cause__
     if isinstance(refusal, HfHubHTTPError) and refusal.response.status_code in (401, 403):
         return f"the hub refused HF_TOKEN ({refusal.response.status_code}): it is wrong, expired or may not read this"
+    if isinstance(error, HFValidationError):
+        return _first_line(error)
+    remedy = "fetch it where the hub can be reached (hf download MODEL --local-dir FOLDER) and serve that folder"
+    if isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
+        return f"HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or {remedy}"
+    if isinstance(refusal, HfHubHTTPError):
+        return f"{constants.ENDPOINT} answered {refusal.response.status_code}: try again later, or {remedy}"
+    # Version 1 of the hub's client raises httpx's errors, version 2 those of httpx2.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "TimeoutException" in kinds:
+        return (
+            f"{constants.ENDPOINT} did not answer in time: check the network, name a mirror (HF_ENDPOINT), or {remedy}"
+        )
+    if "TransportError" in kinds:
+        return (
+            f"{constants.ENDPOINT} cannot be reached ({_first_line(error)}): check the network, name a mirror "
+            f"(HF_ENDPOINT), or {remedy}"
+        )
+    return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,10 +1,12 @@
-"""Private and gated models: what the hub is sent, and what the error says if the hub refuses."""
+"""The hub: what it is sent, what the error says if it refuses or is silent, and what the cache makes unnecessary."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -79,7 +81,7 @@ def hub(tmp_path: Path, build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield served
         server.shutdown()
 
@@ -123,3 +125,91 @@ def test_what_the_hub_refuses(hub: Hub, monkeypatch: pytest.MonkeyPatch, refusal
         engine.load_model("org/private", progress=False)
     assert str(caught.value).endswith(said)
     assert TOKEN not in str(caught.value)
+
+
+@pytest.fixture
+def silent_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """In the hub's place: accepts connections and answers nothing."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr("embert.engine.files.hub.HUB_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield server
+
+
+def cache(hub: Hub, folder: Path) -> Path:
+    """A snapshot of the hub's model as the hub's client stores it. Returns its folder."""
+    repository = folder / "cache" / "models--org--private"
+    snapshot = repository / "snapshots" / COMMIT
+    shutil.copytree(hub.folder, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return snapshot
+
+
+@pytest.mark.parametrize("revision", [None, COMMIT])
+def test_a_cached_model_asks_the_hub_nothing(
+    hub: Hub, silent_hub: socket.socket, tmp_path: Path, revision: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshot = cache(hub, tmp_path)
+    caplog.set_level("INFO", "embert")
+    assert engine.load_model("org/private", revision=revision, progress=False).folder == snapshot
+    with pytest.raises(BlockingIOError):
+        silent_hub.accept()
+    assert str(snapshot) in caplog.text
+
+
+def lose_weights(snapshot: Path) -> None:
+    (snapshot / "model.safetensors").unlink()
+
+
+def lose_a_shard(snapshot: Path) -> None:
+    weight_map = {"a": "model.safetensors", "b": "model-2.safetensors"}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def lose_config(snapshot: Path) -> None:
+    (snapshot / "config.json").unlink()
+
+
+def interrupt(snapshot: Path) -> None:
+    blobs = snapshot.parent.parent / "blobs"
+    blobs.mkdir()
+    (blobs / "0123.incomplete").write_bytes(b"half")
+
+
+@pytest.mark.parametrize("spoil", [lose_weights, lose_a_shard, lose_config, interrupt])
+def test_what_the_cache_lacks_is_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    spoil(cache(hub, tmp_path))
+    engine.load_model("org/private", progress=False)
+    assert hub.tokens == {f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize("model", ["org/private", "sentence-transformers/all-MiniLM-L6-v2"])
+def test_a_hub_that_never_answers(silent_hub: socket.socket, model: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "embert")
+    if model == "org/private":
+        with pytest.raises(ModelNotFound, match=r"did not answer in time: .*HF_ENDPOINT.*hf download") as caught:
+            engine.load_model(model, progress=False)
+        assert "Got:" not in str(caught.value)
+    else:
+        (notice,) = engine.load_model(model, progress=False).notices
+        assert "using the packaged copy" in notice
+    assert "asking the hub" in caplog.text
+
+
+def test_no_hub_is_there(silent_hub: socket.socket) -> None:
+    silent_hub.close()
+    with pytest.raises(ModelNotFound, match=r"cannot be reached \(.+\): .*HF_ENDPOINT.*hf download"):
+        engine.load_model("org/private", progress=False)
+
+
+def test_offline(silent_hub: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match=r"HF_HUB_OFFLINE is set"):
+        engine.load_model("org/private", progress=False)
