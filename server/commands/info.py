@@ -17,24 +17,59 @@ __all__ = ["info"]
 
 
 def info(arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command; returns the exit status. What the files say is printed even where the model cannot run here."""
     try:
         model = load_model(arguments.model, revision=arguments.revision, pooling=arguments.pooling)
-        facts = _facts(model, arguments)
     except EngineError as error:
         sys.stderr.write(f"embert: error: {error}\n")
         return 1
+    facts, reason = _facts(model), None
+    try:
+        facts |= _encoder_facts(model, arguments)
+    except EngineError as error:
+        reason = str(error)
     if arguments.json:
-        sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode() + "\n")
+        printed = facts if reason is None else facts | {"error": reason}
+        sys.stdout.write(orjson.dumps(printed, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
         for name, value in facts.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
             sys.stdout.write(f"{name.replace('_', ' '):20} {'-' if shown in (None, '') else shown}\n")
+    if reason is not None:
+        sys.stdout.flush()
+        sys.stderr.write(f"embert: error: {reason}\n")
+        return 1
     return 0
 
 
-def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
+def _facts(model: Model) -> dict[str, Any]:
+    """What the model's files say."""
     architecture, classifier = model.architecture, model.heads.classifier
+    return {
+        "model": model.model_id,
+        "revision": model.revision,
+        "folder": str(model.folder),
+        "architecture": architecture.family,
+        "layers": architecture.layers,
+        "hidden_size": architecture.hidden_size,
+        "heads": architecture.heads,
+        "intermediate_size": architecture.intermediate_size,
+        "activation": architecture.activation,
+        "vocabulary": architecture.vocab_size,
+        "tasks": task_names(model.tasks),
+        "labels": list(classifier.labels) if classifier else None,
+        "scores": classifier.activation if classifier else None,
+        "pooling": model.pooling if model.embeds else None,
+        "dimensions": model.width if model.embeds else None,
+        "max_input_length": model.max_input_length,
+        "prompts": sorted(model.prompts),
+        "adapters": list(architecture.adapters.names) if architecture.adapters else None,
+        "notices": list(model.notices),
+    }
+
+
+def _encoder_facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
+    """How this machine runs it. Raises EngineError where it cannot."""
     began = time.monotonic()
     encoder = load_encoder(
         model,
@@ -43,27 +78,8 @@ def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
         encoder=arguments.encoder,
         min_agreement=arguments.min_agreement,
     )
-    load_s = time.monotonic() - began
     try:
         return {
-            "model": model.model_id,
-            "revision": model.revision,
-            "folder": str(model.folder),
-            "architecture": architecture.family,
-            "layers": architecture.layers,
-            "hidden_size": architecture.hidden_size,
-            "heads": architecture.heads,
-            "intermediate_size": architecture.intermediate_size,
-            "activation": architecture.activation,
-            "vocabulary": architecture.vocab_size,
-            "tasks": task_names(model.tasks),
-            "labels": list(classifier.labels) if classifier else None,
-            "scores": classifier.activation if classifier else None,
-            "pooling": model.pooling if model.embeds else None,
-            "dimensions": model.width if model.embeds else None,
-            "max_input_length": model.max_input_length,
-            "prompts": sorted(model.prompts),
-            "adapters": list(architecture.adapters.names) if architecture.adapters else None,
             "encoder": encoder.name,
             "device": encoder.device,
             "device_name": encoder.device_name,
@@ -71,8 +87,7 @@ def _facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
             "choice": encoder.choice,
             "agreement": encoder.agreement,
             "max_batch_tokens": encoder.max_batch_tokens,
-            "load_seconds": round(load_s, 2),
-            "notices": list(model.notices),
+            "load_seconds": round(time.monotonic() - began, 2),
         }
     finally:
         encoder.close()

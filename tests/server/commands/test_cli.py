@@ -318,6 +318,19 @@ def test_info_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "max input length" in out
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_info_of_a_model_that_cannot_run_here(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    status, out, err = run(capsys, "info", *(["--json"] if as_json else []), "--device", "tpu")
+    assert status == 1
+    assert err.startswith("embert: error: ")
+    assert "'tpu'" in err
+    assert "30522" in out
+    if as_json:
+        facts = json.loads(out)
+        assert facts["vocabulary"] == 30522
+        assert "'tpu'" in facts["error"]
+
+
 def test_info_of_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     status, out, err = run(capsys, "info", str(tmp_path))
     assert (status, out) == (1, "")
