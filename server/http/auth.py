@@ -24,6 +24,12 @@ log = logging.getLogger(__name__)
 
 FOLLOW_INTERVAL_S = 1.0
 
+# A browser cannot send a key with a link.
+_FOR_BROWSERS = (
+    ". In a browser, open the page at / and type the key there: its button API lists the routes. A server with "
+    "`--keyless docs` shows /docs without a key"
+)
+
 
 class AuthMiddleware:
     """Checks the key, and hands the request to its route: one layer for both, as each costs every request."""
@@ -102,7 +108,8 @@ class Keys:
         matches = [name for known, name in self._digests if hmac.compare_digest(digest, known)]
         if scheme.lower() != b"bearer" or not matches:
             wrong = "is wrong" if scheme or key else "is missing"
-            raise Unauthorized(f"the API key {wrong}; send it as `Authorization: Bearer KEY`")
+            hint = _FOR_BROWSERS if scope["path"] == "/docs" else ""
+            raise Unauthorized(f"the API key {wrong}; send it as `Authorization: Bearer KEY`{hint}")
         return matches[0]
 
     def refresh(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable
 from importlib import resources
 
@@ -13,14 +14,26 @@ _SCRIPTS = (
     *("base.js", "models.js", "key.js", "tabs.js", "timing.js", "snippets.js", "answer.js", "live.js"),
     *(
         f"views/{name}.js"
-        for name in ("lengths", "grid", "bars", "words", "similarity", "rerank", "classify", "sparse", "match")
+        for name in (
+            "lengths",
+            "grid",
+            "bars",
+            "words",
+            "similarity",
+            "search",
+            "rerank",
+            "classify",
+            "sparse",
+            "match",
+        )
     ),
     "main.js",
 )
 
 
 def _read(name: str) -> str:
-    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+    text = resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+    return re.sub(r"^ +", "", text, flags=re.MULTILINE)  # no text in these files begins with a space
 
 
 def _source(text: str) -> str:

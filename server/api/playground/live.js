@@ -3,15 +3,15 @@
 const EVERY_MS = 3000;
 const KEEP = 40; // samples on a curve
 const WINDOW = 4; // samples that a rate looks back over
-const FEW = 20; // requests; of fewer, halves and hundredths say nothing
+const FEW = 20; // requests; of fewer, quantiles say nothing
 const WORK = [
   "/v1/embeddings", "/embeddings", "/embed", "/", "/embed_all", "/similarity", "/rerank", "/v1/rerank", "/v2/rerank",
-  "/predict", "/embed_sparse", "/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/invocations", "/vertex",
-  "/openai/deployments/{name}/embeddings",
+  "/predict", "/embed_sparse", "/score", "/v1/score", "/classify", "/pooling", "/invocations", "/vertex",
+  "/openai/deployments/{name}/embeddings", "/v1/embed", "/v2/embed", "/v1/classify", "/v1/ranking",
 ];
 const TILES = [
-  ["requests", "requests a second", (now) => [now.requests]],
-  ["tokens", "tokens a second", (now) => [now.tokens]],
+  ["requests", "requests per second", (now) => [now.requests]],
+  ["tokens", "tokens per second", (now) => [now.tokens]],
   ["latency", "latency, ms", (now) => (now.count < FEW ? [now.mean] : [now.p50, now.p99])],
   ["queue", "tokens waiting · engines up", (now) => [now.queue]],
 ];
@@ -49,7 +49,7 @@ function quantile(share, before, after) { // as Prometheus' histogram_quantile, 
 }
 
 function latencyTitle({ count: requests }) {
-  if (requests >= FEW) return "latency, ms: half of the requests below · 99 of 100 below";
+  if (requests >= FEW) return "latency, ms: p50 · p99";
   return requests === 0 ? "latency, ms" : `latency, ms: mean of ${count(requests, "request")}`;
 }
 

@@ -21,7 +21,7 @@ def test_the_page_asks_for_the_key(chrome: Chrome) -> None:
         # No timer takes the focus away from what somebody types, and /metrics is not asked in vain.
         texts = chrome.find_element(By.ID, "texts")
         texts.send_keys("typed ")
-        refused = 'embert_requests_total{model="",priority="",route="/metrics",status="401"}'
+        refused = 'embert_requests_total{model="",outcome="client_error",priority="",route="/metrics",status="401"}'
         chrome.execute_script("document.getElementById('state').textContent = 'old'")
         until(lambda: text(chrome, "#state") == "ready", what="another round of the page's own questions")
         assert chrome.switch_to.active_element == texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shlex
 import subprocess
@@ -48,7 +49,9 @@ def test_browsers_get_the_page_and_others_a_hint(http: httpx.Client) -> None:
 
 def test_the_page_is_self_contained(http: httpx.Client) -> None:
     page = http.get("/", headers=HTML)
-    assert re.findall(r"""(?:src|href)=["']([^"']*)""", page.text) == ["data:,", "docs", "metrics", "docs"]
+    icon, *links = re.findall(r"""(?:src|href)=["']([^"']*)""", page.text)
+    assert base64.b64decode(icon.removeprefix("data:image/png;base64,"), validate=True).startswith(b"\x89PNG")
+    assert links == ["docs", "metrics", "docs"]
     assert not re.findall(r"https?://(?!\$)", page.text)
     policy = page.headers["content-security-policy"]
     assert "unsafe" not in policy
@@ -124,7 +127,8 @@ def test_live_numbers_come_from_the_metrics(page: Chrome, http: httpx.Client) ->
     http.post("/embed", json={"inputs": "some text"})
     until(lambda: re.match("latency, ms: mean of [0-9]+ requests?$", text(page, "#live-latency h3")), what="a mean")
     assert len(numbers("latency")) == 1
-    until(send, what="halves and hundredths")
+    until(send, what="quantiles")
+    assert text(page, "#live-latency h3") == "latency, ms: p50 · p99"
     assert numbers("requests")[0] > 1
     assert numbers("tokens")[0] > 10
     half, most = numbers("latency")

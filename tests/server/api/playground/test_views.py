@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.server.api.playground.page import CONTRASTS, cells, contents, look_like, standing_in, text
 from tests.server.live import Live, until
 
-VIEWS = ["similarity", "rerank", "classify", "sparse", "match"]
+VIEWS = ["similarity", "search", "rerank", "classify", "sparse", "match"]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,22 @@ def test_tabs_follow_the_address_and_the_keyboard(page: Chrome) -> None:
     assert visible == ["view-similarity"]
     page.back()
     until(lambda: page.execute_script(selected) == "tab-match")
+
+
+def test_a_search(page: Chrome, http: httpx.Client) -> None:
+    query, documents = "sleeping animals", ["the rent is due", "a cat naps on the sofa", "dogs rest"]
+    show(page, "search", query=query, documents="\n".join(documents))
+    bodies = asked(page, "/v1/embeddings")
+    assert [(body["input"], body["input_type"]) for body in bodies] == [([query], "query"), (documents, "document")]
+    answer = http.post("/similarity", json={"inputs": {"source_sentence": query, "sentences": documents}})
+    cosines = dict(zip(documents, answer.json(), strict=True))
+    ranking = sorted(documents, key=lambda document: -cosines[document])
+    assert contents(page, "#search-list .name p:first-child") == ranking
+    shown = [float(value) for value in contents(page, "#search-list data")]
+    assert shown == pytest.approx([cosines[document] for document in ranking], abs=0.001)
+    assert text(page, "#search-list .hint").startswith("document ")
+    show(page, "search", query="")
+    assert text(page, "#view-search .message") == "Write a query and at least one document."
 
 
 def test_documents_best_first(page: Chrome) -> None:
@@ -128,7 +144,7 @@ def test_a_query_matched_with_a_document(page: Chrome, http: httpx.Client) -> No
 def test_the_views_are_named_legible_and_narrow_enough(page: Chrome) -> None:
     overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     for view in VIEWS[1:]:
-        show(page, view, **({"documents": "0.9 one\n0.1 two"} if view == "rerank" else {}))
+        show(page, view, **({"documents": "0.9 one\n0.1 two"} if view in ("search", "rerank") else {}))
         for dark in (False, True):
             look_like(page, width=390, dark=dark)
             assert page.execute_script(CONTRASTS) == [], view
@@ -156,4 +172,4 @@ def test_only_the_tasks_of_the_model_have_views(page: Chrome, server: Live) -> N
     reranker = "{tasks: ['tokens', 'classify', 'rerank'], model_type: {reranker: {}}, dimensions: 0}"
     assert views(reranker) == ["view-rerank"]
     assert "dimensions" not in text(page, "#facts")
-    assert views("{tasks: ['embed', 'sparse']}") == ["view-similarity", "Similarity", "Sparse"]
+    assert views("{tasks: ['embed', 'sparse']}") == ["view-similarity", "Similarity", "Search", "Sparse"]
