@@ -214,6 +214,8 @@ SIMILARITY: dict[str, KnownField] = {
     **_SIMILARITY,
     **known("inputs parameters", HONORED, "TEI HUGGING_FACE"),
     **known("truncate truncation_direction prompt_name task", REFUSED, "TEI", "it belongs into `parameters`"),
+    # litellm names the hub's task so.
+    **known("input_type", REFUSED, "VOYAGE NVIDIA COHERE", "other routes have it", unless=("sentence-similarity",)),
 }
 SIMILARITY_INPUTS: Fields = known("source_sentence sentences", HONORED, "TEI HUGGING_FACE")
 SIMILARITY_PARAMETERS: Fields = {
