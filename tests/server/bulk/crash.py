@@ -67,7 +67,7 @@ def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
     for name in ("replace", "rename", "unlink"):
         setattr(Path, name, counted(getattr(Path, name)))
     slots = Slots.create(AT_ONCE)
-    output = SingleFile(path) if kind == "file" else Folder(path, "npy", 2 * ROWS, resume=resume)
+    output = SingleFile(path, resume=resume) if kind == "file" else Folder(path, "npy", 2 * ROWS, resume=resume)
     with output:
         output.begin({"a": 1}, lambda: ArrayFile(COLUMNS), resume=resume)
         print(output.texts, end=" ", flush=True)

@@ -16,7 +16,7 @@ import psutil
 import pyarrow.dataset
 import pytest
 
-from tests.server.bulk.crash import BLOCKS, ROWS, STEPS_OF_A_CRASH
+from tests.server.bulk.crash import STEPS_OF_A_CRASH
 from tests.server.bulk.running import embed, embedded, started
 from tests.server.live import ROOT, environment, until
 
@@ -128,17 +128,16 @@ def test_killed_before_every_step_that_lasts(tmp_path: Path, kind: str) -> None:
     """Before the first, the second, … of all writes, syncs and renames, until none is left to be killed before."""
     with crashing(kind) as run:
         assert run(tmp_path / "whole", 0) == [0, 0]
-        steps, after = 1, 0
+        steps = 1
         while run(tmp_path / "killed", steps)[-1] == STEPS_OF_A_CRASH:
-            if steps % 4 == 0:  # and once more, soon after it went on
-                assert run(tmp_path / "killed", 3, "--resume")[-1] in (0, STEPS_OF_A_CRASH)
-            after, status = run(tmp_path / "killed", 0, "--resume")
+            *_, status = run(tmp_path / "killed", 3 if steps % 4 == 0 else 0, "--resume")
+            if status == STEPS_OF_A_CRASH:  # killed once more, soon after it went on
+                *_, status = run(tmp_path / "killed", 0, "--resume")
             assert status == 0
             assert content(tmp_path / "killed") == content(tmp_path / "whole"), f"killed before step {steps}"
             remove(tmp_path / "killed")
             steps += 1
     assert steps > 15
-    assert after == BLOCKS * ROWS, "the last one had nothing left to do"
 
 
 @contextlib.contextmanager
