@@ -67,11 +67,15 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     if not path.is_file():
         return None
     listed = read_json(path)
-    if not isinstance(listed, list) or not all(
-        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
-        for module in listed
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(
+            isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
+            for module in listed
+        )
     ):
-        raise BrokenModel(f"{path} must list objects with a type and a path")
+        raise BrokenModel(f"{path} must list objects with a type and a path, and at least one of them")
 
     kinds: list[str] = []
     transformer, splade, mask = "", None, None
@@ -136,7 +140,9 @@ def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
     if module["type"] == PYLATE_DENSE:
         return "token Dense"
     if module["type"] == JINA_TRANSFORMER:
-        return "Transformer"
+        # Others call code of their own by the same name, and it is never run.
+        path = folder / module["path"] / "config.json"
+        return "Transformer" if path.is_file() and "lora_adaptations" in read_object(path) else ""
     if not module["type"].startswith("sentence_transformers."):
         return ""
     # sentence_transformers.models.Pooling up to version 5, sentence_transformers.….pooling.Pooling since.

@@ -87,6 +87,11 @@ def headed(folder: Path, name: str, *, pooling: str | None = "cls") -> Path:
     return folder
 
 
+def listed(folder: Path, modules: list[dict[str, str]]) -> Path:
+    """A model whose modules.json lists these."""
+    return write(folder, files={"modules.json": modules})
+
+
 def changed(folder: Path, change: Callable[[Weights], Weights]) -> Path:
     """The same checkpoint with other tensors."""
     write(folder)
@@ -162,6 +167,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda to: modules(to, "Dense", module_output_name="other"), "module_output_name"
     ),
     "a pooling that is none": (lambda to: modules(to, pooling=["mean", "sum"]), "pooling_mode mean + sum"),
+    "code of somebody's own under the name of jina's": (
+        lambda to: listed(to, [{"path": "", "type": "custom_st.Transformer"}]), "module custom_st.Transformer first"
+    ),
+    "no modules": (lambda to: listed(to, []), "modules.json must list objects"),
     "a layer's tensor that no config names": (
         lambda to: changed(to, lambda w: w | {"encoder.layer.0.attention.self.scale": torch.ones(1)}),
         "encoder.layer.0.attention.self.scale",

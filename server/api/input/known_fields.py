@@ -104,9 +104,15 @@ def respell(values: Mapping[str, Any], own: Collection[str], fields: Fields) -> 
             if field is not None and values.get(field.ignored_beside) is not None:
                 continue
             if field is None or field.respelling is None:
+                if result.get(name) not in (None, value):
+                    raise Invalid(f"the request has `{name}` twice, with values that differ", name)
                 result[name] = value
             elif value is not None:
-                others |= {target: (name, each) for target, each in field.respelling(value).items()}
+                for target, each in field.respelling(value).items():
+                    other, its_value = others.get(target, (name, each))
+                    if its_value != each:
+                        raise Invalid(f"`{name}` and `{other}` both say what `{target}` is, and they differ", name)
+                    others[target] = other, each
     for target, (name, value) in others.items():
         if target != name and result.get(target) not in (None, value):
             raise Invalid(f"`{name}` is another name of `{target}`; the request has both, and they differ", name)

@@ -106,6 +106,16 @@ def test_two_names_of_one_field_must_agree() -> None:
     with pytest.raises(Invalid, match="`output_dimension` is another name of `dimensions`") as error:
         reread(embeddings, {"input": "a", "dimensions": 4, "output_dimension": 3})
     assert error.value.param == "output_dimension"
+    for path, body, name in (
+        ("/v1/embeddings", {"input": "a", "normalized": True, "use_activation": False}, "use_activation"),
+        ("/v1/embeddings", {"input": "a", "truncate": "END", "truncation": False}, "truncation"),
+        ("/embed", {"inputs": "a", "normalize": True, "parameters": {"normalize": False}}, "normalize"),
+        ("/embed", {"inputs": "a", "parameters": {"inputs": "b"}}, "inputs"),
+    ):
+        (schema,) = {task.request for task in TASKS if task.path == path}
+        with pytest.raises(Invalid, match=f"`{name}`") as error:
+            reread(schema, body)
+        assert error.value.param == name
 
 
 def test_requests_with_known_fields_alone_are_read_once() -> None:
