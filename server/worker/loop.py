@@ -42,6 +42,7 @@ __all__ = ["EngineLoop"]
 log = logging.getLogger(__name__)
 
 SHORT_WAIT_S = 0.001  # for the encoder; for so long nobody needs to read the sockets
+IDLE_WRITE_S = 0.001  # without work, after which metrics are written: then nothing waits for that
 PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
 
 
@@ -282,7 +283,7 @@ class EngineLoop:
 
     def _idle_s(self) -> float:
         """Seconds without a batch until there is something else to do."""
-        due_s = PROBE_INTERVAL_S if self._is_written else EngineMetrics.WRITE_INTERVAL_S
+        due_s = PROBE_INTERVAL_S if self._is_written else IDLE_WRITE_S
         return due_s if self._tracer is None else min(due_s, self._tracer.flush_due_s)
 
     def _on_idle(self) -> None:
