@@ -120,6 +120,7 @@ class Engine:
         is false; EncoderError if a forward fails or a vector is not finite.
         """
         require_task(self.model, Task.EMBED)
+        _check_flags(normalize=normalize, truncate=truncate)
         width = kept_columns(self.model, dimensions)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
         vectors = np.empty((len(texts), width), np.float32)
@@ -133,6 +134,8 @@ class Engine:
         """As `embed` for any number of texts: yield blocks of at most `window` rows, in order, one at a time."""
         if isinstance(texts, (str, bytes)):
             check_sequence(texts, "texts")
+        if type(window) is not int or window < 1:
+            raise InputError(f"`window` must be at least 1, found {window!r}", param="window")
         source = iter(texts)
         while block := list(islice(source, window)):
             yield self.embed(block, **options)  # type: ignore[arg-type]  # the options are embed's own
@@ -152,6 +155,7 @@ class Engine:
         The options are those of `embed`. Raises InputError for a model that has no sparse vectors, and as `embed` does.
         """
         require_task(self.model, Task.SPARSE)
+        _check_flags(truncate=truncate)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
         vectors: dict[int, SparseVector] = {}
         for numbers, rows in self._rows(encoded, Task.SPARSE, batch_tokens, progress):
@@ -178,6 +182,7 @@ class Engine:
         head = self.model.heads.multi_vector
         if head is None:
             raise _missing(self.model, Task.MULTI, "texts")
+        _check_flags(is_query=is_query, truncate=truncate)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate, is_query=is_query)
         starts = cumulative(encoded.lengths)
         kept = kept_rows(encoded.ids, starts, head, is_query=is_query)
@@ -194,6 +199,7 @@ class Engine:
         too long is cut first. Raises InputError as `classify` does, and for a model with several labels.
         """
         classifier = self._scorer("pairs")
+        _check_options(options)
         check_sequence(pairs, "pairs")
         logits = self._pair_logits(classifier, dict(enumerate(pairs)), "pairs", options)
         return scores(logits, _activation(classifier, options))[:, 0]
@@ -207,6 +213,7 @@ class Engine:
         a `top_n` below 1.
         """
         classifier = self._scorer("texts")
+        _check_options(options)
         if top_n is not None and (type(top_n) is not int or top_n < 1):
             raise InputError(f"`top_n` must be at least 1, found {top_n!r}", param="top_n")
         check_text(query, "query")
@@ -223,6 +230,7 @@ class Engine:
         fails or a logit is not finite.
         """
         classifier = self._classifier("texts")
+        _check_options(options)
         check_sequence(texts, "texts")
         logits = np.empty((len(texts), len(classifier.labels)), np.float32)
         single = [number for number, text in enumerate(texts) if isinstance(text, str)]
@@ -373,8 +381,13 @@ def require_task(model: Model, task: Task) -> None:
 
 
 def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None) -> int:
-    """Tokens of a batch: as asked, but no more than the encoder takes, and room for the longest text."""
+    """Tokens of a batch: as asked, but no more than the encoder takes, and room for the longest text.
+
+    Raises InputError for `batch_tokens` below 1.
+    """
     most = encoder.max_batch_tokens
+    if batch_tokens is not None and (type(batch_tokens) is not int or batch_tokens < 1):
+        raise InputError(f"`batch_tokens` must be at least 1, found {batch_tokens!r}", param="batch_tokens")
     return max(min(batch_tokens or most, most), model.max_input_length)
 
 
@@ -400,6 +413,22 @@ def _prompt(model: Model, name: str | None) -> str:
         known = ", ".join(model.prompts) or "none"
         raise InputError(f"`prompt_name` {name!r} is not known; this model's prompts: {known}", param="prompt_name")
     return model.prompts[name]
+
+
+def _check_options(options: ScoreOptions) -> None:
+    """Raise TypeError for an option that there is not, as calls do elsewhere; InputError for a flag that is no bool."""
+    unknown = options.keys() - ScoreOptions.__annotations__.keys()
+    if unknown:
+        known = ", ".join(ScoreOptions.__annotations__)
+        raise TypeError(f"unexpected option {min(unknown)!r}; the options are {known}")
+    _check_flags(raw=options.get("raw", False), truncate=options.get("truncate", True))
+
+
+def _check_flags(**flags: object) -> None:
+    """Raise InputError for what is no bool: the string "false" is true."""
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise InputError(f"`{name}` must be True or False, found {value!r}", param=name)
 
 
 def _activation(classifier: Classifier, options: ScoreOptions) -> str:

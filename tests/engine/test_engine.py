@@ -150,6 +150,8 @@ def test_what_is_no_iterable_of_texts(stand_in: engine.Engine) -> None:
     for texts in ("a cat", iter(["a", None])):
         with pytest.raises(InputError):
             next(stand_in.embed_iter(texts))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="`window`"):
+        next(stand_in.embed_iter(["a cat"], window=0))
 
 
 @pytest.mark.parametrize("ids", ["12", [1, 2], [[1], "2"], [["1"]], [[1], None], None])
@@ -159,7 +161,13 @@ def test_what_is_no_list_of_lists_of_ids(stand_in: engine.Engine, ids: Any) -> N
             ask()
 
 
-@pytest.mark.parametrize("options", [{"dimensions": "3"}, {"dimensions": True}, {"prompt_name": ["q"]}, {"task": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"dimensions": "3"}, {"dimensions": True}, {"prompt_name": ["q"]}, {"task": 1}),
+        *({"normalize": "false"}, {"truncate": "false"}, {"truncate": 0}, {"batch_tokens": 0}, {"batch_tokens": 1.5}),
+    ],
+)
 def test_options_of_another_type(stand_in: engine.Engine, options: Any) -> None:
     with pytest.raises(InputError, match=f"`{next(iter(options))}`"):
         stand_in.embed(["cat"], **options)

@@ -105,6 +105,8 @@ def test_a_model_of_one_label_classifies_too(reranker: engine.Engine) -> None:
         (lambda e: e.rerank("a", ["b"], top_n="1"), "`top_n` must be at least 1, found '1'", "top_n"),
         (lambda e: e.classify(["ab", ("a",)]), "`texts`: pair 1 must be two texts, found 1", "texts"),
         (lambda e: e.rerank("a", ["b"], top_n=0), "`top_n` must be at least 1, found 0", "top_n"),
+        (lambda e: e.score([("a", "b")], raw="false"), "`raw` must be True or False, found 'false'", "raw"),
+        (lambda e: e.rerank("a", ["b"], truncate=None), "`truncate` must be True or False, found None", "truncate"),
         (
             lambda e: e.score([("a", "b")], prompt_name="q"),
             "`prompt_name` 'q' is not known; this model's p",
@@ -123,6 +125,17 @@ def test_wrong_input(reranker: engine.Engine, asked: Callable[[engine.Engine], A
         asked(reranker)
     assert str(caught.value).startswith(message.replace("FOLDER", reranker.model.model_id))
     assert caught.value.param == param
+
+
+def test_options_that_there_are_not(reranker: engine.Engine, classifier: engine.Engine) -> None:
+    options: Any = {"raw_scores": True}
+    for ask in (
+        lambda: reranker.score([("a", "b")], **options),
+        lambda: reranker.rerank("a", ["b"], **options),
+        lambda: classifier.classify(["a"], **options),
+    ):
+        with pytest.raises(TypeError, match="raw_scores"):
+            ask()
 
 
 @pytest.mark.parametrize("task", ["score", "rerank", "classify"])
