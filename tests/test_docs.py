@@ -314,6 +314,21 @@ def test_the_readmes_picture_shows_the_results(scheme: str) -> None:
     assert picture.read_text() == svg(scheme), "run scripts/document"
 
 
+def test_figures_of_the_readme_name_their_build() -> None:
+    """The file of their run is there, and its commit is in the history."""
+    table = (ROOT / "README.md").read_text().partition("## Figures")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    for row in rows:
+        build = re.search(r"\[([0-9a-f]{7})\]\((benchmarks/results/[\w-]+\.json)\)", row)
+        assert build, row
+        commit = json.loads((ROOT / build[2]).read_text())["commit"]
+        assert commit.startswith(build[1]), row
+        if (ROOT / ".git").exists():
+            ancestor = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", build[1], "HEAD"]
+            assert subprocess.run(ancestor, check=False).returncode == 0, f"{build[1]} is not in the history"
+    assert len(rows) > 3
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     seen: set[Path] = set()
     waiting = [ROOT / "README.md"]
