@@ -163,7 +163,7 @@ def test_a_second_server_on_the_same_port() -> None:
         (("--max-batch-tokens", "100"), ("--max-batch-tokens", "100", "256")),
         (("--default-prompt-name", "query"), ("--default-prompt-name", "'query'", "none")),
         (("--api-key-file", "/nonexistent/keys"), ("--api-key-file", "/nonexistent/keys")),
-        (("--api-key", ""), ("--api-key", "empty")),
+        (("--api-key", ""), ("--api-key", "blank")),
         (("--ssl-keyfile", "/nonexistent"), ("--ssl-keyfile", "--ssl-certfile")),
         (("--ssl-keyfile", "/nonexistent", "--ssl-certfile", "/nonexistent"), ("--ssl-certfile", "/nonexistent")),
         (("--workers", "-1"), ("--workers", "0 to 256", "-1")),
