@@ -207,4 +207,4 @@ def _nothing_there(path: str, services: Services, below: Mapping[str, ModelPath]
             return error
     ends = ("/" + "/".join(words[begin:]) for begin in range(1, len(words)))
     meant = next((end for end in ends if end in routes), "")
-    return NotFound(f"no such route: {asked}; {meant} is one" if meant else f"no such route: {asked}; /docs lists them")
+    return NotFound(f"no such route: {asked}; {meant} is one" if meant else "no such route; /docs lists them")
