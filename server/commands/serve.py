@@ -10,7 +10,6 @@ import time
 
 from embert import __version__
 from embert.server.commands.models import name_of, plan
-from embert.server.commands.waiting_server import Downloads, waiting_server
 from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys
 from embert.server.http.tls_context import tls_context
 from embert.server.observability.logs import configure_logging, exit_now
@@ -51,6 +50,8 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
         log.error("%s: %s", NO_MEMORY, error)  # noqa: TRY400
         return 1
     use_memory(memory, "supervisor")
+    # Needed until the models are there: the supervisor keeps little in memory.
+    from embert.server.commands.waiting_server import Downloads, waiting_server
     from embert.server.observability.metrics import SupervisorMetrics
 
     metrics = SupervisorMetrics(names, __version__)

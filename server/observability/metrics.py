@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from embert.server.observability.buffered_histogram import BufferedHistogram
 from embert.server.observability.metric_memory import MetricMemory, Region, value_class
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
 
+    from embert.server.observability.buffered_histogram import BufferedHistogram
     from embert.server.observability.latency_buckets import LatencyBuckets
 
 __all__ = [
@@ -116,6 +116,8 @@ class EngineMetrics:
         """The series of a model on this engine, by its served name."""
         found = self._models.get(model)
         if found is None:
+            from embert.server.observability.buffered_histogram import BufferedHistogram  # numpy: not in the supervisor
+
             labels = self._label, model
             found = self._models[model] = EngineModelMetrics(
                 self._batches.labels(*labels),

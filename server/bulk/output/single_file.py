@@ -47,7 +47,7 @@ class SingleFile:
     def __init__(self, path: str, *, overwrite: bool = False, resume: bool = False) -> None:
         """Open the file beside `path`. Raises BulkError or OSError where that is not possible.
 
-        A file that is there is replaced with `overwrite`, or by the run that `resume` continues.
+        A file with content is replaced with `overwrite`, or by the run that `resume` continues.
         """
         self._path = Path(os.path.realpath(path))  # replace the target of a link, not the link
         self._partial, self._progress = map(Path, self.beside(path))
@@ -61,10 +61,10 @@ class SingleFile:
         self.is_finished = False
         if self._path.exists():
             self._check_replaceable()
-            if not overwrite and not (resume and self._progress.exists()):
+            if not overwrite and self._path.stat().st_size and not (resume and self._progress.exists()):
                 raise BulkError(f"{self._path} exists; --overwrite replaces it")
         self._descriptor = self._open_locked()
-        if self._path.exists() and not overwrite and not self._progress.exists():
+        if not overwrite and not self._progress.exists() and self._path.exists() and self._path.stat().st_size:
             os.close(self._descriptor)
             self._partial.unlink(missing_ok=True)
             raise BulkError(f"{self._path} was written by another run meanwhile; --overwrite replaces it")

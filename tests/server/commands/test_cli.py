@@ -190,7 +190,7 @@ def into(texts: Path, target: Path, *options: str) -> list[str]:
 def stopped_run(texts: Path, target: Path) -> None:
     """A run that was killed at some moment after its first texts were complete."""
     progress = target.with_name(f"{target.name}.partial.json")
-    command = [sys.executable, "-m", "embert.server.commands.cli", *into(texts, target)]
+    command = [sys.executable, "-m", "embert.server.commands.cli", *into(texts, target, "--overwrite")]
     slow = environment({"STAND_IN_TOKENS_PER_S": "60000"})  # a few tenths of a second a block
     with subprocess.Popen(command, cwd=ROOT, env=slow, stderr=subprocess.PIPE) as process:
         try:
@@ -230,7 +230,7 @@ def test_embed_that_fails_keeps_what_is_complete_and_the_output_as_it_was(
     good = texts.read_bytes()
     texts.write_bytes(good.replace(b"text 5000\n", b"text \xff\n"))
     target.write_bytes(b"of an earlier run")
-    status, _, err = run(capsys, *into(texts, target))
+    status, _, err = run(capsys, *into(texts, target, "--overwrite"))
     assert status == 1
     assert "4096 texts are complete; --resume goes on after them" in err
     assert f"{texts} line 5001 is not UTF-8: byte 0xff at position 6" in err
