@@ -11,6 +11,7 @@ does, at no cost and without a gap.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import select
 import statistics
@@ -20,13 +21,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from benchmarks.lib import record
-from embert.engine import Encoder, Model, PackedBatch, Rows, Task
+from embert.engine import Encoder, PackedBatch, Rows, Task, load_model
 from embert.server.config import ModelConfig, ServeConfig
 from embert.server.ipc.control import StartEngine
 from embert.server.ipc.framing import Channel
@@ -114,7 +114,7 @@ class Run:
         config = ServeConfig(workers=1)  # as many as have a place in the counters
         counters = SharedCounters.create(1, 1)
         start = StartEngine(config, [], False, ["simulated"], -1, 0, "cuda:0", f"{folder}/engine", counters.fd, 1)
-        model = cast("Model", SimpleNamespace(model_id="simulated", max_input_length=512, tasks=Task.EMBED))
+        model = dataclasses.replace(load_model(None), model_id="simulated", max_input_length=512)
         loaded = LoadedModel(0, "simulated", ModelConfig(), model, self.gpu)
         loaded.warm_up()
         loop = EngineLoop(start)

@@ -17,6 +17,8 @@ from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.api.models.choice import ModelChoice
 from embert.server.api.models.service import Service
 from embert.server.api.request_context import RequestContext
+from embert.server.http.held_bytes import HeldBytes
+from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
 
 SMALL, LARGE = 1_000, 20_000  # bytes of a body; a round has 16 384
 
@@ -126,10 +128,18 @@ def test_only_bulk_requests_take_turns(bulk: bool) -> None:
     context = object.__new__(RequestContext)
     context.options = cast("RequestOptions", SimpleNamespace(bulk=bulk))
     context.breakdown, context.trace, context.receive, context.truncated = LatencyBreakdown(), None, receive, 0
-    context._choice = cast("ModelChoice", SimpleNamespace(services=SimpleNamespace(bulk_turns=turns)))
-    context._size = 300
+    services = SimpleNamespace(bulk_turns=turns, held=HeldBytes(1 << 20))
+    context._choice = cast("ModelChoice", SimpleNamespace(services=services))
+    context._size, context._param = 300, ""
+    context.scope = {SCOPE_KEY: RequestRecord("", b"")}
     heads = SimpleNamespace(heads=SimpleNamespace(multi_vector=None))
-    service = SimpleNamespace(tokenize=tokenize, router=SimpleNamespace(encode=encode), number=0, model=heads)
+    service = SimpleNamespace(
+        tokenize=tokenize,
+        router=SimpleNamespace(encode=encode),
+        number=0,
+        model=heads,
+        answer_bytes=lambda *_: 32,
+    )
     context.service = cast("Service", service)
 
     async def request() -> None:

@@ -205,9 +205,9 @@ def test_a_tokenizer_that_ends_http_processes_is_left_out(named: list[str], tmp_
         """
 import os, sys
 if "embert.server.api.process" in sys.orig_argv:
-    from embert.engine.tokenization import backend
-    read = backend.read_object
-    backend.read_object = lambda path: os.abort() if "/b/" in str(path) else read(path)
+    from embert.engine.tokenization import library
+    read = library.read_object
+    library.read_object = lambda path: os.abort() if "/b/" in str(path) else read(path)
 """
     )
     with live(*named, *STAND_IN, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, ready=False, clean_log=False) as server:
