@@ -14,7 +14,7 @@ SMALL_BYTES = 65_536  # what has no more may take a quarter on top, so that larg
 
 
 class HeldBytes:
-    """Of one process. Whoever adds to `requests` or `unread` takes it away again."""
+    """Of one process. What adds to `requests` or `unread` also subtracts it."""
 
     __slots__ = ("limit", "requests", "unread")
 

@@ -145,7 +145,7 @@ class _Series:
             self._memory[begin : begin + len(key)] = key
             self.values[place] = 0.0
             self._places[key] = place
-            self._head[self._used] = end + _NUMBER_BYTES  # last: whoever reads finds it whole
+            self._head[self._used] = end + _NUMBER_BYTES  # last: a reader then finds it whole
         return place
 
     def read(self) -> Iterator[tuple[bytes, float]]:

@@ -115,7 +115,7 @@ _CUT_TOKENS: Fields = known("truncate_prompt_tokens truncation_side", HONORED, "
 
 # --- embeddings ---
 
-# What Jina has for its own models and nobody else can do, and what would make other vectors.
+# Jina's own features, which no other server has, and fields that would change the vectors.
 _OTHER_VECTORS: Fields = {
     **known("late_chunking", REFUSED, "JINA", "every text is read alone", unless=(False,)),
     **known("return_multivector", REFUSED, "JINA", "`embedding_types` asks for these", unless=(False,)),

@@ -1,7 +1,7 @@
 """Exemplars: beside a bucket's count, the id of a request that fell into it.
 
 prometheus_client keeps them in the memory of one process, and not at all with several processes. So each API process
-writes its own beside its metrics, at most once a second, and whoever answers a scrape adds all of them.
+writes its own beside its metrics, at most once a second, and the process that answers a scrape adds all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CPU, memory, files and start of each process, read from /proc when somebody scrapes.
 
 prometheus_client reports them for its own process alone, and not at all with several processes. So each process leaves
-its pid beside its metrics, and whoever answers a scrape looks at all of them.
+its pid beside its metrics, and the process that answers a scrape reads all of them.
 """
 
 from __future__ import annotations
