@@ -102,8 +102,9 @@ def create_app(
         access_log,
         tracer,
     )
-    cors = bool(services.config.cors_allow_origin)
-    return App(observer, DirectRoutes(hot, observer, keys, dialects, cors=cors))
+    # Every answer of a server that allows other origins has a header of theirs, so it takes the app's layers.
+    direct = {} if services.config.cors_allow_origin else hot
+    return App(observer, DirectRoutes(direct, observer, keys, dialects))
 
 
 def _endpoint(
@@ -207,4 +208,4 @@ def _nothing_there(path: str, services: Services, below: Mapping[str, ModelPath]
             return error
     ends = ("/" + "/".join(words[begin:]) for begin in range(1, len(words)))
     meant = next((end for end in ends if end in routes), "")
-    return NotFound(f"no such route: {asked}; {meant} is one" if meant else "no such route; /docs lists them")
+    return NotFound(f"no such route: {asked}; {meant} is one" if meant else f"no such route: {asked}; /docs lists them")

@@ -38,20 +38,15 @@ class DirectRoutes:
         observer: RequestMetricsMiddleware,
         keys: Keys,
         dialects: Dialects,
-        *,
-        cors: bool,
     ) -> None:
-        """`endpoints` by path. With `cors`, requests from web pages take the long way, where their headers are."""
+        """`endpoints` by path."""
         self._endpoints, self._observer, self._keys, self._dialects = endpoints, observer, keys, dialects
-        self._cors = cors
 
     def __call__(self, cycle: BoundedCycle) -> Coroutine[None, None, None] | None:
         """What answers a complete request; None for the app's."""
         scope = cycle.scope
         endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
-        if endpoint is None or (self._cors and any(name == b"origin" for name, _ in scope["headers"])):
-            return None
-        return self._answer(cycle, endpoint)
+        return None if endpoint is None else self._answer(cycle, endpoint)
 
     async def _answer(self, cycle: BoundedCycle, endpoint: Endpoint) -> None:
         scope: Scope = cycle.scope  # type: ignore[assignment]

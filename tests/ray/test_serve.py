@@ -299,7 +299,7 @@ def test_a_prefix_and_options(pair: str) -> None:
         answer = asking.get("/info", headers={"origin": ORIGIN})
         assert answer.json()["backend"] == "stand-in"
         assert answer.headers["access-control-allow-origin"] == ORIGIN
-        assert asking.post("/v1/nope", json={}).json()["error"]["message"] == "no such route; /docs lists them"
+        assert "'/v1/nope'" in asking.post("/v1/nope", json={}).json()["error"]["message"]
 
 
 # --- the page ---

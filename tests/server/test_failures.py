@@ -208,5 +208,6 @@ def test_info_before_an_engine_has_the_model() -> None:
 def test_told_to_stop_while_loading() -> None:
     with live(*STAND_IN, loading=True) as server, server.client() as client:
         _until_it_answers(client)
+        until(lambda: bool(server.api_pids), what="HTTP processes: before, the process answers that plans")
         server.signal()
         assert server.wait() == 0
