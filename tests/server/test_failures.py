@@ -182,11 +182,14 @@ def test_while_loading() -> None:
 
 
 def _until_it_answers(client: httpx.Client) -> None:
+    """By an HTTP process: the process that plans answers before, and knows less."""
+
     def answers() -> bool:
         try:
-            return client.get("/livez", timeout=10).status_code == 200
+            answer = client.get("/info", timeout=10)
         except httpx.TransportError:
             return False
+        return answer.status_code == 200 and "max_input_length" in answer.json()
 
     until(answers, what="an answer")
 

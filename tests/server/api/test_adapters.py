@@ -133,7 +133,8 @@ def test_texts_of_all_adapters_in_one_batch(adapted: Live, jina: Jina) -> None:
     answers = adapted.post("/vertex", body).json()["predictions"]
     wanted = [expected(jina, text, task) for text, task in zip(texts, tasks, strict=True)]
     np.testing.assert_allclose([answer[0] for answer in answers], wanted, atol=1e-5)
-    assert batches_written(adapted) == before + 1
+    # Seven without sharing. /vertex starts one instance a round of its event loop: the first may have a batch alone.
+    assert batches_written(adapted) - before <= 2
 
 
 def test_slices_of_requests_keep_their_adapters() -> None:
