@@ -2,9 +2,9 @@
 
 The device loop reads requests itself while it has nothing to run and between two batches, and it sends its answers:
 another thread would have to wake up and acquire the interpreter lock for every message. Before it waits long for the
-encoder, it hands the sockets over to the receiving thread, and takes them back by reading again. Whoever reads also
-sends what an API process did not accept at once. The receiving thread sends the status as well, and looks after the
-sockets where the device loop waits for longer than it expected.
+encoder, it hands the sockets over to the receiving thread, and takes them back by reading again. The reading thread
+also sends what an API process did not accept at once. The receiving thread sends the status as well, and looks after
+the sockets where the device loop waits for longer than it expected.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SocketServer:
         gone: Callable[[Channel], None],
         read: Callable[[], None] = lambda: None,
     ) -> None:
-        """Whoever reads calls `received` with each message, and `gone` once for each closed connection.
+        """The reading thread calls `received` with each message, and `gone` once for each closed connection.
 
         `status` is called for every message that is sent. A new connection gets a status at once, and every connection
         at least one a second. The receiving thread calls `read` each time that it has read.
@@ -86,7 +86,7 @@ class SocketServer:
         self._handed_over.set()
 
     def wake(self) -> None:
-        """End the wait of whoever reads."""
+        """End the wait of the reading thread."""
         if not self._ended:
             os.eventfd_write(self._wake, 1)
 

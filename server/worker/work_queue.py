@@ -1,8 +1,8 @@
 """The requests that wait for the encoder and the batches that run on it, shared by two threads under one lock.
 
-Whoever reads the sockets (socket_server.py) adds and cancels; the device loop takes batches. A request that ran when an
-engine was lost arrives with `alone` set. It runs in a batch of its own, and no batch is submitted behind or before it,
-so if an engine is lost again the cause is known.
+The thread that reads the sockets (socket_server.py) adds and cancels; the device loop takes batches. A request that ran
+when an engine was lost arrives with `alone` set. It runs in a batch of its own, and no batch is submitted behind or
+before it, so if an engine is lost again the cause is known.
 """
 
 from __future__ import annotations

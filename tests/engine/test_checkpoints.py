@@ -92,7 +92,7 @@ FAST = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL}
 
 
 def stored(tokenizer: Backend) -> Backend:
-    """With truncation and padding in tokenizer.json, which the library's callers set anew."""
+    """With truncation and padding in tokenizer.json, which callers of the library set again."""
     tokenizer.enable_truncation(5, stride=2)
     tokenizer.enable_padding(length=24, direction="left")
     return tokenizer

@@ -112,7 +112,7 @@ def test_ids_are_those_of_transformers(
     assert ours.has_token_types == ("token_type_ids" in expected)
     if ours.has_token_types:
         assert [each.type_ids for each in found] == expected["token_type_ids"]
-    # What divides and remembers texts is told of the same tokenizer.
+    # The code that splits texts and the word cache use the same tokenizer.
     backend = OurBackend(path, ours, vocab_size=ROOM, lowercase=False)
     for text in TEXTS:
         (ids,) = backend.ids([text], None, "right")
