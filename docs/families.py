@@ -2,7 +2,7 @@
 
     python -m docs.families
 
-What a family computes, and which heads it has, its reader says (engine/families/), given the config.json of its model
+What a family computes, and which heads it has, its reader says (engine/models/), given the config.json of its model
 in the tests. Names of checkpoints and what was tested stand here.
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 
 import transformers
 
-from embert.engine.families import Architecture, read_architecture
-from tests.engine.architectures.test_jina_bert_v2 import CONFIG as JINA_BERT_V2
-from tests.engine.families import FAMILIES
+from embert.engine.models import EncoderConfig, read_architecture
+from tests.engine.model_cases import FAMILIES
+from tests.engine.models.test_jina_bert_v2 import CONFIG as JINA_BERT_V2
 
 __all__ = ["ROWS", "TABLES", "Row", "replaced"]
 
@@ -37,7 +37,7 @@ class Row:
     devices: str = "CPU"  # that it is tested on; a GPU: in tests/csrc/test_families_on_gpu.py
     config: str | dict[str, Any] = ""  # a row of the tests' models, or a config.json; empty: the first of model_types
 
-    def architecture(self) -> Architecture:
+    def architecture(self) -> EncoderConfig:
         """What its reader makes of a config.json."""
         fields = self.config
         if isinstance(fields, str):
@@ -65,7 +65,7 @@ ROWS = (
 )
 
 
-def positions(architecture: Architecture) -> str:
+def positions(architecture: EncoderConfig) -> str:
     """How tokens know where they stand."""
     attention = [architecture.attention_of(layer) for layer in range(architecture.layers)]
     said = {
@@ -78,7 +78,7 @@ def positions(architecture: Architecture) -> str:
     return ", ".join(name for name, holds in said.items() if holds)
 
 
-def layers(architecture: Architecture) -> str:
+def layers(architecture: EncoderConfig) -> str:
     """How its layers differ from BERT's."""
     said = {
         "gated": architecture.gated,

@@ -2,7 +2,7 @@
 
     python -m docs.fields
 
-Its rows are those of server/api/dialects/fields.py: fields of which the same is true on the same routes are one row.
+Its rows are those of server/protocols/fields.py: fields of which the same is true on the same routes are one row.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from embert.server.api.dialects.fields import ELSEWHERE
-from embert.server.api.input.known_fields import KnownField, Verdict
-from embert.server.api.routes import TASKS
+from embert.server.frontend.input.known_fields import KnownField, Verdict
+from embert.server.frontend.routes import TASKS
+from embert.server.protocols.fields import ELSEWHERE
 
 __all__ = ["PAGE", "replaced"]
 

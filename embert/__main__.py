@@ -1,6 +1,6 @@
 """`python -m embert` is the command `embert`."""
 
-from embert.server.commands.cli import main
+from embert.server.cli.main import main
 
 if __name__ == "__main__":
     main()

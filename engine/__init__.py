@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from embert.engine import errors
 
 if TYPE_CHECKING:
-    from embert.engine.agreement.load import load_encoder
     from embert.engine.encoders.base import Encoder
     from embert.engine.engine import Engine
     from embert.engine.heads.scores import LabelScore, Ranked
+    from embert.engine.int8_accuracy.load import load_encoder
     from embert.engine.model import Model, load_model
     from embert.engine.packing import PackedBatch, pack
     from embert.engine.rows import Rows, SparseVector
@@ -60,7 +60,7 @@ _MODULES = {
     "SparseVector": "embert.engine.rows",
     "Task": "embert.engine.tasks",
     "Tokenizer": "embert.engine.tokenization.tokenizer",
-    "load_encoder": "embert.engine.agreement.load",
+    "load_encoder": "embert.engine.int8_accuracy.load",
     "load_model": "embert.engine.model",
     "pack": "embert.engine.packing",
 }

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Adapters
-from embert.engine.architecture.tensor_names import TABLES, Spelling, TensorNames
 from embert.engine.errors import BrokenModel
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.lora import ADAPTER_WEIGHTS, PEFT_PREFIX
+from embert.engine.models.encoder_config import Adapters
+from embert.engine.models.tensor_names import TABLES, Spelling, TensorNames
 
 __all__ = ["LowRank", "PeftFiles", "beside_weight"]
 

@@ -10,9 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.adapters import LowRank, PeftFiles, beside_weight
-from embert.engine.architecture.architecture import Architecture
-from embert.engine.architecture.tensor_names import POSITION_EMBEDDINGS, WORD_EMBEDDINGS, Spelling, spellings_of
-from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
@@ -20,6 +17,9 @@ from embert.engine.heads.checkpoints.stored import stored_tensors
 from embert.engine.heads.description import Layer, Norm
 from embert.engine.merged_weights import MergedWeights
 from embert.engine.model import Model
+from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.tensor_names import POSITION_EMBEDDINGS, WORD_EMBEDDINGS, Spelling, spellings_of
+from embert.engine.models.tensor_shapes import tensor_shapes
 
 __all__ = ["PADDING_POSITION", "Checkpoint"]
 
@@ -68,7 +68,7 @@ class Checkpoint:
         checkpoint._check_surplus(architecture, used)
         return checkpoint
 
-    def _find(self, name: str, wanted: tuple[int, ...], architecture: Architecture) -> Spelling:
+    def _find(self, name: str, wanted: tuple[int, ...], architecture: EncoderConfig) -> Spelling:
         """Keep a tensor of the encoder. Returns where it is stored. Raises BrokenModel."""
         skipped = architecture.first_position if name == POSITION_EMBEDDINGS else 0
         spellings = architecture.tensors.spellings(name)
@@ -97,7 +97,7 @@ class Checkpoint:
             tensor = self._merged[name] = self._lora.merged(name, tensor)
         return tensor
 
-    def _tied(self, architecture: Architecture) -> Spelling | None:
+    def _tied(self, architecture: EncoderConfig) -> Spelling | None:
         """Where the word table is stored as a masked language model's decoder alone, to which it is tied."""
         head = architecture.tensors.masked_lm
         if head is None or f"{head.decoder}.weight" not in self._files:
@@ -105,7 +105,7 @@ class Checkpoint:
         tied = read_object(self.path.parent / "config.json").get("tie_word_embeddings", True)
         return Spelling(f"{head.decoder}.weight") if tied else None
 
-    def _find_adapters(self, spelled: Mapping[str, Spelling], architecture: Architecture, folder: Path) -> set[str]:
+    def _find_adapters(self, spelled: Mapping[str, Spelling], architecture: EncoderConfig, folder: Path) -> set[str]:
         """Keep what adapters add to weights. Returns the names of tensors that stand beside these. Raises BrokenModel.
 
         `spelled` says where each tensor is stored, and `folder` has the weights.
@@ -130,7 +130,7 @@ class Checkpoint:
             peft.check_surplus()
         return used
 
-    def _check_surplus(self, architecture: Architecture, used: set[str]) -> None:
+    def _check_surplus(self, architecture: EncoderConfig, used: set[str]) -> None:
         """Raise BrokenModel for a layer's tensor that the architecture does not use: it would change the vectors."""
         for name in self._files:
             rest = architecture.tensors.layer_of(name)

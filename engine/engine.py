@@ -10,14 +10,14 @@ from typing import TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.agreement import MIN_AGREEMENT
-from embert.engine.agreement.load import load_encoder
+from embert.engine.encode_batches import forwards
 from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.errors import InputError
-from embert.engine.forwards import forwards
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
+from embert.engine.int8_accuracy import MIN_AGREEMENT
+from embert.engine.int8_accuracy.load import load_encoder
 from embert.engine.model import Model, load_model
 from embert.engine.packing import cumulative
 from embert.engine.rows import Rows, SparseVector

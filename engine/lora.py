@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embert.engine.architecture.tensor_names import TensorNames, spellings_of
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.files.keys import check_keys
+from embert.engine.models.tensor_names import TensorNames, spellings_of
 
 __all__ = [
     "ADAPTER_WEIGHTS",

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, UnsupportedModel
-from embert.engine.families import Architecture, check_config, read_architecture
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import read_object
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
@@ -26,6 +24,8 @@ from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, modes_of
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
+from embert.engine.models import EncoderConfig, check_config, read_architecture
+from embert.engine.models.tensor_shapes import tensor_shapes
 from embert.engine.prompts import prompts_with_adapters, read_prompts
 from embert.engine.tasks import NO_TASK, Task
 
@@ -45,7 +45,7 @@ class Model:
     model_id: str  # as users know it: what they typed, or the default model's hub id
     folder: Path
     revision: str | None  # the hub's commit, when known
-    architecture: Architecture  # what the encoder computes
+    architecture: EncoderConfig  # what the encoder computes
     pooling: str  # one of sentence-transformers' modes; several, whose rows are joined, have "+" between them
     after_pooling: tuple[Module, ...]  # in order, without a Normalize at the end
     normalize: bool  # the model itself ends in a Normalize module
@@ -229,7 +229,7 @@ def _architectures(folder: Path) -> str:
     return ", ".join(map(str, stated)) if isinstance(stated, list) else ""
 
 
-def _unused(weights: Path, architecture: Architecture, heads: Heads, lora: Lora | None, pooling: str) -> list[str]:
+def _unused(weights: Path, architecture: EncoderConfig, heads: Heads, lora: Lora | None, pooling: str) -> list[str]:
     """A sentence where nothing reads some of the stored tensors, which belong to a head that is not served.
 
     `pooling` is how the model embeds, if it does. Raises BrokenModel for files that cannot be read.
@@ -270,7 +270,7 @@ def _base(lora: Lora, progress: bool) -> Path:
     return base
 
 
-def _check_size(folder: Path, architecture: Architecture) -> None:
+def _check_size(folder: Path, architecture: EncoderConfig) -> None:
     """Raise BrokenModel for weights that cannot be in files of this size, before anything is allocated for them.
 
     The encoder compares each tensor's shape; here only what would take much memory until then is refused.

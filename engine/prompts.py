@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embert.engine.architecture.architecture import Adapters
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import read_object
+from embert.engine.models.encoder_config import Adapters
 
 __all__ = ["prompts_with_adapters", "read_prompts"]
 

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-# As encoders/torch does, and before anything imports torch, which reads it then: otherwise the threads of torch and of
+# As encoders/cpu does, and before anything imports torch, which reads it then: otherwise the threads of torch and of
 # transformers spin for each other where tests share cores. 500 texts took 60 s of CPU time instead of 20.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs.families import ROWS, TABLES, replaced
-from embert.engine.families import FAMILIES
+from embert.engine.models import FAMILIES
 from tests.csrc.family_checkpoints import CHECKPOINTS
 
 
@@ -22,7 +22,7 @@ def test_a_gpu_is_named_where_a_test_has_one() -> None:
     assert on_gpu
     for row in on_gpu:
         assert row.architecture().family in tested, row
-        assert {*row.model_types} - {"new"} <= tested, row  # GTE's older code: tests/engine/architectures/test_gte.py
+        assert {*row.model_types} - {"new"} <= tested, row  # GTE's older code: tests/engine/models/test_gte.py
 
 
 @pytest.mark.parametrize("page", TABLES, ids=lambda page: page.name)

@@ -36,8 +36,8 @@ from benchmarks.lib import record
 from benchmarks.lib.stub_encoders import StubEncoder
 from benchmarks.lib.texts import QUERY_TOKENS, texts
 from embert.engine import Encoder, Model, Tokenizer, load_encoder, load_model
+from embert.engine.encode_batches import by_length, gathered, packed, spans
 from embert.engine.engine import batch_budget
-from embert.engine.forwards import by_length, gathered, packed, spans
 from embert.engine.packing import PackedBatch, cumulative
 from embert.server.bulk.engine_stage import Answer, EngineStage
 from embert.server.bulk.input.line_blocks import LineBlocks
@@ -299,7 +299,7 @@ def _forward(encoder: Encoder, batches: Sequence[PackedBatch]) -> None:
 def _run(model: Model, folder: Path, source: Path, output: str, *options: str) -> tuple[float, float]:
     """Seconds of one run: of the clock, and of CPU time of all its processes."""
     target = f"{folder}/{OUTPUTS[output]}"
-    command = [sys.executable, "-m", "embert.server.commands.cli", "embed", "-q", "-m", str(model.folder)]
+    command = [sys.executable, "-m", "embert.server.cli.main", "embed", "-q", "-m", str(model.folder)]
     with _removed(Path(target)):
         began = time.perf_counter()
         with subprocess.Popen([*command, "-f", str(source), "-o", target, *options]) as process:

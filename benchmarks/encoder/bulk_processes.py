@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(source: Path, target: Path, count: int) -> dict[str, float]:
     """Microseconds a text of each part of a run."""
-    command = [sys.executable, "-m", "embert.server.commands.cli", "embed", "-q", "-f", str(source), "-o", str(target)]
+    command = [sys.executable, "-m", "embert.server.cli.main", "embed", "-q", "-f", str(source), "-o", str(target)]
     partial = target.with_name(f"{target.name}.partial")
     first: dict[Thread, float] = {}
     last: dict[Thread, float] = {}

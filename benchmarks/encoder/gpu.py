@@ -38,7 +38,7 @@ from benchmarks.rivals.packed_rotary import PackedRotary
 from benchmarks.rivals.packed_torch import Packed, PackedBert
 from benchmarks.rivals.padded_transformers import padded_runner
 from embert import engine
-from embert.engine.architecture.architecture import Architecture
+from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.packing import PackedBatch
 
 COSINE = 0.999  # below it a rival computes something else
@@ -216,7 +216,7 @@ def _print(row: dict[str, Any]) -> None:
         )
 
 
-def _useful_flops(architecture: Architecture, lengths: npt.NDArray[np.int64]) -> float:
+def _useful_flops(architecture: EncoderConfig, lengths: npt.NDArray[np.int64]) -> float:
     """Return the FLOPs of real tokens: all matrix products and attention in every layer, whatever pooling reads."""
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     products = 2 * (4 * hidden + (3 if architecture.gated else 2) * inner) * hidden * int(lengths.sum())

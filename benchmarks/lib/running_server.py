@@ -25,8 +25,8 @@ __all__ = ["RunningServer", "embert", "running"]
 ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 180.0
 KINDS = {  # by module in the command line; the second two are those of builds before 2026-11-24
-    "embert.server.api.process": "api",
-    "embert.server.worker.process": "engine",
+    "embert.server.frontend.process": "api",
+    "embert.server.engine_worker.process": "engine",
     "server.api_process": "api",
     "server.engine_process": "engine",
 }
@@ -94,7 +94,7 @@ def embert(*options: str, model: str | None = None, checkout: Path = ROOT) -> It
     """
     python = checkout / ".venv" / "bin" / "python"
     program = str(python) if checkout != ROOT and python.exists() else sys.executable
-    module = "embert.server.commands.cli" if (checkout / "embert").is_dir() else "server.cli"  # until 2026-11-23
+    module = "embert.server.cli.main" if (checkout / "embert").is_dir() else "server.cli"  # until 2026-11-23
     command = [program, "-m", module, "serve", *([model] if model else []), *options, "--port", "{port}"]
     with running("embert", "supervisor", command, "/readyz", {}, checkout) as server:
         yield server

@@ -141,7 +141,7 @@ def embert_embed(folder: Path, arguments: argparse.Namespace) -> Run:
     def used(name: str) -> Used:
         output = folder / f"{name}.npy"
         output.unlink(missing_ok=True)
-        command = [sys.executable, "-P", "-m", "embert.server.commands.cli", "embed", "--quiet", "--device"]
+        command = [sys.executable, "-P", "-m", "embert.server.cli.main", "embed", "--quiet", "--device"]
         command += [arguments.device, "--file", str(folder / f"{name}.txt"), "--output", str(output)]
         began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, check=True, preexec_fn=lambda: embed_on(arguments.cores))

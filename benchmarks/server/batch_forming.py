@@ -12,7 +12,7 @@ import argparse
 import time
 from itertools import count
 
-from embert.server.worker.scheduling import Batch, BatchLimits, Request, Scheduler, ThroughputEstimate
+from embert.server.engine_worker.scheduling import Batch, BatchLimits, Request, Scheduler, ThroughputEstimate
 
 WAITING = (10, 100, 1_000, 10_000)
 BATCHES, RUNS = 30, 5

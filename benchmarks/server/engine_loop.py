@@ -28,12 +28,12 @@ import numpy as np
 from benchmarks.lib import record
 from embert.engine import Encoder, PackedBatch, Rows, Task, load_model
 from embert.server.config import ModelConfig, ServeConfig
+from embert.server.engine_worker.loaded_model import LoadedModel
+from embert.server.engine_worker.loop import EngineLoop
 from embert.server.ipc.control import StartEngine
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest, Submit, decode_results, encode
 from embert.server.ipc.shared_counters import SharedCounters
-from embert.server.worker.loaded_model import LoadedModel
-from embert.server.worker.loop import EngineLoop
 
 FIXED_S, TOKENS_PER_S = 0.12e-3, 2.9e6  # time of a batch: fixed part and rate, as BERT-base on one H100
 LAUNCH_S = 0.15e-3

@@ -70,7 +70,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int pad
                                       const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
                                       const std::vector<LinearLayer>& multi, bool token_weights,
                                       const std::optional<SpladeHeadOf>& splade) {
-  Architecture model;
+  EncoderConfig model;
   model.hidden = hidden;
   model.layers = layers;
   model.heads = heads;

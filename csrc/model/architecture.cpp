@@ -19,11 +19,11 @@ Status refuse(const std::string& what) {
 
 }  // namespace
 
-int Architecture::stored_layers() const {
+int EncoderConfig::stored_layers() const {
   return shared.empty() ? layers : 1 + *std::max_element(shared.begin(), shared.end());
 }
 
-std::vector<int> Architecture::angle_tables() const {
+std::vector<int> EncoderConfig::angle_tables() const {
   std::vector<int> columns;
   for (const LayerAttention& each : attention) {
     if (each.turned == 0) continue;
@@ -33,7 +33,7 @@ std::vector<int> Architecture::angle_tables() const {
   return columns;
 }
 
-Status Architecture::check() const {
+Status EncoderConfig::check() const {
   if (hidden <= 0 || heads <= 0 || hidden % heads != 0)
     return refuse("hidden size " + std::to_string(hidden) + " with " + std::to_string(heads) + " heads");
   if (!layernorm_takes(dtype, hidden) || hidden % 8 != 0)
@@ -53,7 +53,7 @@ Status Architecture::check() const {
   return check_heads();
 }
 
-Status Architecture::check_int8() const {
+Status EncoderConfig::check_int8() const {
   if (!int8) return {};
   if (dtype != DType::kFloat16) return refuse("matrices in int8 with rows in another type than float16");
   if (gated || pre_norm || embedding > 0 || !shared.empty() || !angle_tables().empty())
@@ -65,7 +65,7 @@ Status Architecture::check_int8() const {
                 std::to_string(kMaxSumColumns) + " and " + std::to_string(kMostQuantised));
 }
 
-Status Architecture::check_layers() const {
+Status EncoderConfig::check_layers() const {
   if (embedding < 0 || !layernorm_takes(dtype, embedding_columns()) || embedding_columns() % 8 != 0)
     return refuse("embeddings of " + std::to_string(embedding) + " columns: they must be a multiple of 8");
   if (activation == Activation::kSilu && !gated) return refuse("silu in a feed-forward part without a gate");
@@ -98,7 +98,7 @@ Status Architecture::check_layers() const {
   return {};
 }
 
-Status Architecture::check_heads() const {
+Status EncoderConfig::check_heads() const {
   const auto chain = [&](const char* name, const std::vector<DenseShape>& layers) -> Status {
     int columns = hidden;
     for (const DenseShape& layer : layers) {

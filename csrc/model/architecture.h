@@ -20,13 +20,13 @@ struct LayerAttention {
   int table = 0;  // the table of angles by which they are
 };
 
-// BERT's layers, and how a model differs from them (engine/architecture/architecture.py says the same in Python).
+// BERT's layers, and how a model differs from them (engine/models/encoder_config.py says the same in Python).
 //
 // An embedding is the sum of a token's rows in the tables, then a LayerNorm, then a projection where the tables are
 // narrower than the layers. A layer is attention and a feed-forward part, each of which adds to the row that it was
 // given. LayerNorms follow these sums. With pre_norm they come before attention and before the feed-forward part, and
 // one more follows the last layer.
-struct Architecture {
+struct EncoderConfig {
   int hidden = 0, layers = 0, heads = 0, inner = 0;
   int padded_head = 0;  // columns of a head with zeros after hidden / heads of them; 0: it has no zeros
   int vocabulary = 0, types = 0;  // rows of the embedding tables; types 0: the model has none

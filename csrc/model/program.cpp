@@ -7,7 +7,7 @@ namespace {
 
 class Compiler {
  public:
-  Compiler(const Architecture& model, const Abilities& able) : model_(model), able_(able) {}
+  Compiler(const EncoderConfig& model, const Abilities& able) : model_(model), able_(able) {}
 
   Program compile() {
     embed();
@@ -125,7 +125,7 @@ class Compiler {
     made_.steps.push_back(step);
   }
 
-  const Architecture& model_;
+  const EncoderConfig& model_;
   const Abilities able_;
   Program made_;
   NormName waiting_;         // the LayerNorm after the rows of kX that is left to their readers
@@ -134,7 +134,7 @@ class Compiler {
 
 }  // namespace
 
-Program compile(const Architecture& model, const Abilities& able) {
+Program compile(const EncoderConfig& model, const Abilities& able) {
   return Compiler(model, able).compile();
 }
 

@@ -67,6 +67,6 @@ struct Program {
   int inner_from = 0;  // the column of that piece at which kInner begins, after kGates
 };
 
-Program compile(const Architecture& model, const Abilities& able);
+Program compile(const EncoderConfig& model, const Abilities& able);
 
 }  // namespace embert

@@ -42,7 +42,7 @@ struct MatrixWeights {
 
 class Weights {
  public:
-  explicit Weights(const Architecture& model) : model_(model) {}
+  explicit Weights(const EncoderConfig& model) : model_(model) {}
   Status allocate();
 
   // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention,
@@ -106,7 +106,7 @@ class Weights {
     return (3 * size_t(model_.attention_columns()) + inner_rows()) * model_.hidden;
   }
 
-  Architecture model_;
+  EncoderConfig model_;
   DeviceBuffer storage_, conversion_, apart_, exact_;
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;

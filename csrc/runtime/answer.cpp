@@ -14,7 +14,7 @@ bool wants(const BatchView& batch, int sequence, Task task) {
   return batch.tasks == nullptr ? task == Task::kEmbed : (batch.tasks[sequence] & bit(task)) != 0;
 }
 
-int columns_of(Task task, const Architecture& model) {
+int columns_of(Task task, const EncoderConfig& model) {
   switch (task) {
     case Task::kEmbed:
       return model.width();
@@ -61,7 +61,7 @@ void Parts::place(Task task, int columns) {
   if (part.rows > 0) floats_ = part.first + size_t(part.rows) * columns;
 }
 
-Parts::Parts(const BatchView& batch, const Architecture& model) : by_sequence_(model.task_heads.by_sequence()) {
+Parts::Parts(const BatchView& batch, const EncoderConfig& model) : by_sequence_(model.task_heads.by_sequence()) {
   if (batch.tasks == nullptr) wanted_ = bit(Task::kEmbed);
   for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) wanted_ |= batch.tasks[i];
   for (const Task task : kEach) {
@@ -80,7 +80,7 @@ Parts::Parts(const BatchView& batch, const Architecture& model) : by_sequence_(m
   place(Task::kTokens, columns_of(Task::kTokens, model));
 }
 
-Parts::Parts(Task task, int sequences, const Architecture& model, float* out) : wanted_(bit(task)) {
+Parts::Parts(Task task, int sequences, const EncoderConfig& model, float* out) : wanted_(bit(task)) {
   Part& part = of(task);
   part.sequences = part.rows = sequences;
   part.is_all = true;

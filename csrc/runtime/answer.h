@@ -45,9 +45,9 @@ struct Part {
 class Parts {
  public:
   Parts() = default;
-  Parts(const BatchView& batch, const Architecture& model);
+  Parts(const BatchView& batch, const EncoderConfig& model);
   // One task, which all sequences want.
-  Parts(Task task, int sequences, const Architecture& model, float* out);
+  Parts(Task task, int sequences, const EncoderConfig& model, float* out);
 
   Tasks wanted() const { return wanted_; }
   bool wants(Tasks any_of) const { return (wanted_ & any_of) != 0; }

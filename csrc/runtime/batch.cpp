@@ -20,7 +20,7 @@ InputLayout::InputLayout(int tokens, int sequences) : tokens(tokens), sequences(
   bytes = types + aligned(4 * size_t(tokens));
 }
 
-Status check_batch(const BatchView& batch, const Architecture& model, int max_tokens, int max_sequences) {
+Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_tokens, int max_sequences) {
   if (batch.tokens < 0 || batch.sequences < 0) return Status::refused("a batch of fewer than no tokens or sequences");
   if (batch.tokens > max_tokens || batch.sequences > max_sequences) {
     return Status::refused("a batch of " + std::to_string(batch.tokens) + " tokens in " +

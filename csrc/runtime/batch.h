@@ -32,7 +32,7 @@ struct InputLayout {
 };
 
 // Refused where the batch is larger than these limits, contradicts itself, or has ids that the model does not know.
-Status check_batch(const BatchView& batch, const Architecture& model, int max_tokens, int max_sequences);
+Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_tokens, int max_sequences);
 void write_batch(const BatchView& batch, const InputLayout& layout, uint8_t* to);
 
 }  // namespace embert

@@ -9,7 +9,7 @@
 
 namespace embert {
 
-Status Encoder::create(const Architecture& model, const EncoderOptions& options, std::unique_ptr<Encoder>& made) {
+Status Encoder::create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& made) {
   EMBERT_TRY(model.check());
   if (options.max_tokens < 1 || options.max_tokens > kMostTokens) {
     return Status::refused("max_batch_tokens must be 1 to " + std::to_string(kMostTokens) + ", found " +

@@ -42,7 +42,7 @@ struct MemoryUse {
 
 class Encoder {
  public:
-  static Status create(const Architecture& model, const EncoderOptions& options, std::unique_ptr<Encoder>& made);
+  static Status create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& made);
   ~Encoder();
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
@@ -61,7 +61,7 @@ class Encoder {
   // An answer for each task that some sequence wanted. An empty batch without tasks has an EMBED answer of no rows.
   Status wait(int64_t ticket, std::vector<Answer>& answers);
 
-  const Architecture& model() const { return model_; }
+  const EncoderConfig& model() const { return model_; }
   const char* gemm_name() const { return gemm_->name(); }
   bool folds() const { return folds_; }
   int graph_count() const { return int(slots_[0].graphs.size() + slots_[1].graphs.size()); }
@@ -103,7 +103,7 @@ class Encoder {
     Parts parts;
   };
 
-  Encoder(const Architecture& model, const EncoderOptions& options)
+  Encoder(const EncoderConfig& model, const EncoderOptions& options)
       : model_(model), options_(options), weights_(model) {}
 
   // The steps of `create`.
@@ -173,7 +173,7 @@ class Encoder {
   Status reserve(Slot& slot, size_t own_floats, size_t floats, size_t listed);
   Status remember(Status status);
 
-  Architecture model_;
+  EncoderConfig model_;
   EncoderOptions options_;
   Weights weights_;
   std::unique_ptr<GemmProvider> gemm_;

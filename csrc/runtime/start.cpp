@@ -119,7 +119,7 @@ struct Encoder::FullBatch {
   std::vector<Tasks> tasks;
   BatchView view;
 
-  FullBatch(const Architecture& model, int max_tokens, Tasks wanted) {
+  FullBatch(const EncoderConfig& model, int max_tokens, Tasks wanted) {
     const int length = std::min(model.max_length(), max_tokens), sequences = std::max(1, max_tokens / length);
     ids.resize(size_t(sequences) * length);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t(i * model.vocabulary / ids.size());

@@ -24,8 +24,8 @@ from starlette.responses import Response
 from yarl import URL
 
 from embert.ray.gpus import assigned_device
-from embert.server.api.routes import dialects_by_path
 from embert.server.config import ServeConfig, read_api_keys
+from embert.server.frontend.routes import dialects_by_path
 from embert.server.http.errors import Unavailable, error_body
 
 __all__ = ["Replica", "ReplicaError"]

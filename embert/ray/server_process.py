@@ -14,7 +14,7 @@ from io import FileIO
 
 import msgspec
 
-from embert.server.commands.serve import serve
+from embert.server.cli.serve import serve
 from embert.server.config import ConfigError, ServeConfig
 from embert.server.supervisor.sockets import listen_for_each
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Adapters
 from embert.engine.errors import EncoderError
+from embert.engine.models.encoder_config import Adapters
 from embert.engine.packing import PackedBatch
-from embert.engine.quantization.agreement import Agreement
+from embert.engine.quantization.accuracy import Agreement
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 

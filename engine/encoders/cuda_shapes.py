@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from embert.engine.architecture.architecture import Architecture, DynamicNtk, Rotary
 from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.dense import Dense, is_plain
 from embert.engine.heads.description import Splade, TokenWeights
 from embert.engine.heads.pooling import POOLINGS
 from embert.engine.model import Model
+from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
 
 __all__ = [
     "classifies_on_the_host",
@@ -78,7 +78,7 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     }
 
 
-def padded_head(architecture: Architecture) -> int:
+def padded_head(architecture: EncoderConfig) -> int:
     """Columns of a head with zeros behind its own, where the kernels need them; 0: they do not."""
     rest = architecture.head_size % _HEAD_STEP
     return architecture.head_size + _HEAD_STEP - rest if rest else 0
@@ -156,13 +156,13 @@ def _splade_shape(model: Model, head: Splade) -> tuple[str, float, int, bool]:
     return head.transform.activation, head.norm.eps, 2 if head.twice else 1, tied
 
 
-def rotary_tables(architecture: Architecture) -> list[Rotary]:
+def rotary_tables(architecture: EncoderConfig) -> list[Rotary]:
     """The different rotations of a model's layers: each has a table of angles."""
     found = (architecture.attention_of(layer).rotary for layer in range(architecture.layers))
     return list(dict.fromkeys(each for each in found if each is not None))
 
 
-def _stretches(architecture: Architecture) -> bool:
+def _stretches(architecture: EncoderConfig) -> bool:
     """Whether the angles of some layer depend on a text's length."""
     scalings = (each.scaling for each in rotary_tables(architecture))
     return any(isinstance(each, DynamicNtk) and architecture.max_positions > each.trained for each in scalings)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.reference import hidden_state
+from embert.engine.models.encoder_config import EncoderConfig
 
 __all__ = ["disagreement", "known_text", "spread_ids", "vector_of"]
 
@@ -25,14 +25,14 @@ PAST_WINDOW = 16  # tokens
 TOLERANCE = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.3, "int8": 0.3}
 
 
-def known_text(architecture: Architecture) -> Ints:
+def known_text(architecture: EncoderConfig) -> Ints:
     """A few tokens spread over the vocabulary, none of them padding: int32 [L]. No window holds them all."""
     windows = (architecture.attention_of(layer).window for layer in range(architecture.layers))
     widest = max((window + PAST_WINDOW for window in windows if window is not None), default=0)
     return spread_ids(architecture, max(LENGTH, widest))
 
 
-def spread_ids(architecture: Architecture, length: int) -> Ints:
+def spread_ids(architecture: EncoderConfig, length: int) -> Ints:
     """So many tokens, or as many as the model reads, spread over the vocabulary, none of them padding: int32 [L]."""
     length = min(length, architecture.max_positions)
     ids = (np.arange(length) * 2 + 1) * architecture.vocab_size // (2 * length)
@@ -41,7 +41,9 @@ def spread_ids(architecture: Architecture, length: int) -> Ints:
     return ids.astype(np.int32)
 
 
-def vector_of(ids: Ints, architecture: Architecture, checkpoint: Checkpoint, pooling: str, adapter: int = -1) -> Floats:
+def vector_of(
+    ids: Ints, architecture: EncoderConfig, checkpoint: Checkpoint, pooling: str, adapter: int = -1
+) -> Floats:
     """The pooled last hidden state of token ids [L] with an adapter, -1: none. Not normalised: float32 [hidden]."""
     x = hidden_state(ids, architecture, checkpoint, adapter)
     pooled: Floats = {

@@ -8,8 +8,11 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Architecture, Rotary
-from embert.engine.architecture.tensor_names import (
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
+from embert.engine.encoders.rotary import rotations
+from embert.engine.models.encoder_config import EncoderConfig, Rotary
+from embert.engine.models.tensor_names import (
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     POSITION_EMBEDDINGS,
@@ -17,9 +20,6 @@ from embert.engine.architecture.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
-from embert.engine.encoders.rotary import rotations
 from embert.engine.quantization.products import product
 from embert.engine.quantization.rows import quantised_rows
 from embert.engine.quantization.weights import quantised_weight
@@ -33,7 +33,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def hidden_state(
-    ids: Ints, architecture: Architecture, checkpoint: Checkpoint, adapter: int = -1, *, int8: bool = False
+    ids: Ints, architecture: EncoderConfig, checkpoint: Checkpoint, adapter: int = -1, *, int8: bool = False
 ) -> Floats:
     """The last hidden state of token ids [L] of type 0 with one of the model's adapters, -1: none. float32 [L, hidden].
 
@@ -44,7 +44,7 @@ def hidden_state(
 
 
 def normed_magnitudes(
-    ids: Ints, architecture: Architecture, checkpoint: Checkpoint
+    ids: Ints, architecture: EncoderConfig, checkpoint: Checkpoint
 ) -> dict[str, npt.NDArray[np.float64]]:
     """The root mean square of each column of what a layer's products multiply, over token ids [L] of type 0.
 
@@ -57,7 +57,7 @@ def normed_magnitudes(
 
 
 class _Reference:
-    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
+    def __init__(self, architecture: EncoderConfig, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
         self._is = architecture
         self._checkpoint = checkpoint
         self._adapter = adapter
@@ -178,7 +178,7 @@ class _Recorder(_Reference):
 
     RECORDED = ("attention.self.query", "intermediate.dense")
 
-    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
+    def __init__(self, architecture: EncoderConfig, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
         super().__init__(architecture, checkpoint, adapter, int8=int8)
         self.found: dict[str, npt.NDArray[np.float64]] = {}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import DynamicNtk, Ntk, Rotary
+from embert.engine.models.encoder_config import DynamicNtk, Ntk, Rotary
 
 __all__ = ["inverse_frequencies", "rotations"]
 

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend, PairTemplate
+from embert.engine.tokenization.chunks import Turns, finish, groups
 from embert.engine.tokenization.encoded import Direction, Encoded
 from embert.engine.tokenization.input_errors import too_long
 from embert.engine.tokenization.parts import read_bodies
-from embert.engine.tokenization.turns import Turns, finish, groups
 
 __all__ = ["NO_PAIR_LIMITS", "PairLimits", "PairOptions", "Pairs"]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from embert.engine.errors import InputError
 from embert.engine.tokenization.backend import ID_BYTES, Backend, TokenizerFailed
+from embert.engine.tokenization.chunks import Turns, groups
 from embert.engine.tokenization.encoded import Direction
 from embert.engine.tokenization.input_errors import check_unicode, unbroken, untokenizable
 from embert.engine.tokenization.split_points import NoSplitPoint, SplitPoints
-from embert.engine.tokenization.turns import Turns, groups
 
 __all__ = ["TextParts", "read_bodies"]
 

@@ -12,9 +12,9 @@ import numpy as np
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.heads.description import Role
 from embert.engine.tokenization.backend import ID_BYTES, Backend
+from embert.engine.tokenization.chunks import Turns
 from embert.engine.tokenization.encoded import Direction, Encoded
 from embert.engine.tokenization.input_errors import bad_id, too_long
-from embert.engine.tokenization.turns import Turns
 
 __all__ = ["TURN_IDS", "Frame", "check_ids", "pack_ids"]
 

@@ -14,13 +14,13 @@ from typing import Required, TypedDict, Unpack, cast
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import Backend
+from embert.engine.tokenization.chunks import NO_LIMIT, Turns, finish, groups
 from embert.engine.tokenization.encoded import Direction, Encoded, TokenInfo
 from embert.engine.tokenization.input_errors import check_sequence, check_texts, too_long
 from embert.engine.tokenization.offsets import tokens_with_offsets
 from embert.engine.tokenization.pairs import PairOptions, Pairs
 from embert.engine.tokenization.parts import read_bodies
 from embert.engine.tokenization.token_ids import TURN_IDS, Frame, check_ids, pack_ids
-from embert.engine.tokenization.turns import NO_LIMIT, Turns, finish, groups
 
 __all__ = ["EncodeOptions", "Tokenizer"]
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from embert.engine import Model
-from embert.engine.agreement import MIN_AGREEMENT
+from embert.engine.int8_accuracy import MIN_AGREEMENT
 from embert.server.bulk.job import BulkError, Job
 from embert.server.bulk.output.place import Place
 from embert.server.bulk.slots import Block

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine import Encoder, Model
+from embert.engine.encode_batches import packed, spans
 from embert.engine.engine import batch_budget, kept_columns, require_task
-from embert.engine.forwards import packed, spans
 from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from embert.engine import Encoder, Model
-from embert.engine.agreement import MIN_AGREEMENT
 from embert.engine.engine import kept_columns, require_task
 from embert.engine.host.cpus import usable_cpus
+from embert.engine.int8_accuracy import MIN_AGREEMENT
 from embert.server.bulk import pipeline
 from embert.server.bulk.child import Child, Ready, Start
 from embert.server.bulk.engine_stage import EngineStage

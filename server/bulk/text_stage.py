@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from embert.engine import Model, Tokenizer
+from embert.engine.encode_batches import by_length, gathered
 from embert.engine.engine import encode_texts
 from embert.engine.errors import InputError
-from embert.engine.forwards import by_length, gathered
 from embert.engine.packing import cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task

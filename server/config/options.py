@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from embert.engine.agreement import MIN_AGREEMENT
 from embert.engine.host.cpus import usable_cpus
+from embert.engine.int8_accuracy import MIN_AGREEMENT
 
 __all__ = [
     "ApiKey",

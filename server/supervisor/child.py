@@ -22,7 +22,7 @@ API_HANG_S = 30.0  # without a turn of its event loop
 _KILL_WAIT_S = 5.0
 
 Kind = Literal["api", "engine"]
-_MODULES: dict[Kind, str] = {"api": "embert.server.api.process", "engine": "embert.server.worker.process"}
+_MODULES: dict[Kind, str] = {"api": "embert.server.frontend.process", "engine": "embert.server.engine_worker.process"}
 
 
 @dataclass(eq=False)

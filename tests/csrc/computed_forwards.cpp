@@ -27,7 +27,7 @@ int number() {
 
 int main(int count, char** arguments) {
   if (count != 5) return 2;
-  Architecture model;
+  EncoderConfig model;
   for (int* const each : {&model.hidden, &model.layers, &model.heads, &model.padded_head, &model.inner,
                           &model.vocabulary, &model.positions, &model.types, &model.embedding})
     *each = number();

@@ -1,6 +1,6 @@
 """A small random checkpoint of every family, and what its own class computes of it, in float64 and in float16.
 
-JinaBERT v2 has no class in transformers: its formulas are in tests/engine/architectures/test_jina_bert_v2.py.
+JinaBERT v2 has no class in transformers: its formulas are in tests/engine/models/test_jina_bert_v2.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from embert import engine
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
-from tests.engine.architectures.exact import hidden_states
-from tests.engine.architectures.test_jina_bert_v2 import JinaBert
-from tests.engine.families import FAMILIES, build, byte_level
 from tests.engine.jina import flash, peft
+from tests.engine.model_cases import FAMILIES, build, byte_level
+from tests.engine.models.exact import hidden_states
+from tests.engine.models.test_jina_bert_v2 import JinaBert
 
 __all__ = ["CHECKPOINTS", "FamilyCheckpoint", "check_rounding", "errors", "family_checkpoint"]
 

@@ -7,10 +7,10 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda.balanced import column_factors
 from embert.engine.encoders.reference import _Reference
+from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.quantization.blocks import HEAD, block_rows, block_weight
 from embert.engine.quantization.products import product
 from embert.engine.quantization.quarters import quarter_rows, quarter_weight
@@ -27,7 +27,7 @@ def quantised_rows(x: npt.NDArray[np.float16]) -> tuple[npt.NDArray[np.int8], Fl
     return rows.integers, rows.scales[:, 0]
 
 
-def hidden_state(ids: Ints, architecture: Architecture, checkpoint: Checkpoint) -> Floats:
+def hidden_state(ids: Ints, architecture: EncoderConfig, checkpoint: Checkpoint) -> Floats:
     """The last hidden state of token ids [L], the layers' products in 8 bits: float32 [L, hidden]."""
     return _Int8Reference(architecture, checkpoint, -1, int8=False).hidden_state(ids)
 

@@ -35,7 +35,7 @@ TaskHeads heads(int tasks) {
 
 int main(int count, char** arguments) {
   if (count < 7) return 2;
-  Architecture model = model_of(Kind(std::atoi(arguments[4])));
+  EncoderConfig model = model_of(Kind(std::atoi(arguments[4])));
   model.pooling = Pooling(std::atoi(arguments[1]));
   EncoderOptions options;
   options.max_tokens = 4096;

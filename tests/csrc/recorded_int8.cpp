@@ -32,7 +32,7 @@ void load_int8(Encoder& encoder, const std::string& without) {
   }
 }
 
-void forward(const Architecture& model, const EncoderOptions& options, int count, char** lengths) {
+void forward(const EncoderConfig& model, const EncoderOptions& options, int count, char** lengths) {
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(model, options, encoder));
   load_int8(*encoder, "");
@@ -61,7 +61,7 @@ void forward(const Architecture& model, const EncoderOptions& options, int count
 int main(int count, char** arguments) {
   if (count < 2) return 2;
   const std::string what = arguments[1];
-  Architecture model = small_model();
+  EncoderConfig model = small_model();
   if (what.compare(0, 5, "kind ") == 0) model = model_of(Kind(std::atoi(what.c_str() + 5)));
   model.int8 = true;
   model.task_heads.multi = {{kHidden, 128}};

@@ -29,7 +29,7 @@ struct Batch {
   }
 };
 
-std::unique_ptr<Encoder> started(const Architecture& model, const EncoderOptions& options) {
+std::unique_ptr<Encoder> started(const EncoderConfig& model, const EncoderOptions& options) {
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(model, options, encoder));
   load(*encoder, Stored::kFloat16);
@@ -51,12 +51,12 @@ void run(Encoder& encoder, const BatchView& batch) {
   say("wait", encoder.wait(ticket, answers));
 }
 
-void create(const Architecture& model, const EncoderOptions& options) {
+void create(const EncoderConfig& model, const EncoderOptions& options) {
   std::unique_ptr<Encoder> encoder;
   say("create", Encoder::create(model, options, encoder));
 }
 
-void weights(const Architecture& model, const EncoderOptions& options, const std::string& what) {
+void weights(const EncoderConfig& model, const EncoderOptions& options, const std::string& what) {
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(model, options, encoder));
   const std::vector<float> zeros(size_t(kVocabulary) * kInner);
@@ -95,7 +95,7 @@ void weights(const Architecture& model, const EncoderOptions& options, const std
 int main(int count, char** arguments) {
   if (count < 2) return 2;
   const std::string scenario = arguments[1];
-  Architecture model = small_model();
+  EncoderConfig model = small_model();
   EncoderOptions options;
   options.max_tokens = 4096;
   options.graphs = false;
@@ -222,19 +222,19 @@ int main(int count, char** arguments) {
       create(model, options);
     } else if (is("architectures")) {
       const auto changed = [&](Kind kind, auto change) {
-        Architecture changes = model_of(kind);
+        EncoderConfig changes = model_of(kind);
         change(changes);
         create(changes, options);
       };
-      changed(Kind::kNomic, [](Architecture& of) { of.gated = false; });
-      changed(Kind::kModern, [](Architecture& of) { of.attention.pop_back(); });
-      changed(Kind::kModern, [](Architecture& of) { of.relative = true; });
-      changed(Kind::kGte, [](Architecture& of) { of.attention[1].turned = kHidden / kHeads + 2; });
-      changed(Kind::kGte, [](Architecture& of) { of.attention[1].turned = 32; });
-      changed(Kind::kAlbert, [](Architecture& of) { of.shared = {0, 2, 2}; });
-      changed(Kind::kElectra, [](Architecture& of) { of.embedding = 100; });
-      changed(Kind::kElectra, [](Architecture& of) { of.task_heads.splade = SpladeKind{}; });
-      for (int kind = 0; kind <= int(Kind::kJina); ++kind) changed(Kind(kind), [](Architecture&) {});
+      changed(Kind::kNomic, [](EncoderConfig& of) { of.gated = false; });
+      changed(Kind::kModern, [](EncoderConfig& of) { of.attention.pop_back(); });
+      changed(Kind::kModern, [](EncoderConfig& of) { of.relative = true; });
+      changed(Kind::kGte, [](EncoderConfig& of) { of.attention[1].turned = kHidden / kHeads + 2; });
+      changed(Kind::kGte, [](EncoderConfig& of) { of.attention[1].turned = 32; });
+      changed(Kind::kAlbert, [](EncoderConfig& of) { of.shared = {0, 2, 2}; });
+      changed(Kind::kElectra, [](EncoderConfig& of) { of.embedding = 100; });
+      changed(Kind::kElectra, [](EncoderConfig& of) { of.task_heads.splade = SpladeKind{}; });
+      for (int kind = 0; kind <= int(Kind::kJina); ++kind) changed(Kind(kind), [](EncoderConfig&) {});
     } else if (is("newer weights")) {
       const auto asked = [&](Kind kind, const char* without, const char* name, int layer, const TensorShape& of) {
         std::unique_ptr<Encoder> encoder;

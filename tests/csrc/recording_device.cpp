@@ -267,8 +267,8 @@ void check(const Status& status) {
   std::exit(0);
 }
 
-Architecture small_model() {
-  Architecture model;
+EncoderConfig small_model() {
+  EncoderConfig model;
   model.hidden = kHidden;
   model.layers = kLayers;
   model.heads = kHeads;
@@ -279,8 +279,8 @@ Architecture small_model() {
   return model;
 }
 
-Architecture model_of(Kind kind) {
-  Architecture model = small_model();
+EncoderConfig model_of(Kind kind) {
+  EncoderConfig model = small_model();
   const auto newer = [&](int window, int tables) {
     model.position_table = false;
     model.gated = true;
@@ -327,7 +327,7 @@ Architecture model_of(Kind kind) {
 }
 
 void load(Encoder& encoder, Stored stored, const std::string& without) {
-  const Architecture& model = encoder.model();
+  const EncoderConfig& model = encoder.model();
   const size_t embedding = model.embedding_columns();
   std::vector<float> floats(std::max({kVocabulary, kInner, kPositions}) * kHidden);
   const std::vector<uint16_t> zeros(floats.size());

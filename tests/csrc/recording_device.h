@@ -52,13 +52,13 @@ constexpr int kHidden = 256, kInner = 1024, kLayers = 3, kHeads = 4, kVocabulary
 // Prints "refused" and the message, and ends the program.
 void check(const embert::Status& status);
 
-embert::Architecture small_model();
+embert::EncoderConfig small_model();
 
 // The same with what newer encoders have: small ones of ModernBERT's, Nomic's, GTE's, ELECTRA's, ALBERT's and
 // JinaBERT's kind.
 enum class Kind : int { kBert, kRelative, kModern, kNomic, kGte, kElectra, kAlbert, kJina };
 constexpr int kTurned = 48, kWindow = 40, kEmbedding = 128;  // columns of a head; tokens; columns
-embert::Architecture model_of(Kind kind);
+embert::EncoderConfig model_of(Kind kind);
 
 // kRows: in FP32, each row its number and 1 000 times what the matrix has below.
 enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2, kRows = 3 };

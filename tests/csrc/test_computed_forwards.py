@@ -17,9 +17,9 @@ import torch
 
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.encoders.cuda.layers import layer_tensors
 from embert.engine.encoders.cuda_shapes import layer_shapes
-from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.tasks import Task

@@ -18,7 +18,7 @@ import torch
 from embert import engine
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import EncoderError, UnsupportedModel
-from embert.engine.footprint import footprint
+from embert.engine.memory_estimate import footprint
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task

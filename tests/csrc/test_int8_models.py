@@ -15,11 +15,11 @@ from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
-from embert.engine.quantization.agreement import agreement_of_rows
+from embert.engine.quantization.accuracy import agreement_of_rows
 from tests.csrc import int8
 from tests.csrc.encoder.random_models import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
 from tests.csrc.int8_device import PROVIDERS
-from tests.engine import families
+from tests.engine import model_cases
 
 pytestmark = pytest.mark.gpu
 
@@ -100,7 +100,7 @@ def test_other_architectures(tmp_path: Path, random: np.random.Generator, archit
     sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
     if architecture == "distilbert":
         sizes = {"dim": 256, "n_heads": 8, "hidden_dim": 512}
-    folder = families.build(tmp_path, architecture, vocab_size=30522, **sizes)
+    folder = model_cases.build(tmp_path, architecture, vocab_size=30522, **sizes)
     (folder / "tokenizer.json").write_text("{}")
     ours = encoder_of(folder, "int8", gemm=gemm)
     batch = packed(random, np.array([1, 17, 64, 65, 128]))

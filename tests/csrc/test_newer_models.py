@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative

@@ -26,7 +26,7 @@ from embert.engine.rows import Rows
 from embert.engine.tasks import ALL_TASKS, Task
 from tests.csrc.encoder.random_models import agrees, packed, random_bert, relative_error, with_cublaslt
 from tests.csrc.reference import LENGTHS
-from tests.engine import families
+from tests.engine import model_cases
 from tests.engine.conftest import write_modules
 
 pytestmark = pytest.mark.gpu
@@ -224,7 +224,7 @@ POOLER = {"bert": ("bert.pooler.dense", "classifier", "tanh"), "distilbert": ("p
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet"])
 def test_classification_heads_of_families(tmp_path: Path, random: np.random.Generator, family: str) -> None:
-    made = families.build(tmp_path, family, vocab_size=30522, head="ForSequenceClassification")
+    made = model_cases.build(tmp_path, family, vocab_size=30522, head="ForSequenceClassification")
     (made / "tokenizer.json").write_text("{}")
     dense, out, activation = POOLER.get(family, ("classifier.dense", "classifier.out_proj", "tanh"))
     layers = (Layer(dense, "", 64, 64, True, activation), Layer(out, "", 64, 2, True, "identity"))

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from embert import __version__
-from embert.server.api.routes import METRIC_ROUTES
 from embert.server.config import ServeConfig, environment_name
+from embert.server.frontend.routes import METRIC_ROUTES
 from tests.docker.dockerfile import stages
 from tests.docker.manifests import KUSTOMIZE as FOLDER
 from tests.docker.manifests import by_kind, check, kustomized, pods_selected

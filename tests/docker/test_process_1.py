@@ -16,7 +16,7 @@ import pytest
 
 from tests.server.live import ROOT, STAND_IN, environment, until
 
-COMMAND = [sys.executable, "-m", "embert.server.commands.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
+COMMAND = [sys.executable, "-m", "embert.server.cli.main", "serve", "--host", "127.0.0.1", "--port", "0"]
 
 
 @pytest.fixture

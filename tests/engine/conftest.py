@@ -21,8 +21,8 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.torch import encoder as torch_encoder
-from embert.engine.encoders.torch.avx512 import has_avx512
+from embert.engine.encoders.cpu import encoder as torch_encoder
+from embert.engine.encoders.cpu.kernels import has_avx512
 from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.model import Model
 
@@ -55,7 +55,7 @@ def _few_prepared_kernels() -> Iterator[None]:
 
 def without_own_kernels(patch: pytest.MonkeyPatch) -> None:
     """As on a CPU without AVX-512."""
-    patch.setattr("embert.engine.encoders.torch.avx512._cpu", None)
+    patch.setattr("embert.engine.encoders.cpu.kernels._cpu", None)
 
 
 @pytest.fixture(params=["AVX-512", "oneDNN", "plain"])
@@ -66,7 +66,7 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param != "AVX-512":
         without_own_kernels(monkeypatch)
     if request.param == "plain":
-        monkeypatch.setattr("embert.engine.encoders.torch.products.choice.packed_works", lambda *_: False)
+        monkeypatch.setattr("embert.engine.encoders.cpu.products.choice.packed_works", lambda *_: False)
     return str(request.param)
 
 

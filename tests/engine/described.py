@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from embert import engine
-from embert.engine.architecture.architecture import Attention, Rotary
-from embert.engine.architecture.tensor_names import Scheme, TensorNames
-from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.model import Model
-from tests.engine.families import build, byte_level
+from embert.engine.models.encoder_config import Attention, Rotary
+from embert.engine.models.tensor_names import Scheme, TensorNames
+from embert.engine.models.tensor_shapes import tensor_shapes
+from tests.engine.model_cases import build, byte_level
 
 __all__ = ["ARCHITECTURES", "described"]
 

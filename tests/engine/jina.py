@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import save_file
 
 from tests.engine.conftest import write_modules
-from tests.engine.families import byte_level
+from tests.engine.model_cases import byte_level
 
 __all__ = ["INSTRUCTIONS", "TASKS", "VOCABULARY", "Jina", "flash", "peft"]
 

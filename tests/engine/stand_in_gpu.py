@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 from safetensors.numpy import save_file
 
-from embert.engine.architecture.tensor_names import Scheme, TensorNames
+from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.encoders.cuda.layers import EMBEDDING_WEIGHTS, LAYER_LINEAR, LAYER_NORMS
-from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.heads.dense_layer import DenseLayer
 from embert.engine.heads.description import NO_HEADS
 from embert.engine.model import Model
+from embert.engine.models.tensor_names import Scheme, TensorNames
 from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, processors
 
 from embert import engine
-from embert.engine.families import read_architecture
 from embert.engine.heads.checkpoints.transformer_module import NAMES
+from embert.engine.models import read_architecture
 from embert.engine.rows import Rows
 from tests.engine.checkpoints import LONG, SPECIAL, byte_level, check, unigram, word_piece, write
-from tests.engine.families import FAMILIES
+from tests.engine.model_cases import FAMILIES
 from tests.server.models import edit_json
 
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embert.engine import Model
-from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.host.cpus import usable_cpus
 from embert.server.config import ServeConfig
 
@@ -101,7 +101,7 @@ def test_the_cpu_encoder_and_the_http_processes_follow_the_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default_model: Model
 ) -> None:
     limited = cgroup_2(tmp_path, _="200000 100000")
-    for module in ("embert.engine.encoders.torch.encoder", "embert.server.config.options"):
+    for module in ("embert.engine.encoders.cpu.encoder", "embert.server.config.options"):
         monkeypatch.setattr(f"{module}.usable_cpus", lambda: usable_cpus(limited))
     before = torch.get_num_threads()
     try:

@@ -20,7 +20,7 @@ from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, write_modules
-from tests.engine.families import FAMILIES, build, byte_level
+from tests.engine.model_cases import FAMILIES, build, byte_level
 from tests.engine.stand_in_gpu import StandInGpu
 
 Install = Callable[..., StandInGpu]

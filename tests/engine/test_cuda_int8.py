@@ -19,7 +19,7 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.quantization.blocks import HEAD, block_weight
 from embert.engine.quantization.quarters import quarter_weight
-from tests.engine.families import build
+from tests.engine.model_cases import build
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
 MATRICES = {

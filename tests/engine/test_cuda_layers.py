@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from embert import engine
-from embert.engine.architecture.architecture import Architecture, Attention, DynamicNtk, Rotary
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
@@ -22,6 +21,7 @@ from embert.engine.encoders.relative_positions import alibi_by_distance
 from embert.engine.encoders.rotary import rotations
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
+from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderConfig, Rotary
 from tests.engine.described import ARCHITECTURES, GLOBAL, LAYERS, LOCAL, described
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
@@ -40,7 +40,7 @@ def loaded(model: Model, gpu: StandInGpu) -> StandInEncoder:
     return gpu.encoders[-1]
 
 
-def without_padding(name: str, array: Any, architecture: Architecture) -> Any:
+def without_padding(name: str, array: Any, architecture: EncoderConfig) -> Any:
     """A tensor of attention without the zeros behind each head, and queries without the factor that they need."""
     padded, size, heads = padded_head(architecture), architecture.head_size, architecture.heads
     if not padded or name not in PADDED:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.torch.attention.packed import attention
-from embert.engine.encoders.torch.avx512 import has_avx512
-from embert.engine.encoders.torch.groups import Group
+from embert.engine.encoders.cpu.attention.packed import attention
+from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.kernels import has_avx512
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
@@ -123,7 +123,7 @@ def test_the_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str,
 
 @pytest.mark.parametrize("chunk", [1, 1 << 14, 1 << 30])
 def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders.torch.attention.packed.MAX_SCORE_BYTES", chunk)
+    monkeypatch.setattr("embert.engine.encoders.cpu.attention.packed.MAX_SCORE_BYTES", chunk)
     folder = build_bert()
     model = engine.load_model(str(folder))
     sequences = random_sequences([40, 40, 40, 33], model.architecture.vocab_size)
@@ -133,8 +133,8 @@ def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pyte
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 50), (200, 300), (100_000, 100_000)])
 def test_runs_change_nothing(build_bert: BuildBert, low: int, high: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders.torch.runs.MIN_RUN_TOKENS", low)
-    monkeypatch.setattr("embert.engine.encoders.torch.runs.MAX_RUN_TOKENS", high)
+    monkeypatch.setattr("embert.engine.encoders.cpu.runs.MIN_RUN_TOKENS", low)
+    monkeypatch.setattr("embert.engine.encoders.cpu.runs.MAX_RUN_TOKENS", high)
     folder = build_bert()
     model = engine.load_model(str(folder))
     sequences = random_sequences(LENGTHS, model.architecture.vocab_size)

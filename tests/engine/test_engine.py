@@ -273,7 +273,7 @@ def test_heads_of_zero_rows_and_all_defaults(default_model: Model) -> None:
 
 
 def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders.load._cuda_unavailable", lambda: "built without CUDA")
+    monkeypatch.setattr("embert.engine.encoders.loader._cuda_unavailable", lambda: "built without CUDA")
     chosen = engine.load_encoder(default_model)
     assert chosen.name == "torch"
     assert chosen.choice.startswith("no CUDA device: built without CUDA; ")
@@ -347,7 +347,7 @@ def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monke
 def test_encoders_that_cannot_be_had(
     default_model: Model, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embert.engine.encoders.load._cuda_unavailable", lambda: "built without CUDA")
+    monkeypatch.setattr("embert.engine.encoders.loader._cuda_unavailable", lambda: "built without CUDA")
     with pytest.raises(UnsupportedModel) as caught:
         engine.load_encoder(default_model, **options)
     assert str(caught.value) == message
@@ -355,8 +355,8 @@ def test_encoders_that_cannot_be_had(
 
 def test_a_cpu_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch is an extra: who needs it and has it not is told what to install, and why it is needed."""
-    monkeypatch.setattr("embert.engine.encoders.load._cuda_unavailable", lambda: "built without CUDA")
-    for module in [name for name in sys.modules if name.startswith("embert.engine.encoders.torch")]:
+    monkeypatch.setattr("embert.engine.encoders.loader._cuda_unavailable", lambda: "built without CUDA")
+    for module in [name for name in sys.modules if name.startswith("embert.engine.encoders.cpu")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delattr(encoders, "torch", raising=False)  # the submodule, once imported, is the package's attribute
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -367,7 +367,7 @@ def test_a_cpu_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_torch_encoder_runs_on_a_cpu_only(default_model: Model) -> None:
-    from embert.engine.encoders.torch.encoder import TorchEncoder
+    from embert.engine.encoders.cpu.encoder import TorchEncoder
 
     with pytest.raises(UnsupportedModel, match="the torch encoder runs on device cpu, not cuda"):
         TorchEncoder(default_model, device="cuda")

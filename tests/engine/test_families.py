@@ -18,10 +18,10 @@ from embert import engine
 from embert.engine.encoders import cuda
 from embert.engine.encoders.relative_positions import buckets
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.families import FAMILIES as READERS
+from embert.engine.models import FAMILIES as READERS
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit
-from tests.engine.families import FAMILIES, build, byte_level, unigram
+from tests.engine.model_cases import FAMILIES, build, byte_level, unigram
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 

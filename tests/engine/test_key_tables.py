@@ -23,7 +23,6 @@ from transformers.models.auto import tokenization_auto
 from docs.key_tables import PAGE, replaced
 from embert import engine
 from embert.engine.errors import UnsupportedModel
-from embert.engine.families import FAMILIES as READERS
 from embert.engine.files.key_tables import (
     CONFIG,
     CONFIG_OF_FAMILY,
@@ -38,8 +37,9 @@ from embert.engine.files.key_tables import (
     TOKENIZER_CONFIG,
 )
 from embert.engine.files.keys import Verdict, check_keys, refused
+from embert.engine.models import FAMILIES as READERS
 from tests.engine.conftest import BuildBert
-from tests.engine.families import FAMILIES
+from tests.engine.model_cases import FAMILIES
 from tests.server.models import edit_json
 
 # sentence-transformers 5.1 and transformers 4.57, which are not installed, read these too.

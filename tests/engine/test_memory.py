@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from embert.engine import load_model
-from embert.engine.footprint import MIB, footprint, process_bytes
 from embert.engine.host.memory import usable_memory
+from embert.engine.memory_estimate import MIB, footprint, process_bytes
 from tests.engine.test_cpus import OVERLAY, V2, files
 
 GIB = 1 << 30

@@ -22,11 +22,11 @@ from embert import engine
 from embert.engine.errors import BrokenModel, InputError, InputTooLarge
 from embert.engine.files.tokenizer_config import read_tokenizer_config
 from embert.engine.model import Model
+from embert.engine.tokenization.chunks import finish
 from embert.engine.tokenization.encoded import Direction
 from embert.engine.tokenization.pairs import PairLimits
-from embert.engine.tokenization.turns import finish
 from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
-from tests.engine.families import byte_level, unigram
+from tests.engine.model_cases import byte_level, unigram
 
 MARKS = [("<s>", 0), ("</s>", 2)]
 

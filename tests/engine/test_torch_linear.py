@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from embert.engine import Model, pack
-from embert.engine.encoders.torch import threads
-from embert.engine.encoders.torch.encoder import TorchEncoder
-from embert.engine.encoders.torch.products.adapters import AdaptedLinear
-from embert.engine.encoders.torch.products.linear import kernel_rows, row_counts
+from embert.engine.encoders.cpu import threads
+from embert.engine.encoders.cpu.encoder import TorchEncoder
+from embert.engine.encoders.cpu.products.adapters import AdaptedLinear
+from embert.engine.encoders.cpu.products.linear import kernel_rows, row_counts
 from tests.engine.onednn import check_no_kernel_is_made_after_loading
 
 ENCODE = """
@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.torch import threads
-from embert.engine.encoders.torch.products.adapters import AdaptedLinear
-from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.encoders.cpu import threads
+from embert.engine.encoders.cpu.products.adapters import AdaptedLinear
+from embert.engine.encoders.cpu.encoder import TorchEncoder
 dtype, pooling, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.sched_getaffinity = lambda pid: set(range(threads))
 torch.set_num_threads(threads)

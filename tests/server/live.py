@@ -26,7 +26,7 @@ __all__ = ["EMBERT", "ROOT", "STAND_IN", "TRUST", "Live", "Samples", "environmen
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")
 # -P, as in the installed command: the working folder is not importable.
-EMBERT = (sys.executable, "-P", "-m", "embert.server.commands.cli")
+EMBERT = (sys.executable, "-P", "-m", "embert.server.cli.main")
 START_TIMEOUT_S = 120.0
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 HELD_FILE, LOAD_FILE = "held", "loading"
@@ -123,11 +123,11 @@ class Live:
 
     @property
     def api_pids(self) -> list[int]:
-        return self._pids("embert.server.api.process")
+        return self._pids("embert.server.frontend.process")
 
     @property
     def engine_pids(self) -> list[int]:
-        return self._pids("embert.server.worker.process")
+        return self._pids("embert.server.engine_worker.process")
 
     @property
     def pids(self) -> list[int]:

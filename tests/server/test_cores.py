@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from embert.server.commands.cli import parse_serve
+from embert.server.cli.main import parse_serve
 from embert.server.config import ServeConfig
+from tests.server.engine_worker.harness import Harness
 from tests.server.live import Live, environment
-from tests.server.worker.harness import Harness
 
 
 def pretend_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     from embert import engine
     from embert.engine.host.cpus import usable_cpus
-    from embert.engine.quantization.agreement import agreement_of_rows
+    from embert.engine.quantization.accuracy import agreement_of_rows
 
     model = engine.load_model(options.model)
     known = {**WORKLOADS, "8x128": Workload("8x128", 8, Lengths(128, 128, 128))}

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Architecture
-from embert.engine.architecture.tensor_names import RELATIVE_ATTENTION_BIAS
-from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
 from embert.engine.encoders.cuda.adapters import Misfit, Part, adapted_tensors, encoders_of, joined, named, parts_of
@@ -33,6 +30,9 @@ from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
 from embert.engine.heads.description import Splade
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
+from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.tensor_names import RELATIVE_ATTENTION_BIAS
+from embert.engine.models.tensor_shapes import tensor_shapes
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
@@ -387,7 +387,7 @@ def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
     return [[length], [length, *[longest] * fillers, length]] if tokens >= 2 * length else [[length]]
 
 
-def _padding_positions(batch: PackedBatch, architecture: Architecture) -> npt.NDArray[np.int32] | None:
+def _padding_positions(batch: PackedBatch, architecture: EncoderConfig) -> npt.NDArray[np.int32] | None:
     cu_seqlens = batch.cu_seqlens
     if architecture.padding_id is None or len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
         return None  # the extension says what is wrong with the batch

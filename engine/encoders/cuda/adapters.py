@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda.layers import layer_tensors
 from embert.engine.encoders.float16_range import misfit
 from embert.engine.files.safetensors_file import Tensor
+from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.packing import PackedBatch
 from embert.engine.rows import Rows
 from embert.engine.tasks import ALL_TASKS, Task
@@ -45,12 +45,12 @@ class Part:
         return wanting if self.sequences is None else self.sequences[wanting]
 
 
-def encoders_of(architecture: Architecture) -> range:
+def encoders_of(architecture: EncoderConfig) -> range:
     """The adapters that need an encoder each; -1 is none, which every model has."""
     return range(-1, 0 if architecture.adapters is None else len(architecture.adapters.names))
 
 
-def named(architecture: Architecture, adapter: int) -> str:
+def named(architecture: EncoderConfig, adapter: int) -> str:
     """How messages name one of these encoders; empty for the model's own weights."""
     return (
         ""
@@ -89,7 +89,7 @@ def joined(parts: Sequence[Part], answers: Sequence[dict[Task, Rows]]) -> dict[T
 
 
 def adapted_tensors(
-    architecture: Architecture, checkpoint: Checkpoint, adapter: int, dtype: str
+    architecture: EncoderConfig, checkpoint: Checkpoint, adapter: int, dtype: str
 ) -> Iterator[tuple[str, int, Any, str]]:
     """As `layer_tensors`, with what an adapter adds to them.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Architecture
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.known_text import spread_ids
 from embert.engine.encoders.reference import normed_magnitudes
+from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.quantization.balance import balance
 
 __all__ = ["column_factors"]
@@ -26,7 +26,7 @@ TOGETHER = {
 }
 
 
-def column_factors(architecture: Architecture, checkpoint: Checkpoint) -> dict[str, Floats]:
+def column_factors(architecture: EncoderConfig, checkpoint: Checkpoint) -> dict[str, Floats]:
     """The factors of each such matrix's columns, by its name without ".weight": float32 [hidden]."""
     factors: dict[str, Floats] = {}
     found = normed_magnitudes(spread_ids(architecture, TOKENS), architecture, checkpoint)

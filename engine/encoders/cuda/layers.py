@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.architecture.architecture import Architecture
-from embert.engine.architecture.tensor_names import (
+from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
+from embert.engine.encoders.cuda.balanced import column_factors
+from embert.engine.encoders.cuda_shapes import padded_head, rotary_tables
+from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
+from embert.engine.encoders.rotary import rotations
+from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.tensor_names import (
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     POSITION_EMBEDDINGS,
@@ -17,12 +22,7 @@ from embert.engine.architecture.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
-from embert.engine.architecture.tensor_shapes import tensor_shapes
-from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
-from embert.engine.encoders.cuda.balanced import column_factors
-from embert.engine.encoders.cuda_shapes import padded_head, rotary_tables
-from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
-from embert.engine.encoders.rotary import rotations
+from embert.engine.models.tensor_shapes import tensor_shapes
 from embert.engine.quantization.blocks import HEAD, block_weight
 from embert.engine.quantization.quarters import quarter_weight
 from embert.engine.quantization.weights import QuantisedWeight
@@ -65,7 +65,7 @@ def _rounded(matrix: str, weight: npt.NDArray[np.float32], name: str, head_size:
 
 
 def _with_padded_heads(
-    matrix: str, tensor: npt.NDArray[np.float32], architecture: Architecture, padded: int
+    matrix: str, tensor: npt.NDArray[np.float32], architecture: EncoderConfig, padded: int
 ) -> npt.NDArray[np.float32]:
     """A weight or bias of attention with `padded` rows (of its output: columns) a head, the last of them zeros.
 
@@ -81,7 +81,7 @@ def _with_padded_heads(
 
 
 def layer_tensors(
-    architecture: Architecture, checkpoint: Checkpoint, int8: bool = False
+    architecture: EncoderConfig, checkpoint: Checkpoint, int8: bool = False
 ) -> Iterator[tuple[str, int, Any, str]]:
     """The tensors: the extension's name, the layer (-1: none) or a table's number, the values and their type.
 

@@ -10,12 +10,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from embert.engine.architecture.architecture import Architecture
-from embert.engine.architecture.tensor_names import TensorNames
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.stored import check_layer, stored_tensors
 from embert.engine.heads.description import Classifier, Layer, Norm
+from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.tensor_names import TensorNames
 
 __all__ = ["read_classifier", "stored_classifier"]
 
@@ -36,7 +36,7 @@ PROBLEM_TYPES = {
 }
 
 
-def read_classifier(folder: Path, weights: Path, architecture: Architecture) -> Classifier | None:
+def read_classifier(folder: Path, weights: Path, architecture: EncoderConfig) -> Classifier | None:
     """The head that config.json names; None if it names none. `folder` is the model's, `weights` has config.json.
 
     Raises BrokenModel or UnsupportedModel, naming the file and the field.

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embert.engine.architecture.architecture import Architecture
 from embert.engine.errors import BrokenModel
 from embert.engine.heads.checkpoints import bge_m3
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, read_late_interaction, read_stanford
@@ -14,6 +13,7 @@ from embert.engine.heads.checkpoints.splade import read_splade
 from embert.engine.heads.dense import width_after
 from embert.engine.heads.description import MultiVector, Splade, TokenWeights
 from embert.engine.heads.modules import Modules
+from embert.engine.models.encoder_config import EncoderConfig
 
 __all__ = ["VectorHeads", "read_vector_heads"]
 
@@ -31,7 +31,7 @@ class VectorHeads:
 def read_vector_heads(
     folder: Path,
     weights: Path,
-    architecture: Architecture,
+    architecture: EncoderConfig,
     modules: Modules,
     prompts: Mapping[str, str],
     usual_prompt: str,

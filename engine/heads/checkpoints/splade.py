@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embert.engine.architecture.architecture import Architecture
 from embert.engine.errors import UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.stored import check_layer, check_norm, stored_tensors
 from embert.engine.heads.description import Layer, Norm, Splade
+from embert.engine.models.encoder_config import EncoderConfig
 
 __all__ = ["read_splade", "read_splade_pooling"]
 
@@ -34,7 +34,7 @@ def read_splade_pooling(path: Path) -> bool:
     return ACTIVATIONS[activation]
 
 
-def read_splade(folder: Path, architecture: Architecture, *, twice: bool = False, most: int | None = None) -> Splade:
+def read_splade(folder: Path, architecture: EncoderConfig, *, twice: bool = False, most: int | None = None) -> Splade:
     """The masked language model's head of the checkpoint in `folder`, for at most `most` weights of a text.
 
     Raises BrokenModel for a tensor that is missing or of another shape, UnsupportedModel for a checkpoint that is not

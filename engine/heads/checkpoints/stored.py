@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embert.engine.architecture.tensor_names import spellings_of
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_header import read_header
 from embert.engine.heads.description import Layer, Norm
+from embert.engine.models.tensor_names import spellings_of
 
 __all__ = ["Stored", "check_layer", "check_norm", "stored_in", "stored_tensors"]
 

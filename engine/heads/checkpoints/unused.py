@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from embert.engine.architecture.architecture import Architecture
-from embert.engine.architecture.tensor_names import spellings_of
-from embert.engine.architecture.tensor_shapes import tensor_shapes
 from embert.engine.heads.checkpoints.stored import Stored
 from embert.engine.heads.description import Heads, Layer, Norm, Splade
+from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.tensor_names import spellings_of
+from embert.engine.models.tensor_shapes import tensor_shapes
 
 __all__ = ["named_groups", "unused_tensors"]
 
@@ -20,7 +20,7 @@ BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 ADDED = (".0.lora_A", ".0.lora_B")  # of adapters, beside the weights to which they add
 
 
-def unused_tensors(stored: Stored, architecture: Architecture, heads: Heads) -> list[str]:
+def unused_tensors(stored: Stored, architecture: EncoderConfig, heads: Heads) -> list[str]:
     """The stored names of tensors that neither the encoder nor its `heads` read.
 
     Poolers do not count: HuggingFace's plain models have them too, and pooled hidden states do without.
@@ -36,7 +36,7 @@ def unused_tensors(stored: Stored, architecture: Architecture, heads: Heads) -> 
     return [name for name in stored.shapes if name not in used and not _says_nothing(name)]
 
 
-def named_groups(names: Iterable[str], architecture: Architecture) -> str:
+def named_groups(names: Iterable[str], architecture: EncoderConfig) -> str:
     """The names by their first part, with the number of each: "classifier (2), lm_head (5)". At most MOST_GROUPS."""
     prefixes = {prefix for scheme in architecture.tensors.schemes for prefix in scheme.prefixes}
     groups = Counter(_first_part(name, prefixes) for name in names)

@@ -29,7 +29,7 @@ from tests.csrc.encoder.random_models import (
     relative_error,
     with_cublaslt,
 )
-from tests.engine import families
+from tests.engine import model_cases
 
 pytestmark = pytest.mark.gpu
 
@@ -60,7 +60,7 @@ def test_other_types(base: Path, random: np.random.Generator, dtype: str, limit:
 
 @pytest.mark.parametrize("architecture", ["xlm-roberta", "distilbert", "mpnet"])
 def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str) -> None:
-    folder = families.build(tmp_path, architecture, vocab_size=30522)
+    folder = model_cases.build(tmp_path, architecture, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS)
@@ -73,7 +73,7 @@ def test_other_architectures(tmp_path: Path, random: np.random.Generator, archit
 @pytest.mark.parametrize("architecture", ["roberta, padded with 5", "xlm-roberta", "mpnet"])
 @pytest.mark.parametrize("graphs", [True, False])
 def test_padding_tokens_inside_texts(tmp_path: Path, architecture: str, graphs: bool) -> None:
-    folder = families.build(tmp_path, architecture, vocab_size=30522)
+    folder = model_cases.build(tmp_path, architecture, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS, graphs=graphs)

@@ -15,8 +15,8 @@ from embert import engine
 from embert.engine import Engine, Task
 from embert.engine.errors import BrokenModel, EncoderError, InputError, UnsupportedModel
 from tests.engine.conftest import random_sequences, unit
-from tests.engine.families import byte_level
 from tests.engine.jina import TASKS, VOCABULARY, Jina, flash, peft
+from tests.engine.model_cases import byte_level
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 15, 64, 3, 127, 128, 40, 40, 7, 1, 90]

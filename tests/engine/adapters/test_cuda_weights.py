@@ -22,8 +22,8 @@ from embert.engine.encoders.cuda_shapes import refusal
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.safetensors_file import Tensor
-from embert.engine.footprint import footprint
 from embert.engine.heads.description import Heads, Layer, Norm, Splade
+from embert.engine.memory_estimate import footprint
 from embert.engine.model import Model
 from tests.engine.adapters.on_gpu import Make, packed
 from tests.engine.jina import RANK, TASKS, VOCABULARY, Jina, flash

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.engine.conftest import write_modules
-from tests.engine.families import build, unigram
+from tests.engine.model_cases import build, unigram
 
 __all__ = ["build_m3", "heads"]
 

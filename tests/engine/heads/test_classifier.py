@@ -16,8 +16,8 @@ from embert.engine.errors import BrokenModel, EncoderError, ModelError, Unsuppor
 from embert.engine.heads.description import NO_HEADS, Classifier
 from embert.engine.tasks import Task
 from tests.engine.conftest import random_sequences, unit, write_modules
-from tests.engine.families import FAMILIES
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
+from tests.engine.model_cases import FAMILIES
 
 LENGTHS = [1, 2, 3, 17, 33, 64, 5, 5, 128]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from tests.engine.families import build, unigram
 from tests.engine.heads.late_interaction import linear
+from tests.engine.model_cases import build, unigram
 from tests.engine.onednn import check_no_kernel_is_made_after_loading
 
 ENCODE = """
@@ -16,7 +16,7 @@ import os, sys
 import numpy as np
 import torch
 from embert import engine
-from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.encoders.cpu.encoder import TorchEncoder
 os.sched_getaffinity = lambda pid: set(range(2))
 torch.set_num_threads(2)
 model = engine.load_model(sys.argv[1], pooling=sys.argv[2] or None)

@@ -24,8 +24,8 @@ from embert.engine.packing import cumulative
 from embert.engine.rows import Rows
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer, write_modules
-from tests.engine.families import FAMILIES, byte_level
 from tests.engine.heads.late_interaction import save_tokenizer
+from tests.engine.model_cases import FAMILIES, byte_level
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 7, 8, 17, 17, 31, 32, 33, 64, 65, 127, 128]

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import save_file
 
 from embert import engine
-from embert.engine.agreement.corpus import affordable, sentences
 from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
+from embert.engine.int8_accuracy.corpus import affordable, sentences
 from embert.engine.model import Model, load_model
-from embert.engine.quantization.agreement import agreement_of_labels, agreement_of_rows, kept_neighbours
+from embert.engine.quantization.accuracy import agreement_of_labels, agreement_of_rows, kept_neighbours
 from tests.engine.conftest import small_tokenizer
-from tests.engine.families import FAMILIES, build
 from tests.engine.heads.classifiers import build_classifier
 from tests.engine.heads.late_interaction import COLUMNS, pylate
+from tests.engine.model_cases import FAMILIES, build
 from tests.engine.quantization.test_cpu import WIDE
 from tests.engine.quantization.vnni import needs_exact_sums
 

@@ -14,16 +14,16 @@ import torch
 from benchmarks.lib.texts import english
 from embert import engine
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.load import load_encoder
+from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.products import int8
+from embert.engine.encoders.cpu.transformer import Transformer
+from embert.engine.encoders.loader import load_encoder
 from embert.engine.encoders.reference import hidden_state
-from embert.engine.encoders.torch.groups import Group
-from embert.engine.encoders.torch.products import int8
-from embert.engine.encoders.torch.transformer import Transformer
 from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model, load_model
 from embert.engine.packing import pack
-from embert.engine.quantization.agreement import agreement_of_rows
+from embert.engine.quantization.accuracy import agreement_of_rows
 from embert.engine.quantization.products import product, sums
 from embert.engine.quantization.rows import quantised_rows
 from embert.engine.quantization.weights import quantised_weight
@@ -38,7 +38,7 @@ from tests.engine.conftest import (
     unit,
     without_own_kernels,
 )
-from tests.engine.families import build
+from tests.engine.model_cases import build
 from tests.engine.quantization.test_definition import drawn
 from tests.engine.quantization.vnni import needs_exact_sums
 

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from embert.server.bulk.run import Devices
-from embert.server.commands.cli import main
+from embert.server.cli.main import main
 from tests.engine.heads.m3 import build_m3
 from tests.server.bulk.running import embed, embedded
 from tests.server.live import EMBERT, ROOT, STAND_IN, environment, run_cli

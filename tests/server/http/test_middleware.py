@@ -18,8 +18,8 @@ import openai
 import psutil
 import pytest
 
-from embert.server.api.latency_breakdown import LatencyBreakdown
 from embert.server.config import ServeConfig
+from embert.server.frontend.latency_breakdown import LatencyBreakdown
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
 from tests.server.live import STAND_IN, Live, Samples, live, until

@@ -12,7 +12,7 @@ from embert.server.observability import gc_tuning
 while_importing = []
 gc.callbacks.append(lambda phase, about: while_importing.append(about["generation"]) if phase == "start" else None)
 gc_tuning.before_imports()
-import embert.server.api.app  # seventy thousand objects, some of them cycles that nobody holds
+import embert.server.frontend.app  # seventy thousand objects, some of them cycles that nobody holds
 oldest = while_importing.count(2)
 made = len(gc.get_objects())
 gc_tuning.after_startup()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from embert.server.api.routes import METRIC_ROUTES, METRIC_TASKS
+from embert.server.frontend.routes import METRIC_ROUTES, METRIC_TASKS
 from embert.server.observability.latency_buckets import HOST_BUCKETS_S, REQUEST_BUCKETS_S
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
@@ -101,7 +101,7 @@ def test_documented_is_what_is_exported(families: dict[str, tuple[str, set[str]]
 
 def test_the_document_is_current() -> None:
     made = subprocess.run(
-        [sys.executable, "-m", "embert.server.commands.metrics_document"],
+        [sys.executable, "-m", "embert.server.cli.metrics_document"],
         cwd=ROOT,
         env=environment(),
         capture_output=True,

@@ -204,7 +204,7 @@ def test_a_tokenizer_that_ends_http_processes_is_left_out(named: list[str], tmp_
     (tmp_path / "sitecustomize.py").write_text(
         """
 import os, sys
-if "embert.server.api.process" in sys.orig_argv:
+if "embert.server.frontend.process" in sys.orig_argv:
     from embert.engine.tokenization import library
     read = library.read_object
     library.read_object = lambda path: os.abort() if "/b/" in str(path) else read(path)

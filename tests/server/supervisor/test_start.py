@@ -238,7 +238,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_children_refuse_to_be_started_by_hand() -> None:
-    for module in ("embert.server.api.process", "embert.server.worker.process"):
+    for module in ("embert.server.frontend.process", "embert.server.engine_worker.process"):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.sendall(b'{"type":"Drain"}\n')
@@ -255,7 +255,7 @@ def test_children_refuse_to_be_started_by_hand() -> None:
 
 def test_the_supervisor_has_little_to_import() -> None:
     """It is what says that a start cannot succeed, and it stays: neither should take what only its children need."""
-    code = "import sys, embert.server.commands.serve; print([m for m in ('numpy', 'asyncio') if m in sys.modules])"
+    code = "import sys, embert.server.cli.serve; print([m for m in ('numpy', 'asyncio') if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
 

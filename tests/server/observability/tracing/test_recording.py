@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from embert.server.api.routes import dialects_by_path, labels_by_path
+from embert.server.frontend.routes import dialects_by_path, labels_by_path
 from embert.server.http.errors import Unavailable
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_metrics import RequestMetricsMiddleware

@@ -133,7 +133,7 @@ def test_without_the_extra_the_option_is_refused_in_one_sentence(tmp_path: Path)
 
 def test_without_the_extra_a_variable_for_all_programs_costs_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not keep a server from starting that has served without traces until now."""
-    from embert.server.commands import serve
+    from embert.server.cli import serve
     from embert.server.config import ConfigError, ServeConfig
 
     said: list[str] = []

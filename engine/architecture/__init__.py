@@ -1,1 +1,0 @@
-"""What an encoder computes: the description, the names of its tensors and their shapes."""

@@ -1,0 +1,173 @@
+"""Attention on packed sequences: batched products over sequences of equal length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
+
+from embert.engine.encoders.cpu import kernels
+from embert.engine.encoders.cpu.attention.distance_bias import DistanceBias
+from embert.engine.encoders.cpu.attention.positions import PLAIN, Positions
+from embert.engine.encoders.cpu.attention.rotation import Rotation, rotate
+from embert.engine.encoders.cpu.attention.window import is_banded, outside, windowed
+from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.threads import threads_for_elements
+
+__all__ = ["LENGTH_STEP", "LONG_LENGTH", "SHORT_LENGTH", "attention"]
+
+
+# Attention scores held at once. More are computed in turn, so that they stay in the cores' own caches.
+MAX_SCORE_BYTES = 2 << 20
+
+# In float32, sequences of so many tokens are read and written where they lie, one after the other; shorter ones are
+# copied, because one product of them all takes fewer calls.
+IN_PLACE_LENGTH = 64
+
+# In bfloat16, sequences of more tokens than SHORT_LENGTH are padded to a multiple of LENGTH_STEP. In any type those of
+# fewer tokens than LENGTH_STEP are, from PADDED_LENGTH on: torch's softmax takes 5 µs for 12 heads of 16 tokens, and 46
+# for 15. If the length is no multiple of it, that softmax takes 1.2 to 1.7 times as long in place.
+SHORT_LENGTH, LENGTH_STEP, PADDED_LENGTH = 64, 16, 8
+
+# Sequences of more tokens take torch's own attention, which never holds all scores of a head.
+LONG_LENGTH = 1024
+BIASED_ROWS = 256  # queries whose biases are held at once there
+
+
+def attention(
+    qkv: torch.Tensor,
+    groups: Sequence[Group],
+    heads: int,
+    positions: Positions = PLAIN,
+    *,
+    own_kernels: bool = False,
+) -> torch.Tensor:
+    """[T, 3 · hidden] → [T, hidden]. Queries are scaled already. Rows after the last group become 0.
+
+    With `own_kernels`, which take float32 and heads that kernels.can_attend, the rest of this file is not used.
+
+    Batched products and a softmax: at BERT's lengths torch's scaled_dot_product_attention takes up to 2.5 times as long
+    on a CPU (float32; equal at 512 tokens a sequence).
+
+    A bfloat16 product has one kernel for each shape, which takes milliseconds to make and 0.7 MB to keep. So short
+    sequences are multiplied in float32, which is no slower for them, and so are windows. Longer ones are multiplied one
+    at a time, with rows of zeros up to a multiple of LENGTH_STEP; the scores of these rows are masked.
+    """
+    tokens, hidden = qkv.shape[0], qkv.shape[1] // 3
+    size = hidden // heads
+    threads_for_elements(heads * sum(n * length**2 for _, n, length, _ in groups))
+    context = qkv.new_empty(tokens, hidden)
+    stop = 0
+    for group in groups:
+        start, n, length, keys = group
+        stop = start + n * length
+        if own_kernels:
+            kernels.attend(qkv, group, heads, positions, context)
+            continue
+        whole = stop - start == tokens
+        given = (qkv if whole else qkv[start:stop]).view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+        result = (context if whole else context[start:stop]).view(n, length, heads, size).transpose(1, 2)
+        banded = is_banded(positions.window, length)
+        in_place = qkv.dtype == torch.float32 and not banded and positions.rotation is None
+        if in_place and IN_PLACE_LENGTH <= length <= LONG_LENGTH:
+            for number in range(n):
+                _short(given[:, number], result[number], keys or length, positions)
+            continue
+        exact = qkv.dtype == torch.float32 or length <= SHORT_LENGTH or banded
+        padded = (PADDED_LENGTH <= length < LENGTH_STEP and not banded) if exact else length <= LONG_LENGTH
+        split = _split(given, exact=exact, padded=padded, rotation=positions.rotation)
+        rows = split.shape[3]
+        if banded and positions.window is not None:
+            mixed = windowed(split.view(3, n * heads, length, size), positions.window, keys or length)
+        elif length > LONG_LENGTH:
+            mixed = _long(split, keys or length, positions.bias)
+        else:
+            every = split.view(3, n * heads, rows, size)
+            mixed = _short(
+                every, torch.empty_like(every[0]), keys or length, positions, heads, apart=padded and not exact
+            )
+        mixed = mixed.view(n, heads, rows, size)
+        result.copy_(mixed if rows == length else mixed[:, :, :length])
+    if stop < tokens:
+        context[stop:] = 0
+    return context
+
+
+def _split(given: torch.Tensor, *, exact: bool, padded: bool, rotation: Rotation | None) -> torch.Tensor:
+    """A copy of queries, keys and values [3, n, heads, L, size], the first two of them turned.
+
+    It is float32 where `exact`. Where `padded`, rows of zeros follow up to a multiple of LENGTH_STEP.
+    """
+    length = given.shape[3]
+    dtype = torch.float32 if exact else given.dtype
+    rows = -(-length // LENGTH_STEP) * LENGTH_STEP if padded else length
+    split = torch.empty(*given.shape[:3], rows, given.shape[4], dtype=dtype)
+    kept = split
+    if rows > length:
+        split[:, :, :, length:] = 0
+        kept = split[:, :, :, :length]
+    if rotation is None:
+        kept.copy_(given)
+    else:
+        rotate(kept[:2], given[:2], *rotation(length))
+        kept[2] = given[2]
+    return split
+
+
+def _short(
+    split: torch.Tensor,
+    mixed: torch.Tensor,
+    keys: int,
+    positions: Positions,
+    heads: int | None = None,
+    *,
+    apart: bool = False,
+) -> torch.Tensor:
+    """[3, n · heads, rows, size] → `mixed` [n · heads, rows, size]. `heads` None: of one sequence.
+
+    Where `apart`, heads of different sequences are not multiplied at once.
+    """
+    q, k, v = split.unbind()
+    count, rows, _ = q.shape
+    heads = heads or count
+    at_once = max(1, MAX_SCORE_BYTES // (rows * rows * split.element_size()))
+    bias = None if positions.bias is None else positions.bias.square(rows, q.dtype)
+    if apart or bias is not None:
+        # Either some heads of one sequence, or all heads of some sequences.
+        sequences = 1 if apart else max(1, at_once // heads)
+        at_once = max(part for part in range(1, heads + 1) if heads % part == 0 and part <= at_once) * sequences
+    unseen = None
+    if positions.window is not None and rows > positions.window + 1:
+        unseen = outside(rows, positions.window)
+    k = k.transpose(1, 2)
+    for first in range(0, count, at_once):
+        part = slice(first, first + at_once)
+        some = (q, k, v, mixed) if at_once >= count else (q[part], k[part], v[part], mixed[part])
+        scores = torch.bmm(some[0], some[1])
+        if bias is not None:
+            own = bias[first % heads :][:at_once]
+            scores.view(-1, *own.shape).add_(own)
+        if unseen is not None:
+            scores.masked_fill_(unseen, -torch.inf)
+        if keys < rows:
+            scores[:, :, keys:] = -torch.inf
+        shares = torch.softmax(scores, -1, out=scores if rows % LENGTH_STEP == 0 else torch.empty_like(scores))
+        if unseen is not None and keys < rows:
+            shares.nan_to_num_(0.0)  # of a query that sees no key
+        torch.bmm(shares, some[2], out=some[3])
+    return mixed
+
+
+def _long(split: torch.Tensor, keys: int, bias: DistanceBias | None) -> torch.Tensor:
+    """[3, n, heads, L, size] → [n, heads, L, size]."""
+    q, k, v = split[0], split[1, :, :, :keys], split[2, :, :, :keys]
+    if bias is None:
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0)
+    length = q.shape[2]
+    mixed = torch.empty_like(q)
+    for first in range(0, length, BIASED_ROWS):
+        rows = slice(first, min(first + BIASED_ROWS, length))
+        mask = bias.rows(rows, length, q.dtype)[None, :, :, :keys]
+        mixed[:, :, rows] = F.scaled_dot_product_attention(q[:, :, rows], k, v, attn_mask=mask, scale=1.0)
+    return mixed

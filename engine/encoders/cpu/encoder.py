@@ -1,0 +1,324 @@
+"""The CPU encoder: packed, in float32, bfloat16 or, with the products of layers, int8.
+
+A batch is cut, between sequences, into runs (runs.py). Each run goes through all layers on one thread, so threads never
+wait for each other inside a layer, as they do in torch's own parallel loops: those threads spin for one that is not
+scheduled, and beside other processes on the same cores such a loop took 200 times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
+from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.heads import Hidden, kernels_of, load_heads
+from embert.engine.encoders.cpu.host import cpu_name, keep_freed_memory
+from embert.engine.encoders.cpu.kernels import has_vnni
+from embert.engine.encoders.cpu.layer import products_of
+from embert.engine.encoders.cpu.pooling import ONE_ROW, one_row_each
+from embert.engine.encoders.cpu.products.int8 import check_exact
+from embert.engine.encoders.cpu.products.linear import kernel_rows, limit_kernel_caches, row_counts
+from embert.engine.encoders.cpu.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Run, cut_into_runs, run_count
+from embert.engine.encoders.cpu.threads import allow_threads
+from embert.engine.encoders.cpu.transformer import Transformer
+from embert.engine.encoders.padding_positions import padding_positions
+from embert.engine.encoders.unattended import attended_tokens
+from embert.engine.errors import EncoderError, UnsupportedModel
+from embert.engine.heads.embedding import EmbeddingHead
+from embert.engine.host.cpus import usable_cpus
+from embert.engine.model import Model
+from embert.engine.packing import PackedBatch
+from embert.engine.rows import Rows
+from embert.engine.tasks import ALL_TASKS, Task
+
+__all__ = ["TorchEncoder"]
+
+# Of what lies between products. Those of int8 take float32 and give float32.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+
+# What multiplies, for the start-up log.
+PRODUCTS = {
+    "avx512": "AVX-512 kernels",
+    "packed": "oneDNN's kernels",
+    "plain": "torch's operators",
+}
+
+# On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text runs alone.
+MAX_BATCH_TOKENS = 2048
+
+# Threads of torch's loops for a batch of fewer than MIN_RUN_TOKENS tokens: each reads a part of the weights. On two
+# cores of a Xeon one query in flight took 6.9 ms instead of 10.6, and four took 13.5 ms instead of 18.9; beside a
+# process that kept one core busy, 15 ms instead of 9.6.
+FEW_TOKENS_THREADS = 2
+# Our own kernels wake a thread for less, and wait for none that has not woken.
+FEW_TOKENS_THREADS_AVX512 = 16
+
+# Kernels for more rows are made when they are first needed: the caches hold no more (limit_kernel_caches).
+MAX_PREPARED_ROWS = 1024
+# Attention's kernels for longer sequences likewise. There is one for every 16 tokens, and making it takes time by the
+# square of its length: a model of 8 192 tokens and 64 columns was not ready after a minute.
+MAX_PREPARED_LENGTH = 512
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """A submitted batch, copied. Sequences are sorted by length, and tokens are in that order."""
+
+    wanted: Task  # by any sequence
+    tasks: npt.NDArray[np.uint8]  # [B] shortest sequence first
+    order: Ints  # [B] sequence numbers, shortest first
+    lengths: Ints  # [B] in that order
+    attended: Ints | None  # [B] in that order: tokens that are attended to, where those are not all
+    tokens: Ints  # [T] where each token came from
+    ids: Ints  # [T]
+    positions: Ints  # [T] rows of the position table
+    token_types: Ints | None  # [T]
+    adapters: Ints | None  # [T]: of the token's sequence, -1: none
+    dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
+    normalize: npt.NDArray[np.bool_] | None  # [B] likewise
+    prompt_tokens: Ints | None  # [B] shortest first: first ones of each sequence, that are not pooled
+
+    def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
+        """Whether each sequence wants a task: [B], shortest first."""
+        wants: npt.NDArray[np.bool_] = (self.tasks & np.uint8(task)) != 0
+        return wants
+
+
+class TorchEncoder(Encoder):
+    """See embert.engine.encoders.base.Encoder. `submit` only sorts and copies; `wait` does the work."""
+
+    name = "torch"
+    device = "cpu"
+    choice = ""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        max_batch_tokens: int | None = None,
+        prepared: bool = True,
+        portable: bool = False,
+    ) -> None:
+        """Read the model's weights, and make all kernels unless not `prepared`. With `portable` torch's alone are used.
+
+        Raises UnsupportedModel for another device or dtype, and for int8 where it does not fit, BrokenModel.
+        """
+        if device != "cpu":
+            raise UnsupportedModel(f"the torch encoder runs on device cpu, not {device}")
+        self.dtype = "float32" if dtype == "auto" else dtype
+        if self.dtype not in DTYPES:
+            raise UnsupportedModel(
+                f"dtype {dtype} is not supported on a CPU, which has no fast {dtype} products; "
+                f"supported: {', '.join(DTYPES)}"
+            )
+        if self.dtype == "int8" and (portable or not has_vnni()):
+            check_exact()
+        self.device_name = cpu_name()
+        self.width = model.width
+        self.hidden_size = model.architecture.hidden_size
+        self._budget = max_batch_tokens or MAX_BATCH_TOKENS
+        self.max_batch_tokens = max(self._budget, model.max_input_length)
+        self._architecture = model.architecture
+        self._has = model.tasks
+        # The row of a sequence that a task reads, by the name of a pooling; a task that is not here reads all of them.
+        classifier = model.heads.classifier
+        self._reads = {Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
+        if model.include_prompt:
+            self._reads[Task.EMBED] = model.pooling
+        head = model.heads.multi_vector
+        self._unattended = None if head is None else head.unattended
+        limit_kernel_caches(products_of(model.architecture) + kernels_of(model.heads))
+        keep_freed_memory()
+        # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
+        self._threads = min(torch.get_num_threads(), usable_cpus())
+        self._pool = ThreadPoolExecutor(
+            self._threads, thread_name_prefix="embert-forward", initializer=allow_threads, initargs=(1,)
+        )
+        checkpoint = Checkpoint.open(model)
+        with torch.inference_mode():
+            self._transformer = Transformer(
+                model.architecture, checkpoint, DTYPES[self.dtype], int8=self.dtype == "int8", portable=portable
+            )
+            self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], products=self._transformer.products)
+        self._embedding = EmbeddingHead(model.folder, model.after_pooling)
+        self._own_kernels = self._transformer.products == "avx512"
+        self.choice = PRODUCTS[self._transformer.products]
+        if self._transformer.products == "packed" and prepared:
+            self._prepare(model.max_input_length)
+
+    @property
+    def batch_tokens(self) -> int:
+        """See Encoder.batch_tokens."""
+        return min(self.max_batch_tokens, self._budget)
+
+    def _prepare(self, longest: int) -> None:
+        """Make every kernel that runs can need, so that memory does not grow later and no client waits for one.
+
+        Attention in sequences of over MAX_PREPARED_LENGTH tokens is left out.
+        """
+        longest = min(longest, MAX_PREPARED_LENGTH)
+        most = min(self.max_batch_tokens, MAX_RUN_TOKENS + longest, MAX_PREPARED_ROWS)
+        for _ in self._pool.map(self._prepare_rows, row_counts(most)):
+            pass
+        self._pool.submit(self._transformer.prepare_attention, longest).result()
+        if self._threads > 1:  # a batch of one run has kernels for several threads
+            allow_threads(self._threads)
+            self._transformer.prepare_attention(longest)
+            for rows in row_counts(min(max(2 * MIN_RUN_TOKENS, longest), most)):
+                # Few rows may be left of many tokens: all threads then multiply them.
+                few = any(self._one_row(task) for task in self._has)
+                for threads in {self._threads_for(rows)} | ({self._threads} if few else set()):
+                    allow_threads(threads)
+                    self._prepare_rows(rows)
+            allow_threads(self._threads)
+
+    def _prepare_rows(self, rows: int) -> None:
+        self._transformer.prepare(rows)
+        with torch.inference_mode():
+            for head in self._heads.values():
+                head.prepare(rows)
+
+    def _one_row(self, tasks: Task) -> str | None:
+        """Which one row of a sequence is all that these tasks read, "cls" or "last-token"; None if they read others."""
+        rows = {self._reads.get(task) for task in tasks}
+        return next((row for row in ONE_ROW if rows == {row}), None)
+
+    def _threads_for(self, tokens: int) -> int:
+        """Threads of torch's loops for a batch of one run."""
+        few = FEW_TOKENS_THREADS_AVX512 if self._own_kernels else FEW_TOKENS_THREADS
+        return self._threads if kernel_rows(tokens) >= MIN_RUN_TOKENS else min(few, self._threads)
+
+    def submit(self, batch: PackedBatch) -> _Ticket:
+        """Take a batch; its arrays may be reused.
+
+        Raises ValueError if it has more than max_batch_tokens tokens, EncoderError for dimensions, tasks or adapters
+        that the model does not have.
+        """
+        if batch.tokens > self.max_batch_tokens:
+            raise ValueError(
+                f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
+            )
+        check_dimensions(batch, self.width)
+        check_tasks(batch, self._has)
+        check_adapters(batch, self._architecture.adapters)
+        starts = batch.cu_seqlens[:-1].astype(np.int64)
+        lengths = np.diff(batch.cu_seqlens).astype(np.int64)
+        attended = attended_tokens(batch, self._unattended)
+        order = np.argsort(lengths, kind="stable") if attended is None else np.lexsort((attended, lengths))
+        tokens = positions = np.arange(batch.tokens)
+        if len(order) > 1:
+            lengths = lengths[order]
+            positions = positions - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            tokens = np.repeat(starts[order], lengths) + positions
+        architecture = self._architecture
+        around = padding_positions(batch.ids, batch.cu_seqlens, architecture.padding_id, architecture.max_positions)
+        return _Ticket(
+            wanted=batch.wanted,
+            tasks=np.full(len(order), Task.EMBED, np.uint8) if batch.tasks is None else batch.tasks[order],
+            order=order,
+            lengths=lengths,
+            attended=None if attended is None else attended[order].astype(np.int64),
+            tokens=tokens,
+            ids=batch.ids[tokens].astype(np.int64),
+            positions=positions if around is None else around[tokens].astype(np.int64),
+            token_types=None if batch.token_types is None else batch.token_types[tokens].astype(np.int64),
+            adapters=None if batch.adapters is None else np.repeat(batch.adapters[order].astype(np.int64), lengths),
+            dimensions=None if batch.dimensions is None else batch.dimensions.copy(),
+            normalize=None if batch.normalize is None else batch.normalize.copy(),
+            prompt_tokens=None if batch.prompt_tokens is None else batch.prompt_tokens[order].astype(np.int64),
+        )
+
+    def wait(self, ticket: _Ticket) -> dict[Task, Rows]:
+        """Run the forward; see Encoder.wait."""
+        try:
+            return self._forward(ticket)
+        except Exception as error:
+            longest = int(ticket.lengths.max(initial=0))
+            raise EncoderError(
+                f"the forward of {len(ticket.lengths)} sequences, {len(ticket.ids)} tokens, longest {longest}, "
+                f"{self.dtype}, failed: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """End the threads and release the weights."""
+        self._pool.shutdown()
+        del self._transformer, self._heads, self._embedding
+
+    def _forward(self, ticket: _Ticket) -> dict[Task, Rows]:
+        runs = self._runs(ticket)
+        if len(runs) <= 1:
+            allow_threads(self._threads_for(len(ticket.ids)))
+            parts = [self._run(ticket, run) for run in runs]
+        else:
+            # Each run has its own thread, so torch must not add more.
+            allow_threads(1)
+            try:
+                # Longest sequences first: the short ones fill the gaps at the end.
+                running = [self._pool.submit(self._run, ticket, run) for run in reversed(runs)]
+                wait(running)
+            finally:
+                allow_threads(self._threads)
+            parts = [one.result() for one in reversed(running)]
+        return {task: self._rows(task, parts, ticket) for task in ALL_TASKS if task in ticket.wanted}
+
+    def _runs(self, ticket: _Ticket) -> list[Run]:
+        """A run for each thread, or one for all of them where there are too few sequences for that.
+
+        Only our own kernels divide well what lies between two products, so torch's keep a run for each.
+        """
+        count = run_count(len(ticket.ids), self._threads)
+        if self._own_kernels and 1 < min(count, len(ticket.lengths)) < self._threads:
+            count = 1
+        return list(cut_into_runs(ticket.lengths, ticket.attended, count))
+
+    def _rows(self, task: Task, parts: Sequence[Mapping[Task, Rows]], ticket: _Ticket) -> Rows:
+        """The rows of the sequences that want a task, in the order submitted, from those of the runs."""
+        wanting = ticket.order[ticket.wanting(task)]
+        of_runs = [part[task] for part in parts if task in part]
+        if not of_runs:  # a batch without sequences wants EMBED
+            return Rows.one_each(np.empty((0, self.width), np.float32))
+        rows = Rows.joined(of_runs)
+        if len(wanting) > 1:
+            rows = rows.taken(np.argsort(wanting))
+        if task != Task.EMBED:
+            return rows
+        chosen = np.sort(wanting)
+        dimensions = None if ticket.dimensions is None else ticket.dimensions[chosen]
+        normalize = None if ticket.normalize is None else ticket.normalize[chosen]
+        return Rows.one_each(self._embedding(rows.values, dimensions, normalize))
+
+    def _run(self, ticket: _Ticket, run: Run) -> dict[Task, Rows]:
+        """Take one run through the layers and the heads: the rows of each task, in the run's order."""
+        ids, groups = ticket.ids[run.tokens], run.groups
+        wanted = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
+        with torch.inference_mode():  # the mode belongs to the thread
+            one_row = self._one_row(wanted)
+            chosen = one_row_each(groups, one_row) if one_row else None
+            rows = self._transformer(
+                torch.from_numpy(ids),
+                torch.from_numpy(ticket.positions[run.tokens]),
+                None if ticket.token_types is None else torch.from_numpy(ticket.token_types[run.tokens]),
+                None if ticket.adapters is None else torch.from_numpy(ticket.adapters[run.tokens]),
+                groups,
+                chosen,
+            )
+            if chosen is not None:  # as if each sequence had one token
+                ids, groups = ids[chosen.numpy()], [Group(0, len(chosen), 1)]
+            prompt_tokens = None if ticket.prompt_tokens is None else ticket.prompt_tokens[run.sequences]
+            hidden = Hidden(rows, ids, groups, prompt_tokens)
+            return {
+                task: head(hidden.of(ticket.wanting(task)[run.sequences]))
+                for task, head in self._heads.items()
+                if task in wanted
+            }

@@ -1,0 +1,295 @@
+"""Heads on a CPU: the last hidden states of some sequences to the rows of one task."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
+
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.layer import as_torch
+from embert.engine.encoders.cpu.pooling import pooled
+from embert.engine.encoders.cpu.products.choice import Products, make_linear
+from embert.engine.encoders.cpu.products.linear import Activation, Linear, kernel_rows
+from embert.engine.heads import description
+from embert.engine.heads.token_weights import token_weight_rows
+from embert.engine.model import Model
+from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.packing import cumulative
+from embert.engine.rows import Rows
+from embert.engine.tasks import Task
+
+__all__ = ["Head", "Hidden", "kernels_of", "load_heads"]
+
+# Columns of SPLADE's logits that are computed at once, for all tokens of a run: 2 MB of float32 for most runs.
+SPLADE_COLUMNS = 1024
+
+# What a linear layer here computes as part of its product; other activations follow it.
+FUSED = {"identity": "none", "relu": "relu", "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The last hidden states of n sequences of T tokens in all."""
+
+    rows: torch.Tensor  # [T, hidden], in the layers' dtype
+    ids: npt.NDArray[np.int64]  # [T]
+    groups: Sequence[Group]  # of all n sequences, in order
+    prompt_tokens: npt.NDArray[np.int64] | None = None  # [n]: first ones, that are not pooled
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Of each sequence: int32 [n]."""
+        counts = [group.sequences for group in self.groups]
+        return np.repeat(np.array([group.length for group in self.groups], np.int32), counts)
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> Hidden:
+        """Those of the sequences that `chosen` [n] says."""
+        if chosen.all():
+            return self
+        (tokens,) = np.nonzero(np.repeat(chosen, self.lengths))
+        groups, start = [], 0
+        bounds = np.cumsum([0, *(group.sequences for group in self.groups)])
+        for group, (first, last) in zip(self.groups, itertools.pairwise(bounds), strict=True):
+            if n := int(np.count_nonzero(chosen[first:last])):
+                groups.append(Group(start, n, group.length, group.keys))
+                start += n * group.length
+        prompt_tokens = None if self.prompt_tokens is None else self.prompt_tokens[chosen]
+        return Hidden(self.rows[torch.from_numpy(tokens)], self.ids[tokens], groups, prompt_tokens)
+
+
+class Head(Protocol):
+    """Called by several threads at a time, each in inference mode."""
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """The rows of these sequences, in their order."""
+        ...
+
+    def prepare(self, rows: int) -> None:
+        """Make the kernels for so many tokens."""
+        ...
+
+
+def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products) -> dict[Task, Head]:
+    """A head for each of the model's tasks. Raises BrokenModel."""
+    heads: dict[Task, Head] = {}
+    if model.embeds:
+        heads |= {Task.EMBED: Pooled(model.pooling, products), Task.TOKENS: LastHidden()}
+    classifier, sparse, multi_vector = model.heads.classifier, model.heads.sparse, model.heads.multi_vector
+    if classifier is not None:
+        heads[Task.CLASSIFY] = Logits(classifier, checkpoint, products)
+    if isinstance(sparse, description.Splade):
+        heads[Task.SPARSE] = Splade(sparse, model.architecture, checkpoint, dtype, products=products)
+    elif sparse is not None:
+        heads[Task.SPARSE] = TokenWeights(sparse, checkpoint)
+    if multi_vector is not None:
+        heads[Task.MULTI] = MultiVectors(multi_vector, checkpoint, dtype, products=products)
+    return heads
+
+
+def kernels_of(heads: description.Heads) -> int:
+    """The matrix products of heads that have kernels of their own, as the transformer's have."""
+    splade = 2 if isinstance(heads.sparse, description.Splade) else 0
+    return splade + (len(heads.multi_vector.layers) if heads.multi_vector is not None else 0)
+
+
+class Pooled:
+    """EMBED before what follows pooling, which `EmbeddingHead` does for all sequences at once."""
+
+    def __init__(self, pooling: str, products: Products) -> None:
+        self._pooling, self._own_kernels = pooling, products == "avx512"
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """[n, hidden · modes]."""
+        rows = pooled(
+            hidden.rows,
+            hidden.groups,
+            self._pooling,
+            own_kernels=self._own_kernels,
+            prompt_tokens=hidden.prompt_tokens,
+        )
+        return Rows.one_each(rows.numpy())
+
+    def prepare(self, rows: int) -> None:
+        """It has no products."""
+
+
+class Logits:
+    """CLASSIFY: linear layers on one row of a sequence, in float32."""
+
+    def __init__(self, head: description.Classifier, checkpoint: Checkpoint, products: Products) -> None:
+        # Its few rows need no kernels of oneDNN's own.
+        products = "plain" if products == "packed" else products
+        self._layers = [_Layer(layer, checkpoint, torch.float32, products=products) for layer in head.layers]
+        self._pooling = head.pooling
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """[n, labels]."""
+        x = pooled(hidden.rows, hidden.groups, self._pooling)
+        for layer in self._layers:
+            x = layer(x)
+        return Rows.one_each(x.numpy())
+
+    def prepare(self, rows: int) -> None:
+        """Its products need no kernels of their own."""
+
+
+class LastHidden:
+    """TOKENS: the hidden states themselves."""
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """[T, hidden]."""
+        return Rows(hidden.rows.float().numpy(), cumulative(hidden.lengths))
+
+    def prepare(self, rows: int) -> None:
+        """It has no products."""
+
+
+class MultiVectors:
+    """MULTI: linear layers on every token, then length 1."""
+
+    def __init__(
+        self, head: description.MultiVector, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
+    ) -> None:
+        self._layers = [_Layer(layer, checkpoint, dtype, products=products) for layer in head.layers]
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """[T, columns]."""
+        x = hidden.rows
+        for layer in self._layers:
+            x = layer(x)
+        return Rows(F.normalize(x.float(), dim=1).numpy(), cumulative(hidden.lengths))
+
+    def prepare(self, rows: int) -> None:
+        """See Head."""
+        x = self._layers[0].zeros(rows)
+        for layer in self._layers:
+            x = layer(x)
+
+
+class TokenWeights:
+    """SPARSE of bge-m3: one number a token."""
+
+    def __init__(self, head: description.TokenWeights, checkpoint: Checkpoint) -> None:
+        weight, bias = checkpoint.layer(head.layer)
+        self._weight = as_torch(weight).float()
+        self._bias = None if bias is None else as_torch(bias).float()
+        self._special_ids = head.special_ids
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """Pairs of token ids and weights."""
+        weights = F.linear(hidden.rows.float(), self._weight, self._bias).relu_()[:, 0].numpy()
+        return token_weight_rows(hidden.ids, cumulative(hidden.lengths), weights, self._special_ids)
+
+    def prepare(self, rows: int) -> None:
+        """Its product needs no kernel of its own."""
+
+
+class Splade:
+    """SPARSE of a masked language model: log(1 + relu(logits)), the maximum over a text's tokens.
+
+    The logits of all tokens never exist: they are computed for some columns of the vocabulary at a time. relu and the
+    logarithm grow with their argument, so they follow the maximum.
+    """
+
+    def __init__(
+        self,
+        head: description.Splade,
+        architecture: EncoderConfig,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        *,
+        products: Products,
+    ) -> None:
+        vocabulary = architecture.vocab_size
+        self._transform = _Layer(head.transform, checkpoint, dtype, products=products)
+        self._norm, self._twice = _Norm(head.norm, head.transform.outputs, checkpoint), head.twice
+        self._most = head.most
+        stored = checkpoint.of_head(head.decoder, (vocabulary, head.transform.outputs)) if head.decoder else None
+        weight = as_torch(checkpoint.tied_decoder() if stored is None else stored)
+        bias = as_torch(checkpoint.of_head(head.bias, (vocabulary,))) if head.bias else torch.zeros(vocabulary)
+        self._columns: list[Linear] = []
+        for first in range(0, vocabulary, SPLADE_COLUMNS):
+            part = slice(first, first + SPLADE_COLUMNS)
+            # The last part has as many columns as the others, so that one kernel serves all; theirs is no pair.
+            spare = max(0, first + SPLADE_COLUMNS - vocabulary) if vocabulary > SPLADE_COLUMNS else 0
+            rows, constants = weight[part].to(dtype), bias[part].to(dtype)
+            if spare:
+                rows, constants = F.pad(rows, (0, 0, 0, spare)), F.pad(constants, (0, spare), value=-1.0)
+            self._columns.append(make_linear(rows, constants, products=products))
+
+    def __call__(self, hidden: Hidden) -> Rows:
+        """Pairs of token ids and weights."""
+        x = self._norm(self._transform(hidden.rows, keep_spare=True))
+        owners, indices, values = [], [], []
+        for number, columns in enumerate(self._columns):
+            largest = pooled(columns(x), hidden.groups, "max").relu_()
+            found = largest.nonzero()  # by sequences, then columns; a value that is not a number is kept, to be seen
+            values.append(largest[found[:, 0], found[:, 1]])
+            # A text of an untrained model has a pair for most of the vocabulary, so each takes no more than it must.
+            owners.append(found[:, 0].to(torch.int32))
+            indices.append((found[:, 1] + number * SPLADE_COLUMNS).to(torch.int32))
+        weights = torch.cat(values).log1p_()
+        if self._twice:
+            weights.log1p_()
+        owner, index = torch.cat(owners).numpy(), torch.cat(indices).numpy()
+        order = np.argsort(owner, kind="stable")  # the indices of a sequence ascend already
+        offsets = cumulative(np.bincount(owner, minlength=len(hidden.lengths)).astype(np.int32))
+        rows = Rows(weights.numpy()[order].reshape(-1, 1), offsets, index[order])
+        return rows if self._most is None else rows.largest(self._most)
+
+    def prepare(self, rows: int) -> None:
+        """See Head."""
+        self._columns[0](self._norm(self._transform(self._transform.zeros(rows), keep_spare=True)))
+
+
+class _Layer:
+    """norm(activation(x · weightᵀ + bias)) on any number of rows, in the layers' dtype."""
+
+    def __init__(
+        self, layer: description.Layer, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
+    ) -> None:
+        stored, stored_bias = checkpoint.layer(layer)
+        bias = torch.zeros(layer.outputs) if stored_bias is None else as_torch(stored_bias)
+        fused = FUSED.get(layer.activation, "none")
+        self._linear = make_linear(
+            as_torch(stored).to(dtype), bias.to(dtype), cast("Activation", fused), products=products
+        )
+        self._after = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}.get(layer.activation)
+        self._rounds, self._inputs, self._dtype = products == "packed", layer.inputs, dtype
+        self._norm = None if layer.norm is None else _Norm(layer.norm, layer.outputs, checkpoint, layer.file)
+
+    def __call__(self, x: torch.Tensor, *, keep_spare: bool = False) -> torch.Tensor:
+        """[T, in] → [T, out]; with `keep_spare` a few rows more, as many as kernels are made for."""
+        tokens = len(x)
+        if self._rounds and (spare := kernel_rows(tokens) - tokens):
+            x = F.pad(x, (0, 0, 0, spare))
+        y = self._linear(x)
+        y = y if self._after is None else self._after(y)
+        y = y if self._norm is None else self._norm(y)
+        return y if keep_spare else y[:tokens]
+
+    def zeros(self, rows: int) -> torch.Tensor:
+        """Rows that it takes."""
+        return torch.zeros(rows, self._inputs, dtype=self._dtype)
+
+
+class _Norm:
+    """LayerNorm on any number of rows, in their dtype; its own tensors are float32."""
+
+    def __init__(self, norm: description.Norm, columns: int, checkpoint: Checkpoint, file: str = "") -> None:
+        gamma, beta = checkpoint.norm(norm, columns, file)
+        self._gamma = as_torch(gamma).float()
+        self._beta = None if beta is None else as_torch(beta).float()
+        self._eps = norm.eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, columns] → [T, columns]."""
+        return F.layer_norm(x, x.shape[1:], self._gamma, self._beta, self._eps)

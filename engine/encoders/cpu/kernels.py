@@ -1,0 +1,213 @@
+"""Our own kernels for CPUs with AVX-512 (csrc/cpu/) on torch's tensors, in float32: linear layers, norms, attention.
+
+A row has the same bits beside any other rows: each of its sums is in an order that its own columns, or its own
+sequence, decide. torch's operators, which other CPUs use, choose another order for other numbers of rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from embert.engine.encoders.cpu.attention.positions import Positions
+from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.products.linear import Activation
+from embert.engine.encoders.cpu.threads import allowed_threads
+from embert.engine.quantization.weights import QuantisedWeight
+
+__all__ = [
+    "Avx512Embeddings",
+    "Avx512Layer",
+    "Avx512Linear",
+    "NormOf",
+    "attend",
+    "can_attend",
+    "has_avx512",
+    "has_vnni",
+    "means",
+    "normalised",
+]
+
+log = logging.getLogger(__name__)
+
+LANES = 16  # floats in a register
+
+
+def _installed() -> ModuleType | None:
+    """The kernels; None where embert was installed without a C++ compiler, or for another processor."""
+    try:
+        return importlib.import_module("embert.engine._cpu")
+    except ModuleNotFoundError:
+        return None
+    except ImportError as error:
+        log.warning("embert's kernels for CPUs cannot be loaded, so torch's are used: %s", error)
+        return None
+
+
+_cpu = _installed()
+
+
+def has_avx512() -> bool:
+    """Whether the kernels are installed and this CPU runs those of float32."""
+    return _cpu is not None and bool(_cpu.has_avx512())
+
+
+def has_vnni() -> bool:
+    """Whether this CPU runs those of int8 too."""
+    return _cpu is not None and bool(_cpu.has_vnni())
+
+
+class Avx512Linear:
+    """A linear layer, called with tensors: see products.linear.Linear."""
+
+    def __init__(self, layer: Callable[..., None], outputs: int, activation: Activation) -> None:
+        """`layer` is one of `_cpu`."""
+        self.layer, self.activation, self._outputs = layer, _kernels().activation(activation), outputs
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See Linear."""
+        x = x.contiguous()
+        rows = x.shape[0]
+        y = x.new_empty(rows, self._outputs)
+        # Names keep the memory of what is copied here until the kernel has read it.
+        residual = None if residual is None else residual.contiguous()
+        gate = None if gate is None else gate.contiguous()
+        addresses = (0 if each is None else each.data_ptr() for each in (residual, gate))
+        self.layer(x.data_ptr(), rows, y.data_ptr(), self.activation, *addresses, allowed_threads())
+        return y
+
+
+def avx512_linear(weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> Avx512Linear:
+    """A linear layer in float32: `weight` is float32 [out, in] and `bias` float32 [out]."""
+    layer = _kernels().Linear(weight.contiguous().numpy(), bias.contiguous().numpy())
+    return Avx512Linear(layer, len(bias), activation)
+
+
+def avx512_int8_linear(
+    weights: Sequence[QuantisedWeight], bias: torch.Tensor, activation: Activation = "none"
+) -> Avx512Linear:
+    """One in eight bits, with the integers that quantization/ defines: `weights` lie one below the other."""
+    integers = np.concatenate([weight.integers for weight in weights])
+    scales = np.concatenate([weight.scales for weight in weights])
+    return Avx512Linear(_kernels().Int8Linear(integers, scales, bias.contiguous().numpy()), len(bias), activation)
+
+
+NormOf = tuple[torch.Tensor, torch.Tensor, float]  # gamma, beta, epsilon
+
+
+class Avx512Layer:
+    """A whole layer in one call, where norms follow the residuals and nothing gates: BERT's, and others like it."""
+
+    def __init__(self, linears: Sequence[Avx512Linear], norms: Sequence[NormOf], heads: int) -> None:
+        """`linears` are those of query, key and value, of the projection, and the inner and the outer one, with their
+        activations; `norms` follow attention and the feed-forward network."""
+        parts = ((gamma.numpy(), beta.numpy(), epsilon) for gamma, beta, epsilon in norms)
+        self._layer = _kernels().Layer(*(each.layer for each in linears), linears[2].activation, *parts, heads)
+
+    def __call__(self, x: torch.Tensor, groups: Sequence[Group], positions: Positions) -> torch.Tensor:
+        """[T, hidden] → [T, hidden]. `groups` cover all rows in order; positions turn nothing."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        bias = positions.bias
+        self._layer(
+            x.data_ptr(),
+            x.shape[0],
+            groups,
+            *((0, 0) if bias is None else (bias.by_distance.data_ptr(), bias.longest)),
+            -1 if positions.window is None else positions.window,
+            y.data_ptr(),
+            allowed_threads(),
+        )
+        return y
+
+
+def normalised(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """LayerNorm, or without `beta` RMSNorm, of float32 [T, columns]."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    _kernels().normalise(
+        x.data_ptr(),
+        *x.shape,
+        gamma.data_ptr(),
+        0 if beta is None else beta.data_ptr(),
+        epsilon,
+        y.data_ptr(),
+        allowed_threads(),
+    )
+    return y
+
+
+class Avx512Embeddings:
+    """Rows of two tables, their sums and the sums' norm, in one call."""
+
+    def __init__(self, words: torch.Tensor, positions: torch.Tensor, norm: NormOf) -> None:
+        """The tables are float32 [rows, columns]."""
+        self._tables = words.contiguous().numpy(), positions.contiguous().numpy()
+        self._gamma, self._beta, self._epsilon = norm
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """int64 [T] each → float32 [T, columns]. Raises IndexError for what is no row of its table."""
+        y = torch.empty(len(ids), len(self._gamma))
+        _kernels().embed(
+            ids.contiguous().data_ptr(),
+            positions.contiguous().data_ptr(),
+            len(ids),
+            *self._tables,
+            self._gamma.data_ptr(),
+            self._beta.data_ptr(),
+            self._epsilon,
+            y.data_ptr(),
+            allowed_threads(),
+        )
+        return y
+
+
+def means(hidden: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
+    """The mean of each sequence's rows: float32 [T, columns] → [n, columns]."""
+    hidden = hidden.contiguous()
+    columns, done = hidden.shape[1], 0
+    y = torch.empty(sum(group.sequences for group in groups), columns)
+    for start, sequences, length, _ in groups:
+        at = hidden.data_ptr() + 4 * start * columns
+        _kernels().mean(at, sequences, length, columns, y.data_ptr() + 4 * done * columns, allowed_threads())
+        done += sequences
+    return y
+
+
+def can_attend(size: int) -> bool:
+    """Whether `attend` computes heads of so many columns: whole registers."""
+    return size % LANES == 0
+
+
+def attend(qkv: torch.Tensor, group: Group, heads: int, positions: Positions, context: torch.Tensor) -> None:
+    """Attention of one group of sequences: float32 [T, 3 · hidden] → its rows of `context` [T, hidden], both whole."""
+    start, sequences, length, keys = group
+    size = context.shape[1] // heads
+    rotation = None if positions.rotation is None else positions.rotation(length)  # keeps the tables until the end
+    bias = positions.bias
+    _kernels().attend(
+        qkv.data_ptr(),
+        start,
+        sequences,
+        length,
+        keys or length,
+        heads,
+        size,
+        context.data_ptr(),
+        *((0, 0, 0) if rotation is None else (rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].shape[1])),
+        *((0, 0) if bias is None else (bias.by_distance.data_ptr(), bias.longest)),
+        -1 if positions.window is None else positions.window,
+        allowed_threads(),
+    )
+
+
+def _kernels() -> ModuleType:
+    assert _cpu is not None  # noqa: S101 - callers have asked has_avx512
+    return _cpu

@@ -1,0 +1,75 @@
+"""Cuts a batch, between sequences, into runs that threads take through all layers independently."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.encoders.cpu.groups import Group
+
+__all__ = ["MAX_RUN_TOKENS", "MIN_RUN_TOKENS", "Run", "cut_into_runs", "run_count"]
+
+Ints = npt.NDArray[np.int64]
+
+# Tokens of a run. The upper bound is enough for full speed of the matrix products, and keeps what lies between two of
+# them in the last-level cache. Below the lower bound, reading the weights costs more than another thread gains.
+MAX_RUN_TOKENS = 512
+MIN_RUN_TOKENS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbours among sequences sorted by length."""
+
+    sequences: slice
+    tokens: slice
+    groups: list[Group]  # tokens count from the run's first
+
+
+def run_count(tokens: int, threads: int) -> int:
+    """How many runs to cut a batch into: a multiple of `threads`, unless runs would be too short."""
+    return max(1, min(threads * -(-tokens // (threads * MAX_RUN_TOKENS)), tokens // MIN_RUN_TOKENS))
+
+
+def cut_into_runs(lengths: Ints, attended: Ints | None, count: int) -> Iterator[Run]:
+    """Cut sequences into at most `count` runs of about equal tokens.
+
+    They are sorted by `lengths` [B], and among equal ones by `attended` [B]: the tokens attended to; None: all.
+    """
+    if not len(lengths):
+        return
+    if len(lengths) == 1:  # as below, without the arrays
+        only = int(lengths[0])
+        yield Run(slice(0, 1), slice(0, only), [Group(0, 1, only, 0 if attended is None else int(attended[0]))])
+        return
+    ends = np.cumsum(lengths)
+    total = int(ends[-1])
+    # Cut at the ends of sequences that are nearest to even shares of the tokens.
+    shares = np.arange(1, count) * total / count
+    cuts = np.searchsorted(ends - lengths / 2, shares)
+    bounds = np.unique(np.concatenate([[0], cuts, [len(lengths)]])).tolist()
+    for first, last in itertools.pairwise(bounds):
+        own = lengths[first:last]
+        changes = np.diff(own, prepend=0) != 0
+        if attended is not None:
+            changes |= np.diff(attended[first:last], prepend=0) != 0
+        (firsts,) = np.nonzero(changes)
+        starts = ends[first:last] - ends[first] + own[0] - own  # of every sequence
+        yield Run(
+            sequences=slice(first, last),
+            tokens=slice(int(ends[first] - lengths[first]), int(ends[last - 1])),
+            groups=[
+                Group(*group)
+                for group in zip(
+                    starts[firsts].tolist(),
+                    np.diff(firsts, append=len(own)).tolist(),
+                    own[firsts].tolist(),
+                    [0] * len(firsts) if attended is None else attended[first:last][firsts].tolist(),
+                    strict=True,
+                )
+            ],
+        )

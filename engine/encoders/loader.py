@@ -1,0 +1,133 @@
+"""Chooses an encoder and loads it. An encoder's own dependencies are imported once it is chosen, not before."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, cast
+
+from embert.engine.encoders.base import Encoder
+from embert.engine.errors import UnsupportedModel
+from embert.engine.model import Model
+
+__all__ = ["load_encoder"]
+
+DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
+ENCODERS = ("auto", "torch", "torch-portable", "cuda", "cuda-portable")
+ON_CPU = ("torch", "torch-portable")
+
+
+def load_encoder(
+    model: Model,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_batch_tokens: int | None = None,
+    encoder: str = "auto",
+    prepared: bool = True,
+) -> Encoder:
+    """Load a model's weights into an encoder that is ready to run.
+
+    `device` is "auto" (a CUDA device if this build and this machine have one), "cpu", "cuda" or "cuda:N".
+    `dtype` is "auto" (float16 on CUDA, float32 on a CPU), "float32", "float16", "bfloat16" or "int8".
+    `max_batch_tokens` is the largest batch, in tokens, that the encoder takes; None is the encoder's own choice.
+    `encoder` is "auto", "cuda", "cuda-portable" (CUDA without Hopper's own kernels, as other GPUs run it, for
+    comparison), "torch" (the CPU), "torch-portable" (the CPU without our own kernels, as those without AVX-512 run
+    it), or "package.module:factory", called as `load_encoder` is, without `encoder`.
+    Without `prepared` kernels and graphs are made when they are first needed: for an encoder of a few batches.
+
+    The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
+    is not available, for a model that the encoder cannot run and for a CPU without torch, BrokenModel for weights that
+    cannot be read.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    if max_batch_tokens is not None and max_batch_tokens < 1:
+        raise UnsupportedModel(f"max_batch_tokens must be at least 1, found {max_batch_tokens}")
+    kind, choice = _choose(device, encoder)
+    free = encoder == device == "auto"  # nobody asked for CUDA: a model that it cannot run goes to the CPU
+    factory: Callable[..., Encoder]
+    if kind in ON_CPU:
+        factory = _torch_encoder(choice)
+        if kind == "torch-portable":
+            factory = functools.partial(factory, portable=True)
+        device = "cpu"
+    elif kind in ("cuda", "cuda-portable"):
+        factory = importlib.import_module("embert.engine.encoders.cuda").CudaEncoder
+        if kind == "cuda-portable":
+            factory = functools.partial(factory, gemm="cublaslt")
+        device = "cuda:0" if device in ("auto", "cuda") else device
+    else:
+        factory = _imported(kind)
+    if not prepared and kind in ON_CPU:
+        factory = functools.partial(factory, prepared=False)
+    elif not prepared and kind in ("cuda", "cuda-portable"):
+        factory = functools.partial(factory, graphs=False)
+    try:
+        built = factory(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)
+    except UnsupportedModel as error:
+        if kind != "cuda" or not free:
+            raise
+        choice = f"the GPU is not used: {error}"
+        built = _torch_encoder(choice)(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
+    built.choice = "; ".join(filter(None, (choice, built.choice)))  # the encoder's own part says how it works
+    return built
+
+
+def _choose(device: str, encoder: str) -> tuple[str, str]:
+    """The encoder to use, and the reason. Raises UnsupportedModel if what was asked for is not available."""
+    if ":" in encoder:
+        return encoder, f"the encoder {encoder} was asked for"
+    if encoder not in ENCODERS:
+        raise UnsupportedModel(
+            f"encoder {encoder!r} is not supported; supported: {', '.join(ENCODERS)}, or package.module:factory"
+        )
+    on_cuda = device.partition(":")[0] == "cuda"
+    if not on_cuda and device not in ("auto", "cpu"):
+        raise UnsupportedModel(f"device {device!r} is not supported; supported: auto, cpu, cuda, cuda:N")
+    if encoder in ON_CPU or device == "cpu":
+        if on_cuda or encoder in ("cuda", "cuda-portable"):
+            raise UnsupportedModel(f"the {encoder} encoder does not run on device {device}")
+        if encoder in ON_CPU:
+            return encoder, f"the {encoder} encoder was asked for"
+        return "torch", "the CPU was asked for"
+    reason = _cuda_unavailable()
+    if reason is None and encoder == "cuda-portable":
+        return encoder, "the portable CUDA kernels were asked for"
+    if reason is None:
+        return "cuda", "a CUDA device was found"
+    if on_cuda or encoder in ("cuda", "cuda-portable"):
+        raise UnsupportedModel(f"device {device if on_cuda else 'cuda'} cannot be used: {reason}")
+    return "torch", f"no CUDA device: {reason}"
+
+
+def _cuda_unavailable() -> str | None:
+    """Why the CUDA encoder cannot run here; None if it can."""
+    try:
+        cuda = importlib.import_module("embert.engine.encoders.cuda")
+    except ModuleNotFoundError as error:
+        if error.name != "embert.engine.encoders.cuda":
+            raise
+        return "built without CUDA"
+    return cast("str | None", cuda.unavailable_reason())
+
+
+def _torch_encoder(choice: str) -> Callable[..., Encoder]:
+    """The CPU encoder. UnsupportedModel where torch, an extra, is not installed; `choice` says why it is needed."""
+    try:
+        from embert.engine.encoders.cpu.encoder import TorchEncoder
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UnsupportedModel(f"the CPU encoder needs torch ({choice}): pip install 'embert[cpu]'") from None
+    return TorchEncoder
+
+
+def _imported(path: str) -> Callable[..., Encoder]:
+    module, _, name = path.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedModel(f"the encoder {path} cannot be imported: {error}") from error
+    return cast("Callable[..., Encoder]", found)

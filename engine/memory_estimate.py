@@ -1,0 +1,79 @@
+"""How much memory a model will take, reckoned from its shapes before anything of it is loaded.
+
+The formulas and what was measured beside them are in docs/sizing.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from embert.engine.model import Model
+from embert.engine.models.tensor_shapes import tensor_shapes
+
+__all__ = ["Footprint", "footprint", "process_bytes"]
+
+MIB = 1 << 20
+_CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
+_CPU_PROCESS = 450 * MIB  # Python, torch and its threads' heaps
+_TOKEN = 2048  # bytes of a token beside its rows: ids, sums, and what attention keeps
+_INTEGER_SUMS = 32 * MIB  # of the portable products of 8 bits: csrc/gemm/int8/portable.h
+# Tokens of a batch where --max-batch-tokens does not say; a longer text is a batch of its own.
+_BATCH_TOKENS = {"cuda": 16_384, "cpu": 2048}
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes on the device. `loading` is needed while the model loads, and free afterwards."""
+
+    weights: int
+    activations: int
+    loading: int = 0
+
+    @property
+    def kept(self) -> int:
+        """What stays taken."""
+        return self.weights + self.activations
+
+
+def process_bytes(device: str) -> int:
+    """What a process on the device takes beside its models."""
+    return _CUDA_PROCESS if device.startswith("cuda") else _CPU_PROCESS
+
+
+def footprint(
+    model: Model, *, device: str, dtype: str = "auto", max_batch_tokens: int | None = None, encoder: str = "auto"
+) -> Footprint:
+    """Of a model on "cuda…" or on the CPU, as `load_encoder` gets it."""
+    on_gpu = device.startswith("cuda")
+    item = 4 if dtype == "float32" or (dtype in ("auto", "int8") and not on_gpu) else 2
+    architecture = model.architecture
+    shapes = tensor_shapes(architecture)
+    parameters, added, encoders = sum(map(math.prod, shapes.values())), 0, 1
+    weights = item * parameters
+    if dtype == "int8":  # a byte for each weight of a layer
+        weights -= (item - 1) * sum(
+            math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name.startswith("encoder.layer.")
+        )
+    if architecture.adapters is not None:
+        count = len(architecture.adapters.names)
+        if on_gpu:  # an encoder for each, and one without (encoders/cuda/adapters.py)
+            encoders += count
+        else:
+            widths = sum(sum(shape) for shape in shapes.values() if len(shape) == 2)
+            added = 4 * count * architecture.adapters.rank * widths
+    hidden, inner = architecture.hidden_size, architecture.intermediate_size
+    widest = max(4 * hidden, inner * (2 if architecture.gated else 1))
+    tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
+    activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
+    if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale
+        activations += max(tokens, model.max_input_length) * (max(hidden, inner) + 4)
+        activations += _INTEGER_SUMS if encoder == "cuda-portable" else 0
+    # LayerNorms are folded into these in FP32; the CPU encoder packs its matrices anew, one at a time.
+    matrices = architecture.layers * hidden * (3 * hidden + inner)
+    loading = 4 * matrices if on_gpu and item == 2 else 0
+    if model.lora is not None and not on_gpu:  # what it changes, in FP32
+        loading += 4 * parameters
+    if dtype == "int8":  # compared with the usual dtype
+        loading += item * parameters
+    return Footprint(encoders * weights + added, encoders * activations, loading)

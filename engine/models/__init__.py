@@ -1,0 +1,68 @@
+"""Families of checkpoints: a file turns a family's `config.json` into an `EncoderConfig`, a row of the table names it.
+
+Nothing outside this room asks for a family's name. The encoders compute what the `EncoderConfig` describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from embert.engine.errors import BrokenModel
+from embert.engine.files.json_files import read_object
+from embert.engine.files.key_tables import CONFIG, CONFIG_OF_FAMILY
+from embert.engine.files.keys import check_keys
+from embert.engine.models import (
+    albert,
+    distilbert,
+    electra,
+    gte,
+    jina_bert_v2,
+    jina_embeddings_v3,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    roberta,
+)
+from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.encoder_config import EncoderConfig
+
+__all__ = ["FAMILIES", "EncoderConfig", "check_config", "read_architecture"]
+
+# `model_type` in config.json → what reads the rest of the file.
+FAMILIES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
+    "bert": jina_bert_v2.read_bert,
+    "roberta": roberta.read,
+    "xlm-roberta": jina_embeddings_v3.read_xlm_roberta,
+    "jina_embeddings_v3": jina_embeddings_v3.read,
+    "camembert": roberta.read,
+    "distilbert": distilbert.read,
+    "mpnet": mpnet.read,
+    "electra": electra.read,
+    "albert": albert.read,
+    "modernbert": modernbert.read,
+    "nomic_bert": nomic_bert.read,
+    "gte": gte.read,
+    "new": gte.read,
+}
+
+
+def read_architecture(path: Path) -> EncoderConfig:
+    """Read a `config.json`.
+
+    Raises BrokenModel if the file cannot be read or lacks a field, UnsupportedModel if it asks for what no encoder
+    here computes.
+    """
+    config = ConfigFile.read(path)
+    if config.fields.get("model_type") is None:
+        raise BrokenModel(f"{path} has no model_type")
+    return FAMILIES[config.one_of("model_type", tuple(FAMILIES))](config)
+
+
+def check_config(path: Path) -> tuple[str, ...]:
+    """Check a `config.json`, of a family above, against the tables of keys. Returns sentences for the start-up log.
+
+    Raises UnsupportedModel for a key whose value would change what the encoder computes.
+    """
+    fields = read_object(path)
+    return check_keys(path, fields, {**CONFIG, **CONFIG_OF_FAMILY[fields["model_type"]]})

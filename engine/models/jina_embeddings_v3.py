@@ -1,0 +1,203 @@
+"""jina-embeddings-v3: XLM-RoBERTa with rotary positions, and low-rank adapters of which a request chooses one.
+
+Two kinds of checkpoints: transformers' own, with adapters in folders as PEFT writes them, and those of the code that
+jina's repository names (jinaai/xlm-roberta-flash-implementation), whose `model_type` is XLM-RoBERTa's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.models import roberta
+from embert.engine.models.bert import read_bert_like
+from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.encoder_config import Adapters, Attention, EncoderConfig, Rotary
+from embert.engine.models.tensor_names import Joined, Scheme, TensorNames
+
+__all__ = ["read", "read_xlm_roberta"]
+
+LINEAR: dict[str, str | Joined] = {
+    "attention.self.query": Joined("mixer.Wqkv", 0, 3),
+    "attention.self.key": Joined("mixer.Wqkv", 1, 3),
+    "attention.self.value": Joined("mixer.Wqkv", 2, 3),
+    "attention.output.dense": "mixer.out_proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+}
+TABLES = ("embeddings.word_embeddings", "embeddings.token_type_embeddings")
+# What torch puts after the name of a weight to which a module of its own adds.
+ADAPTED = ".parametrizations.weight.original"
+
+TRANSFORMERS = Scheme(
+    parts={
+        "attention.self.query": "self_attn.q_proj",
+        "attention.self.key": "self_attn.k_proj",
+        "attention.self.value": "self_attn.v_proj",
+        "attention.output.dense": "self_attn.o_proj",
+        "attention.output.LayerNorm": "post_attention_layernorm",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+        "output.LayerNorm": "post_mlp_layernorm",
+    },
+    prefixes=("roberta.",),
+    layers="layers.",
+)
+FLASH = Scheme(
+    parts={
+        **LINEAR,
+        "embeddings.LayerNorm": "emb_ln",
+        "attention.output.LayerNorm": "norm1",
+        "output.LayerNorm": "norm2",
+    },
+    prefixes=("roberta.",),
+    layers="encoder.layers.",
+)
+
+
+def _adapted(name: str | Joined) -> str | Joined:
+    return name._replace(name=name.name + ADAPTED) if isinstance(name, Joined) else name + ADAPTED
+
+
+FLASH_ADAPTED = dataclasses.replace(
+    FLASH,
+    parts={
+        **FLASH.parts,
+        **{f"{ours}.weight": _adapted(theirs) for ours, theirs in LINEAR.items()},
+        **{f"{table}.weight": table + ADAPTED for table in TABLES},
+    },
+)
+
+# What transformers takes where config.json does not say.
+DEFAULTS = {
+    "vocab_size": 250_002,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 8194,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+}
+
+MOST_ADAPTERS = 127  # each text carries the number of its own in 8 bits
+
+# PEFT's adapters are named as Python names are, where jina's API has these.
+TASKS = {
+    "retrieval_query": "retrieval.query",
+    "retrieval_passage": "retrieval.passage",
+    "text_matching": "text-matching",
+}
+# What PEFT's other kinds of adapters say in adapter_config.json → the values that the kind has which runs here.
+PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "fan_in_fan_out": (False,),
+    "use_dora": (False,),
+    "use_rslora": (False,),
+    "use_qalora": (False,),
+    "use_bdlora": (None, False),
+    "alora_invocation_tokens": (None,),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "modules_to_save": (None, []),
+    "layer_replication": (None,),
+    "trainable_token_indices": (None,),
+    "target_parameters": (None, []),
+}
+
+
+def read_xlm_roberta(config: ConfigFile) -> EncoderConfig:
+    """The architecture of a checkpoint that calls itself XLM-RoBERTa. Raises BrokenModel or UnsupportedModel."""
+    if config.fields.get("position_embedding_type") == "rotary":
+        return read_flash(config)
+    return roberta.read(config)
+
+
+def read_flash(config: ConfigFile) -> EncoderConfig:
+    """The architecture of a checkpoint of jina's code. Raises BrokenModel or UnsupportedModel."""
+    config.one_of("truncate_dim", (None,))
+    config.one_of("emb_pooler", (None, "mean"))
+    adapters = _flash_adapters(config)
+    theta = config.with_fields(**{"rotary_emb_base": 10000.0, **config.fields}).number("rotary_emb_base")
+    scheme = FLASH if adapters is None else FLASH_ADAPTED
+    return _read(config, _tensors(scheme), theta, adapters)
+
+
+def read(config: ConfigFile) -> EncoderConfig:
+    """The architecture of a checkpoint of transformers' own. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**DEFAULTS)
+    rope = config.fields.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise BrokenModel(f"{config.path}: rope_parameters must be an object, found {type(rope).__name__}")
+    rope = {"rope_theta": 20000.0, **rope}
+    rotary = ConfigFile(config.path, {f"rope_parameters.{name}": value for name, value in rope.items()})
+    rotary.one_of("rope_parameters.rope_type", ("default",), "default")
+    rotary.one_of("rope_parameters.partial_rotary_factor", (1.0,), 1.0)
+    theta = rotary.number("rope_parameters.rope_theta")
+    return _read(config, _tensors(TRANSFORMERS, FLASH), theta, _peft_adapters(config))
+
+
+def _tensors(*schemes: Scheme) -> TensorNames:
+    return TensorNames(schemes, masked_lm=roberta.MASKED_LM, classification=roberta.CLASSIFICATION)
+
+
+def _read(config: ConfigFile, tensors: TensorNames, theta: float, adapters: Adapters | None) -> EncoderConfig:
+    architecture = read_bert_like(config.with_fields(position_embedding_type="absolute"), tensors)
+    config.one_of("head_dim", (None, architecture.head_size))
+    if adapters is not None and len(adapters.names) > MOST_ADAPTERS:
+        raise UnsupportedModel(
+            f"{config.path}: at most {MOST_ADAPTERS} adapters are supported, found {len(adapters.names)}"
+        )
+    if architecture.head_size % 2:
+        raise UnsupportedModel(
+            f"{config.path}: rotary positions turn pairs of columns, and heads have {architecture.head_size}"
+        )
+    return dataclasses.replace(
+        architecture,
+        position_table=False,
+        attention=(Attention(Rotary(theta, architecture.head_size)),) * architecture.layers,
+        adapters=adapters,
+    )
+
+
+def _flash_adapters(config: ConfigFile) -> Adapters | None:
+    """The adapters that are stored with the weights; None where there are none, or none are trained yet."""
+    names, prompts = config.fields.get("lora_adaptations"), config.fields.get("task_instructions") or {}
+    if not names or not config.fields.get("load_trained_adapters", False):
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise BrokenModel(f"{config.path}: lora_adaptations must list names, each once")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise BrokenModel(f"{config.path}: task_instructions must map names to texts")
+    if unknown := [name for name in prompts if name not in names]:
+        raise BrokenModel(
+            f"{config.path}: task_instructions has {', '.join(map(repr, unknown))}, which lora_adaptations has not"
+        )
+    config = config.with_fields(**{"lora_rank": 4, "lora_alpha": 1, **config.fields})
+    rank = config.integer("lora_rank")
+    return Adapters(tuple(names), rank, config.number("lora_alpha") / rank, tuple(prompts.items()))
+
+
+def _peft_adapters(config: ConfigFile) -> Adapters | None:
+    """The adapters in folders beside config.json; None where there are none."""
+    found: dict[str, tuple[str, int, float]] = {}
+    for path in sorted(config.path.parent.glob("*/adapter_config.json")):
+        adapter = ConfigFile.read(path)
+        for field, values in PLAIN.items():
+            adapter.one_of(field, values, values[0])
+        rank = adapter.integer("r")
+        folder = path.parent.name
+        found[TASKS.get(folder, folder)] = folder, rank, adapter.number("lora_alpha") / rank
+    if not found:
+        return None
+    folders, ranks, scales = zip(*found.values(), strict=True)
+    if len({*ranks}) > 1 or len({*scales}) > 1:
+        raise UnsupportedModel(
+            f"{config.path.parent}: adapters of different r or lora_alpha are not supported; found r "
+            f"{', '.join(map(str, ranks))}"
+        )
+    return Adapters(tuple(found), ranks[0], scales[0], folders=folders)

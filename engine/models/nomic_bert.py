@@ -1,0 +1,198 @@
+"""nomic-bert: BERT with rotary positions and a gated feed-forward network, mostly without biases in its products.
+
+Two kinds of config.json. transformers 5 has BERT's names and `rope_parameters`. The code that checkpoints name,
+nomic-ai/nomic-bert-2048, has GPT-2's (`n_embd` and so on) and decides more: biases, a plain network, rotary positions
+in a part of each head or a table instead. Each is read as its own code computes it, also where transformers, reading
+the other's fields, would fall back on defaults. Both store tensors under the older code's names; transformers' own
+names are read too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from embert.engine.errors import UnsupportedModel
+from embert.engine.models.bert import DEFAULTS, GATES, read_bert_like
+from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
+from embert.engine.models.rope_parameters import check_pairs, stretched, with_rope_parameters, with_rotary
+from embert.engine.models.tensor_names import (
+    TOKEN_TYPE_EMBEDDINGS,
+    Classification,
+    Joined,
+    MaskedLM,
+    Scheme,
+    TensorNames,
+)
+
+__all__ = ["read"]
+
+# What transformers takes where config.json does not say.
+THETA = 1000.0
+OWN_DEFAULTS = {**DEFAULTS, "vocab_size": 30_528, "max_position_embeddings": 2048, "hidden_act": "silu"}
+
+FIELDS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+GATED = {"swiglu": "silu", "geglu": "gelu"}
+PLAIN = {"gelu": "gelu"}
+GATED_STEP = 256  # a gated network's columns are rounded up to a multiple of it
+VOCAB_STEP = "pad_vocab_size_multiple"  # likewise rows of the word table
+# What the older code can do and no encoder here computes → the values that leave it out.
+LEFT_OUT: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("prenorm", "parallel_block", "causal", "use_rms_norm", "norm_mlp"), (False, None)),
+    "rotary_emb_interleaved": (False, None),
+    "rotary_emb_scale_base": (None,),
+    "moe_every_n_layers": (0, None),
+    "num_experts": (0, 1, None),
+}
+
+PREFIXES = ("bert.", "nomic_bert.")
+OLDER: Mapping[str, str | Joined] = {
+    "embeddings.LayerNorm": "emb_ln",
+    "attention.self.query": Joined("attn.Wqkv", 0, 3),
+    "attention.self.key": Joined("attn.Wqkv", 1, 3),
+    "attention.self.value": Joined("attn.Wqkv", 2, 3),
+    "attention.output.dense": "attn.out_proj",
+    "attention.output.LayerNorm": "norm1",
+    "intermediate.gate": "mlp.fc12",
+    "intermediate.dense": "mlp.fc11",
+    "output.dense": "mlp.fc2",
+    "output.LayerNorm": "norm2",
+}
+SCHEMES = (
+    Scheme(OLDER, PREFIXES, "encoder.layers."),
+    Scheme(
+        parts={
+            "attention.self.query": "self_attn.q_proj",
+            "attention.self.key": "self_attn.k_proj",
+            "attention.self.value": "self_attn.v_proj",
+            "attention.output.dense": "self_attn.o_proj",
+            "attention.output.LayerNorm": "post_attention_layernorm",
+            "intermediate.gate": "mlp.gate_proj",
+            "intermediate.dense": "mlp.up_proj",
+            "output.dense": "mlp.down_proj",
+            "output.LayerNorm": "post_mlp_layernorm",
+        },
+        prefixes=PREFIXES,
+        layers="layers.",
+    ),
+)
+PLAIN_SCHEMES = (Scheme({**OLDER, "intermediate.dense": "mlp.fc1"}, PREFIXES, "encoder.layers."),)
+
+ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
+INNER = ("intermediate.gate", "intermediate.dense")
+# The head's activation is the layers' own.
+MASKED_LM = MaskedLM(
+    transform="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.layer_norm",
+    decoder="cls.predictions.decoder",
+    biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
+)
+CLASSIFICATION = Classification(dense="bert.pooler.dense", out="classifier")
+HEAD_NAMES = {"bert.pooler": "nomic_bert.pooler"}
+
+
+def read(config: ConfigFile) -> EncoderConfig:
+    """nomic-bert's architecture. Raises BrokenModel or UnsupportedModel."""
+    # The older code knows hidden_size by another name, which alone it writes.
+    return _read_older(config.renamed(FIELDS)) if "hidden_size" not in config.fields else _read(config)
+
+
+def _read(config: ConfigFile) -> EncoderConfig:
+    """transformers' own class, which decides nothing about biases."""
+    tensors = _tensors(SCHEMES, (*ATTENTION, *INNER, "output.dense"))
+    config = config.with_missing(**OWN_DEFAULTS)
+    config = config.with_fields(position_embedding_type="absolute")  # it looks at rope_parameters alone
+    architecture = dataclasses.replace(read_bert_like(config, tensors, activations=GATES), gated=True)
+    config.one_of("head_dim", (None, architecture.head_size))
+    return with_rope_parameters(config, architecture, THETA)
+
+
+def _read_older(config: ConfigFile) -> EncoderConfig:
+    """The remote code: `NomicBertConfig`, `NomicBertModel` and `NomicBertBlock` of modeling_hf_nomic_bert.py."""
+    for field, values in LEFT_OUT.items():
+        config.one_of(field, values)
+    config.one_of("num_heads_kv", (None, config.fields.get("n_head")))
+    activations = {**GATED, **PLAIN}
+    gated = config.one_of("hidden_act", tuple(activations)) in GATED
+    without = _without_biases(config)
+    types = _is_positive(config, "type_vocab_size")
+    tensors = _tensors(SCHEMES if gated else PLAIN_SCHEMES, without, types=types)
+    config = config.with_fields(
+        n_inner=_inner_columns(config, gated=gated),
+        type_vocab_size=config.fields["type_vocab_size"] if types else 1,
+        vocab_size=_rounded(config.integer("vocab_size"), config.with_defaults(**{VOCAB_STEP: 1}).integer(VOCAB_STEP)),
+    )
+    architecture = dataclasses.replace(read_bert_like(config, tensors, activations=activations), gated=gated)
+    if not _is_positive(config, "rotary_emb_fraction"):
+        return architecture
+    check_pairs(config, architecture)
+    fraction = config.number("rotary_emb_fraction")
+    columns = architecture.head_size * fraction
+    if fraction > 1 or columns % 2:
+        raise UnsupportedModel(
+            f"{config.path}: rotary_emb_fraction must give an even number of a head's {architecture.head_size} "
+            f"columns, found {fraction:g}"
+        )
+    rotary, scaling = Rotary(config.number("rotary_emb_base"), int(columns)), _scaling(config)
+    return with_rotary(architecture, rotary if scaling is None else stretched(config, rotary, scaling))
+
+
+def _tensors(schemes: tuple[Scheme, ...], without: tuple[str, ...], *, types: bool = True) -> TensorNames:
+    """`without` are linear layers that have no bias."""
+    absent = {f"{name}.bias" for name in without}
+    return TensorNames(
+        schemes,
+        absent=frozenset(absent if types else {*absent, TOKEN_TYPE_EMBEDDINGS}),
+        masked_lm=MASKED_LM,
+        classification=CLASSIFICATION,
+        other_heads=HEAD_NAMES,
+    )
+
+
+def _without_biases(config: ConfigFile) -> tuple[str, ...]:
+    """The linear layers that have none. Those of the masked language model go with the first of the network."""
+    layers = {
+        "qkv_proj_bias": ATTENTION,
+        "mlp_fc1_bias": (*INNER, MASKED_LM.transform, MASKED_LM.decoder, "cls.predictions"),
+        "mlp_fc2_bias": ("output.dense",),
+    }
+    return tuple(name for flag, names in layers.items() if not config.one_of(flag, (False, True)) for name in names)
+
+
+def _is_positive(config: ConfigFile, field: str) -> bool:
+    """Whether a number is over 0. Raises BrokenModel for anything else but 0."""
+    found = config.fields.get(field)
+    if found == 0 and not isinstance(found, bool):
+        return False
+    config.number(field)
+    return True
+
+
+def _inner_columns(config: ConfigFile, *, gated: bool) -> int:
+    """Columns of the network, as `NomciBertGatedMLP` and `NomicBertMLP` count them."""
+    stated = config.fields.get("n_inner")
+    if not gated:
+        return 4 * config.integer("hidden_size") if stated is None else config.integer("intermediate_size")
+    columns = 8 * config.integer("hidden_size") // 3 if stated is None else config.integer("intermediate_size")
+    return _rounded(columns, GATED_STEP)
+
+
+def _rounded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _scaling(config: ConfigFile) -> DynamicNtk | None:
+    """The older code's `NomicBertDynamicNTKRotaryEmbedding`: texts of over `max_trained_positions` are stretched."""
+    if not config.fields.get("rotary_scaling_factor"):
+        return None
+    config = config.with_defaults(max_trained_positions=2048)
+    return DynamicNtk(config.number("rotary_scaling_factor"), config.integer("max_trained_positions"))

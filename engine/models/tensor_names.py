@@ -1,0 +1,149 @@
+"""What checkpoints call the encoder's tensors. This package calls them by BERT's names, without a prefix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = [
+    "EMBEDDING_PROJECTION",
+    "FINAL_NORM",
+    "POSITION_EMBEDDINGS",
+    "RELATIVE_ATTENTION_BIAS",
+    "TABLES",
+    "TOKEN_TYPE_EMBEDDINGS",
+    "WORD_EMBEDDINGS",
+    "Classification",
+    "Joined",
+    "MaskedLM",
+    "Scheme",
+    "Spelling",
+    "TensorNames",
+    "spellings_of",
+]
+
+WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
+POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"
+TOKEN_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"  # noqa: S105  # a tensor, not a secret
+RELATIVE_ATTENTION_BIAS = "encoder.relative_attention_bias.weight"
+EMBEDDING_PROJECTION = "embeddings_project"  # ELECTRA's name: a linear layer
+TABLES = frozenset({WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TOKEN_TYPE_EMBEDDINGS})  # a row for each id
+FINAL_NORM = "encoder.LayerNorm"  # a norm; BERT has none
+
+# Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
+TENSORFLOW_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+LAYER_NUMBER = re.compile(r"^encoder\.layer\.\d+\.")
+
+
+class Joined(NamedTuple):
+    """A matrix that a checkpoint stores together with others, one below the other: rows `part` of `parts`."""
+
+    name: str
+    part: int
+    parts: int
+
+
+class Spelling(NamedTuple):
+    """A stored tensor, or the rows of one that are `part` of `parts` equal parts."""
+
+    name: str
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way in which a family's checkpoints name their tensors."""
+
+    parts: Mapping[str, str | Joined] = field(default_factory=dict)  # parts of BERT's names → the family's
+    prefixes: tuple[str, ...] = ()  # put before every name by checkpoints that hold a task's head too, such as "bert."
+    layers: str = "encoder.layer."  # what stands before a layer's number, without a prefix
+
+    def spellings(self, name: str) -> list[Spelling]:
+        """The names under which a checkpoint may store a tensor, the likeliest first."""
+        part, parts = 0, 1
+
+        def theirs(own: re.Match[str]) -> str:
+            nonlocal part, parts
+            found = self.parts[own[0]]
+            if isinstance(found, Joined):
+                found, part, parts = found
+            return found
+
+        if self.parts:  # a part may lie inside a longer one
+            own = sorted(self.parts, key=len, reverse=True)
+            name = re.sub("|".join(map(re.escape, own)), theirs, name)
+        name = name.replace("encoder.layer.", self.layers)
+        return [Spelling(prefix + each, part, parts) for prefix in ("", *self.prefixes) for each in spellings_of(name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What a family's checkpoints call the two linear layers of its `…ForSequenceClassification`.
+
+    They take one row of a sequence: out(norm(activation(dense(x)))).
+    """
+
+    dense: str  # hidden_size → hidden_size
+    out: str  # hidden_size → labels
+    activation: str = "tanh"
+    norm: str = ""  # a LayerNorm, with the epsilon of the layers' own; empty: none
+    pooling: str = "cls"  # the row that they take: the first token's, or the "mean" of all
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedLM:
+    """What a family's checkpoints call the tensors of their masked language model's head.
+
+    It computes logits for the vocabulary: norm(activation(transform(x))) · decoderᵀ + bias.
+    """
+
+    transform: str  # a linear layer, to the columns of the word table
+    norm: str  # a LayerNorm, with the epsilon of the layers' own
+    decoder: str  # a linear layer's name; the word table, tied, where a checkpoint does not store its weight
+    biases: tuple[str, ...]  # names under which checkpoints store the decoder's bias: the first that is there counts
+    activation: str = ""  # as EncoderConfig.activation; empty: the layers' own
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """What a family's checkpoints call the tensors of tensor_shapes.py."""
+
+    schemes: tuple[Scheme, ...]  # the first is HuggingFace's own
+    absent: frozenset[str] = frozenset()  # tensors that the family or its heads do not have: they count as zeros
+    masked_lm: MaskedLM | None = None
+    classification: Classification | None = None
+    other_heads: Mapping[str, str] = field(default_factory=dict)  # parts of heads' names → what some checkpoints say
+
+    def spellings(self, name: str) -> list[Spelling]:
+        """The names under which a checkpoint may store a tensor, the likeliest first."""
+        return [spelling for scheme in self.schemes for spelling in scheme.spellings(name)]
+
+    def head_names(self, name: str) -> tuple[str, ...]:
+        """The names under which a checkpoint may store a head's layer or norm, the likeliest first."""
+        other = name
+        for own, theirs in self.other_heads.items():
+            other = other.replace(own, theirs)
+        return (name,) if other == name else (name, other)
+
+    def is_absent(self, name: str) -> bool:
+        """Whether the family lacks a tensor. Layers' tensors are in `absent` without "encoder.layer." and a number."""
+        return name in self.absent or LAYER_NUMBER.sub("", name) in self.absent
+
+    def layer_of(self, stored: str) -> str | None:
+        """What a stored name says after a layer's number: "attention.self.query.weight"; None if it is no layer's."""
+        for scheme in self.schemes:
+            for prefix in ("", *scheme.prefixes):
+                start = prefix + scheme.layers
+                number, _, rest = stored.removeprefix(start).partition(".")
+                if stored.startswith(start) and number.isdigit():
+                    return rest
+        return None
+
+
+def spellings_of(name: str) -> list[str]:
+    """A tensor's name, and what TensorFlow calls it where that differs."""
+    return [name, *(name.replace(new, old) for new, old in TENSORFLOW_NAMES.items() if name.endswith(new))]

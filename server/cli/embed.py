@@ -1,0 +1,247 @@
+"""`embert embed`: many texts without HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from embert.engine import Model, load_encoder, load_model
+from embert.engine.encoders.devices import devices
+from embert.engine.errors import EngineError
+from embert.engine.tasks import Task
+from embert.server.bulk.input.line_blocks import LineBlocks
+from embert.server.bulk.input.paths import STANDARD_INPUT, expanded, input_format
+from embert.server.bulk.input.read_rows import json_schema, schema_of
+from embert.server.bulk.input.table_blocks import TableBlocks
+from embert.server.bulk.job import BulkError, Job, OutputFormat
+from embert.server.bulk.output.folder import Folder
+from embert.server.bulk.output.single_file import SingleFile
+from embert.server.bulk.output.stream import Stream
+from embert.server.bulk.run import Devices, embed_files, embed_texts
+from embert.server.cli.failure import report_failure
+from embert.server.config import ConfigError
+
+__all__ = ["embed"]
+
+_SHARD_TEXTS = 250_000
+
+
+def embed(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    _check(arguments)
+    output: SingleFile | Folder | Stream | None = None
+    try:
+        with ExitStack() as stack:
+            # Files first, so that their errors are reported before a model is loaded.
+            files = expanded(arguments.file or ())
+            job = _job(arguments, files)
+            source = _source(job, files, stack)
+            job = _with_schema(job, source)
+            output = _output(arguments, job, files, stack)
+            model = load_model(
+                arguments.model,
+                revision=arguments.revision,
+                pooling=arguments.pooling,
+                progress=not arguments.quiet,
+            )
+            report = stack.enter_context(_Bar(quiet=arguments.quiet))
+            if source is None:
+                _embed_texts(arguments, job, model, output, report, stack)
+            else:
+                where = Devices(
+                    names=devices(arguments.device, arguments.encoder, model),
+                    dtype=arguments.dtype,
+                    encoder=arguments.encoder,
+                    min_agreement=arguments.min_agreement,
+                    text_processes=arguments.tokenization_workers,
+                )
+                embed_files(job, model, source, output, where, report, resume=arguments.resume)
+    except BrokenPipeError:
+        raise
+    except (EngineError, OSError, BulkError) as error:
+        _say_what_is_complete(output)
+        report_failure(error)
+        return 1
+    except KeyboardInterrupt:
+        _say_what_is_complete(output)
+        raise
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for options that do not go together."""
+    if bool(arguments.texts) == (arguments.file is not None):
+        raise ConfigError("give texts, or --file with files of texts (- for standard input), and not both")
+    if arguments.resume and (arguments.file is None or arguments.output is None):
+        raise ConfigError("--resume goes with --file and --output")
+    if arguments.overwrite and (arguments.output is None or _is_folder(arguments)):
+        raise ConfigError("--overwrite goes with --output and a file; of a folder, remove the shards")
+    if arguments.queries and not arguments.multi:
+        raise ConfigError("--queries goes with --multi")
+    if arguments.keep is not None and arguments.keep_all:
+        raise ConfigError("--keep and --keep-all exclude each other; both were given")
+    for option, value, least in (
+        ("--shard-texts", arguments.shard_texts, 1),
+        ("--tokenization-workers", arguments.tokenization_workers, 0),
+    ):
+        if value is not None and value < least:
+            raise ConfigError(f"{option} must be at least {least}; it is {value}")
+    if arguments.sparse or arguments.multi:
+        kind = "--sparse" if arguments.sparse else "--multi"
+        if arguments.dimensions is not None or not arguments.normalize:
+            raise ConfigError(f"{kind} goes without --dimensions and --no-normalize")
+        if _output_format(arguments) == "npy":
+            raise ConfigError(f"{kind} writes JSON lines or Parquet: an array {arguments.output} has no room for them")
+    if arguments.on_error == "skip" and _output_format(arguments) == "npy":
+        raise ConfigError("--on-error skip goes with JSON lines and Parquet: rows of an array have no other name")
+
+
+def _is_folder(arguments: argparse.Namespace) -> bool:
+    path = arguments.output
+    return path is not None and (arguments.shard_texts is not None or path.endswith("/") or Path(path).is_dir())
+
+
+def _output_format(arguments: argparse.Namespace) -> OutputFormat:
+    if arguments.output_format is not None:
+        chosen: OutputFormat = arguments.output_format
+        return chosen
+    if _is_folder(arguments):
+        return "parquet"
+    suffix = Path(arguments.output or "").suffix
+    return "npy" if suffix == ".npy" else "parquet" if suffix in (".parquet", ".pq") else "jsonl"
+
+
+def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
+    format_ = input_format(files, arguments.input_format) if files else "text"
+    if format_ == "text":
+        given = [
+            name
+            for name, value in (("--column", arguments.column), ("--keep", arguments.keep))
+            if value not in (None, "text", ["text"])
+        ]
+        if given:
+            raise ConfigError(f"{given[0]} goes with JSON lines, CSV and Parquet: lines of text have no columns")
+    return Job(
+        task=Task.SPARSE if arguments.sparse else Task.MULTI if arguments.multi else Task.EMBED,
+        is_query=arguments.queries,
+        adapter=arguments.task,
+        prompt_name=arguments.prompt_name,
+        normalize=arguments.normalize,
+        dimensions=arguments.dimensions,
+        truncate=arguments.truncate,
+        input_format=format_,
+        column=arguments.column or "text",
+        keep=None if arguments.keep_all else tuple(dict.fromkeys(arguments.keep or ())),
+        output_format=_output_format(arguments),
+        skip_bad_rows=arguments.on_error == "skip",
+    )
+
+
+def _source(job: Job, files: Sequence[str], stack: ExitStack) -> LineBlocks | TableBlocks | None:
+    if not files:
+        return None
+    if job.input_format in ("text", "jsonl"):
+        return stack.enter_context(LineBlocks(files, job.block_bytes))
+    return stack.enter_context(TableBlocks(files, job))
+
+
+def _with_schema(job: Job, source: LineBlocks | TableBlocks | None) -> Job:
+    """The job with the schema of the columns that are kept. Raises BulkError where they are not to be had."""
+    kept: Sequence[str] = job.kept or ()
+    if job.output_format == "parquet":
+        if job.input_format == "jsonl" and isinstance(source, LineBlocks):
+            schema = json_schema(job, source.peek(job.block_texts))
+        else:
+            schema = schema_of(job, source.schema if isinstance(source, TableBlocks) else None)
+        kept = schema.names
+        job = dataclasses.replace(job, schema=schema.serialize().to_pybytes())
+    elif isinstance(source, TableBlocks) and job.kept is None:
+        kept = source.schema.names
+    for name in set(kept) & set(job.vector_names):
+        raise BulkError(f"the column {name!r} of the input has the name of one of the output; name others with --keep")
+    return job
+
+
+def _output(
+    arguments: argparse.Namespace, job: Job, files: Sequence[str], stack: ExitStack
+) -> SingleFile | Folder | Stream:
+    path = arguments.output
+    if path is None or (Path(path).exists() and not Path(path).is_dir() and not Path(path).is_file()):
+        if job.output_format != "jsonl":
+            raise BulkError(f"{path or 'standard output'} takes JSON lines only, and {job.output_format} was asked for")
+        if path is None and sys.stdout is None:
+            raise BulkError("standard output is closed; --output names a file")
+        return Stream(sys.stdout.buffer if path is None else stack.enter_context(Path(path).open("wb")))
+    if _is_folder(arguments):
+        if not files:
+            raise BulkError(f"{path} is a folder, which takes the texts of --file only")
+        return stack.enter_context(
+            Folder(path, job.output_format, arguments.shard_texts or _SHARD_TEXTS, resume=arguments.resume)
+        )
+    for written in map(Path, (path, *SingleFile.beside(path))):
+        for file in files if written.exists() else ():
+            if file != STANDARD_INPUT and Path(file).samefile(written):
+                raise BulkError(f"{written} is read: it cannot be written, too")
+    return stack.enter_context(SingleFile(path, overwrite=arguments.overwrite, resume=arguments.resume))
+
+
+def _embed_texts(
+    arguments: argparse.Namespace,
+    job: Job,
+    model: Model,
+    output: SingleFile | Folder | Stream,
+    report: _Bar,
+    stack: ExitStack,
+) -> None:
+    device = devices(arguments.device, arguments.encoder, model)[0]
+    encoder = load_encoder(
+        model,
+        device=device,
+        dtype=arguments.dtype,
+        encoder=arguments.encoder,
+        min_agreement=arguments.min_agreement,
+    )
+    stack.callback(encoder.close)
+    embed_texts(job, model, arguments.texts, encoder, output, report)
+
+
+def _say_what_is_complete(output: SingleFile | Folder | Stream | None) -> None:
+    if output is not None and output.completed and not output.is_finished:
+        sys.stderr.write(f"embert: {output.completed} texts are complete; --resume goes on after them\n")
+
+
+class _Bar:
+    """The progress bar, with the rate, and the share of the whole where that is known."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._bar: tqdm[Any] | None = None
+
+    def begin(self, done: int, total: int | None) -> None:
+        """Show the bar."""
+        self._bar = tqdm(
+            unit=" texts", unit_scale=True, initial=done, total=total, disable=self._quiet or None, leave=False
+        )
+
+    def encoded(self, texts: int) -> None:
+        """Advance it."""
+        if self._bar is not None:
+            self._bar.update(texts)
+
+    def warn(self, sentence: str) -> None:
+        """Write a sentence above it."""
+        tqdm.write(f"embert: {sentence}", sys.stderr)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,284 @@
+"""The command `embert`: serve, embed, rerank, info."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from embert import __version__
+from embert.engine.int8_accuracy import MIN_AGREEMENT
+from embert.server.config import ConfigError, ServeConfig, check_environment, environment_name, option_name
+
+__all__ = ["main", "parse_serve"]
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line. Raises SystemExit: 0, 1 for a failure, 2 for wrong arguments."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "serve":
+            config = _serve_config(arguments, os.environ)  # first, so that wrong arguments are reported at once
+            from embert.server.cli.serve import serve
+
+            status = serve(config)
+        elif arguments.command == "embed":
+            from embert.server.cli.embed import embed
+
+            status = embed(arguments)
+        elif arguments.command == "rerank":
+            from embert.server.cli.rerank import rerank
+
+            status = rerank(arguments)
+        else:
+            from embert.server.cli.info import info
+
+            status = info(arguments)
+    except ConfigError as error:
+        _fail(error, 2)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # The reader of the output has exited. Python would report it again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    raise SystemExit(status)
+
+
+def parse_serve(argv: Sequence[str], environment: Mapping[str, str]) -> ServeConfig:
+    """The configuration of `embert serve ARGV`. Raises ConfigError, or SystemExit with usage."""
+    return _serve_config(_parser().parse_args(["serve", *argv]), environment)
+
+
+def _fail(error: Exception, status: int) -> NoReturn:
+    sys.stderr.write(f"embert: error: {error}\n")
+    raise SystemExit(status) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="embert", description="Embeddings and scores from BERT-family encoders.")
+    parser.add_argument("--version", action="version", version=f"embert {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{serve,embed,rerank,info}")
+
+    serve = commands.add_parser(
+        "serve",
+        help="answer HTTP requests",
+        description="Serve a model over HTTP. Every option is also an environment variable: --max-batch-tokens is "
+        "EMBERT_MAX_BATCH_TOKENS; repeatable ones take a comma-separated list there.",
+        argument_default=argparse.SUPPRESS,
+    )
+    for option in dataclasses.fields(ServeConfig):
+        _add_option(serve, option)
+
+    embed = commands.add_parser(
+        "embed",
+        help="embed texts without a server",
+        description="Embed texts, or files of them, on every device: JSON lines, a .npy file of float32 rows, or "
+        "Parquet, in one file or a folder of shards. An interrupted run can be resumed.",
+    )
+    embed.add_argument("texts", nargs="*", metavar="TEXT", help="texts to embed")
+    _add_bulk_options(embed)
+    kinds = embed.add_mutually_exclusive_group()
+    kinds.add_argument("--sparse", action="store_true", help="sparse vectors: ids of tokens and their weights")
+    kinds.add_argument("--multi", action="store_true", help="a vector for each token, for late interaction")
+    embed.add_argument("--queries", action="store_true", help="with --multi: the texts are queries, not documents")
+    embed.add_argument("--dimensions", type=int, metavar="N", help="truncate the vectors to N numbers")
+    embed.add_argument("--task", metavar="NAME", help="name of the model's adapter, and of its prompt")
+    embed.add_argument("--prompt-name", metavar="NAME", help="name of the model's prompt that precedes each text")
+    embed.add_argument(
+        "--no-normalize", dest="normalize", action="store_false", help="do not scale vectors to length 1"
+    )
+    embed.add_argument("--no-truncate", dest="truncate", action="store_false", help="fail on a text that is too long")
+    embed.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
+    _add_model_options(embed)
+
+    rerank = commands.add_parser(
+        "rerank",
+        help="order texts by their scores with a query, without a server",
+        description="Score each text with a query: one JSON line for each, {index, score}, best first.",
+    )
+    rerank.add_argument("model", metavar="MODEL", help="a reranker: " + _help("model"))
+    rerank.add_argument("--query", required=True, metavar="TEXT", help="what the texts are scored with")
+    rerank.add_argument(
+        "--file", "-f", default="-", metavar="PATH", help="a UTF-8 file with one text a line; default: standard input"
+    )
+    rerank.add_argument("--top-n", type=int, metavar="N", help="the best N texts only")
+    rerank.add_argument("--raw", action="store_true", help="the model's logits instead of scores")
+    rerank.add_argument("--return-text", action="store_true", help="the texts too")
+    rerank.add_argument("--prompt-name", metavar="NAME", help="name of the model's prompt that precedes the query")
+    rerank.add_argument("--no-truncate", dest="truncate", action="store_false", help="fail on a pair that is too long")
+    rerank.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
+    _add_load_options(rerank)
+
+    info = commands.add_parser("info", help="show what a model is and how it would be served")
+    info.add_argument("--json", action="store_true", help="as JSON")
+    _add_model_options(info, positional=True)
+    return parser
+
+
+def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
+    embed.add_argument(
+        "--file",
+        "-f",
+        nargs="+",
+        action="extend",
+        metavar="PATH",
+        help="files or globs: text (one a line), or by their ending .jsonl, .csv, .tsv, .parquet, and .gz or .zst "
+        "after those; -: standard input",
+    )
+    formats = ("text", "jsonl", "csv", "tsv", "parquet")
+    embed.add_argument("--input-format", choices=formats, help="format of the files, whatever their names")
+    embed.add_argument("--column", metavar="NAME", help="the column or field of the texts (default: text)")
+    embed.add_argument(
+        "--on-error",
+        choices=("fail", "skip"),
+        default="fail",
+        help="rows that have no text, null, something else, or no UTF-8: end the run (the default), or leave them out",
+    )
+    embed.add_argument(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="where to write: float32 rows to a name in .npy, Parquet to one in .parquet, else JSON lines; shards to a "
+        "folder, which ends in / or exists; default: stdout",
+    )
+    embed.add_argument(
+        "--output-format", choices=("jsonl", "npy", "parquet"), help="format of the output; of a folder: parquet"
+    )
+    embed.add_argument(
+        "--shard-texts", type=int, metavar="N", help="rows of the input a file of a folder (default: 250000)"
+    )
+    embed.add_argument(
+        "--keep",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="columns of the input that go to the output, in place of the text's",
+    )
+    embed.add_argument("--keep-all", action="store_true", help="all columns of the input go to the output")
+    embed.add_argument("--overwrite", action="store_true", help="replace the file that --output names")
+    embed.add_argument("--resume", action="store_true", help="continue an interrupted run; with --file and --output")
+    embed.add_argument(
+        "--tokenization-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that read, tokenise and format; 0: what the engines leave of the CPUs (default: 0)",
+    )
+
+
+def _add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
+    if positional:
+        parser.add_argument("model", nargs="?", metavar="MODEL", help=_help("model"))
+    else:
+        parser.add_argument("--model", "-m", metavar="MODEL", help=_help("model"))
+    _add_load_options(parser)
+    parser.add_argument("--pooling", choices=("cls", "mean", "max", "last-token", "splade"), help=_help("pooling"))
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--revision", help=_help("revision"))
+    parser.add_argument("--device", default="auto", help=_help("device"))
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16", "int8"), help=_help("dtype")
+    )
+    parser.add_argument(
+        "--min-agreement",
+        type=float,
+        default=MIN_AGREEMENT,
+        metavar="COSINE",
+        help=_help("min_agreement") + " (default: %(default)s)",
+    )
+    parser.add_argument("--encoder", default="auto", help=_help("encoder"))
+
+
+def _help(name: str) -> str:
+    option = next(option for option in dataclasses.fields(ServeConfig) if option.name == name)
+    return str(option.metadata["help"])
+
+
+def _kind(option: dataclasses.Field[Any]) -> tuple[type, bool]:
+    """The type of one value of an option, and whether it may be repeated."""
+    hint = typing.get_type_hints(ServeConfig)[option.name]
+    if isinstance(hint, types.UnionType):
+        hint = next(member for member in typing.get_args(hint) if member is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    return hint, False
+
+
+def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any]) -> None:
+    kind, repeatable = _kind(option)
+    text = option.metadata["help"].replace("%", "%%")
+    default = option.default
+    if default not in (None, ()) and "default" not in text:
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        text += f" (default: {shown})"
+    # No argparse defaults: ServeConfig has them, so that the environment takes precedence over them.
+    common: dict[str, Any] = {"help": text}
+    if option.metadata.get("positional"):
+        parser.add_argument(option.name, nargs="*" if repeatable else "?", metavar=option.name.upper(), **common)
+    elif kind is bool:
+        parser.add_argument(option_name(option.name), action=argparse.BooleanOptionalAction, **common)
+    elif repeatable and kind is float:
+        parser.add_argument(option_name(option.name), type=_floats, metavar="S,S,…", **common)
+    elif repeatable:
+        parser.add_argument(option_name(option.name), action="append", type=kind, metavar="VALUE", **common)
+    else:
+        choices = option.metadata.get("choices")
+        usual = option.metadata.get("metavar", {int: "N", float: "SECONDS"}.get(kind, "VALUE"))
+        metavar = "{" + ",".join(choices) + "}" if choices else usual
+        parser.add_argument(option_name(option.name), type=kind, metavar=metavar, **common)
+
+
+def _floats(text: str) -> tuple[float, ...]:
+    return tuple(float(piece) for piece in text.split(","))
+
+
+def _serve_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServeConfig:
+    check_environment(environment)
+    values: dict[str, Any] = {}
+    for option in dataclasses.fields(ServeConfig):
+        given = getattr(arguments, option.name, None)
+        if given is not None:
+            values[option.name] = tuple(given) if isinstance(given, list) else given
+        elif (text := environment.get(environment_name(option.name))) or (
+            text is not None and option.metadata.get("guards")
+        ):
+            values[option.name] = _from_environment(option, text)
+    return ServeConfig(**values)
+
+
+def _from_environment(option: dataclasses.Field[Any], text: str) -> Any:
+    kind, repeatable = _kind(option)
+    convert: Callable[[str], Any] = _boolean if kind is bool else kind
+    try:
+        if repeatable:
+            values = tuple(convert(piece.strip()) for piece in text.split(",") if piece.strip())
+            if not values:  # a key that is blank by mistake must not open the server
+                raise ConfigError(
+                    f"{environment_name(option.name)} is set and has no value in it; unset it, or set one"
+                )
+            return values
+        return convert(text)
+    except ValueError:
+        shown = "its value" if option.metadata.get("secret") else repr(text)
+        raise ConfigError(f"{environment_name(option.name)}: {shown} is not a {kind.__name__}") from None
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in _TRUE | _FALSE:
+        raise ValueError(text)
+    return text.lower() in _TRUE
+
+
+if __name__ == "__main__":
+    main()

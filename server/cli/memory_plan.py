@@ -1,0 +1,106 @@
+"""Whether the models fit on their devices, before anything of them is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from embert.engine.encoders.devices import gpu_memory
+from embert.engine.host.memory import usable_memory
+from embert.engine.memory_estimate import Footprint, footprint, process_bytes
+from embert.server.config import ConfigError
+from embert.server.supervisor.planned_model import PlannedModel
+
+__all__ = ["check_memory"]
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A memory that models share."""
+
+    name: str
+    processes: tuple[str, ...]  # the devices whose processes take of it
+    size: int  # bytes
+    on_gpu: bool
+
+
+def check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
+    """Log what is planned where there are several models. Raises ConfigError where it does not fit, with the sum.
+
+    Returns those of several models that do not fit even alone, by name, each with a sentence: the others are planned
+    without them. An encoder of somebody else's is not counted: nothing is known of it.
+    """
+    too_large: dict[str, str] = {}
+    models = [each for each in planned if ":" not in each.start.config.encoder]
+    gpus = gpu_memory() if any(device != "cpu" for each in models for device in each.devices) else []
+    for place in _places(models, gpus):
+        sizes = {
+            each.start.name: _footprint(each, on_gpu=place.on_gpu)
+            for each in models
+            for device in each.devices
+            if device in place.processes and each.start.name not in too_large
+        }
+        for name, size in list(sizes.items()):
+            alone = _sum({name: size}, place)
+            if len(planned) > 1 and alone > place.size:
+                too_large[name] = (
+                    f"{name} needs {_gib(alone)} GiB of {place.name}'s memory, which has {_gib(place.size)}"
+                )
+                del sizes[name]
+        needed = _sum(sizes, place)
+        parts = " + ".join(f"{name} {_gib(size.kept)}" for name, size in sizes.items())
+        if needed > place.size:
+            raise ConfigError(
+                f"the models need {_gib(needed)} GiB of {place.name}'s memory, which has {_gib(place.size)} "
+                f"({parts}, and the processes); leave models out, give them other devices, or lower --max-batch-tokens"
+            )
+        if len(sizes) > 1:
+            log.info("memory   %s of %s GiB on %s (%s)", _gib(needed), _gib(place.size), place.name, parts)
+    return too_large
+
+
+def _places(models: list[PlannedModel], gpus: list[int]) -> list[_Place]:
+    devices = dict.fromkeys(device for each in models for device in each.devices)
+    # Of a single model, "auto" is the GPU where there is one.
+    on_gpu = [device for device in devices if device.startswith("cuda") or (device == "auto" and gpus)]
+    places = [
+        _Place(device, (device,), gpus[_number(device)], on_gpu=True)
+        for device in on_gpu
+        if _number(device) < len(gpus) and gpus[_number(device)]
+    ]
+    on_host = tuple(device for device in devices if device not in on_gpu)
+    host = usable_memory()
+    return [*places, _Place("the host", on_host, host, on_gpu=False)] if on_host and host is not None else places
+
+
+def _footprint(planned: PlannedModel, *, on_gpu: bool) -> Footprint:
+    config = planned.start.config
+    device = "cuda" if on_gpu else "cpu"
+    return footprint(
+        planned.model,
+        device=device,
+        dtype=config.dtype,
+        max_batch_tokens=config.max_batch_tokens,
+        encoder=config.encoder,
+    )
+
+
+def _sum(sizes: Mapping[str, Footprint], place: _Place) -> int:
+    """Models of a GPU load in turns, so that only the largest one's needs at that time count."""
+    processes = len(place.processes) * process_bytes("cuda" if place.on_gpu else "cpu")
+    loading = max((each.loading for each in sizes.values()), default=0)
+    return sum(each.kept for each in sizes.values()) + loading + processes
+
+
+def _number(device: str) -> int:
+    _, _, number = device.partition(":")
+    return int(number) if number.isdigit() else 0
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}" if size < 10 * GIB else f"{size / GIB:.1f}"

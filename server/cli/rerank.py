@@ -1,0 +1,63 @@
+"""`embert rerank MODEL --query QUERY`: texts in the order of their scores, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import orjson
+from tqdm import tqdm
+
+from embert.engine import Engine
+from embert.engine.errors import EngineError
+from embert.server.bulk.input.all_lines import all_lines
+from embert.server.bulk.job import BulkError
+from embert.server.cli.failure import report_failure
+
+__all__ = ["rerank"]
+
+
+def rerank(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    try:
+        with ExitStack() as stack:
+            texts = all_lines(arguments.file)
+            engine = stack.enter_context(
+                Engine.load(
+                    arguments.model,
+                    device=arguments.device,
+                    dtype=arguments.dtype,
+                    revision=arguments.revision,
+                    encoder=arguments.encoder,
+                    min_agreement=arguments.min_agreement,
+                    progress=not arguments.quiet,
+                )
+            )
+            with tqdm(unit=" texts", total=len(texts), disable=arguments.quiet or None, leave=False) as bar:
+
+                def advance(texts_done: int) -> None:
+                    bar.update(texts_done)
+
+                ranked = engine.rerank(
+                    arguments.query,
+                    texts,
+                    top_n=arguments.top_n,
+                    raw=arguments.raw,
+                    prompt_name=arguments.prompt_name,
+                    truncate=arguments.truncate,
+                    progress=advance,
+                )
+    except (EngineError, OSError, BulkError) as error:
+        report_failure(error)
+        return 1
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    for each in ranked:
+        line: dict[str, Any] = {"index": each.index, "score": np.float32(each.score)}
+        if arguments.return_text:
+            line["text"] = texts[each.index]
+        sys.stdout.buffer.write(orjson.dumps(line, option=option))
+    sys.stdout.buffer.flush()
+    return 0

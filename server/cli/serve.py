@@ -1,0 +1,90 @@
+"""`embert serve`: reports every error that can be found before a process is started, then runs the supervisor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+
+from embert import __version__
+from embert.server.cli.models import name_of, plan
+from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys
+from embert.server.http.tls_context import tls_context
+from embert.server.observability.logs import configure_logging, exit_now
+from embert.server.observability.metric_memory import MetricMemory
+from embert.server.observability.metrics import use_memory
+from embert.server.observability.tracing.settings import TracingUnavailable, read_sampler, shown, traces_url
+from embert.server.supervisor.sockets import listen, listen_for_each
+from embert.server.supervisor.supervisor import NO_MEMORY, Supervisor
+
+__all__ = ["serve"]
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None) -> int:
+    """Run the server until it is told to stop; returns the exit status.
+
+    `sockets` are those of each HTTP process where they listen already, in place of --host and --port.
+    """
+    began = time.monotonic()
+    configure_logging("supervisor", config.log_format, config.log_level)
+    # Process 1 of a container ignores SIGTERM by default, and a model takes minutes to download. The supervisor later
+    # installs its own handler.
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    context = tls_context(config)
+    read_api_keys(config)
+    configs = model_configs(config)
+    traces = _traces_url(config)
+    sockets = sockets or listen_for_each(config.host, config.port, config.http_processes)
+    metrics_socket = None
+    if config.metrics_port is not None:
+        metrics_socket = listen(config.host, config.metrics_port, "--metrics-port")[0]
+    log.info("embert   %s", __version__)
+    names = list(map(name_of, configs))
+    try:
+        memory = MetricMemory.create(["supervisor"])
+    except OSError as error:
+        log.error("%s: %s", NO_MEMORY, error)  # noqa: TRY400
+        return 1
+    use_memory(memory, "supervisor")
+    # Needed until the models are there: the supervisor keeps little in memory.
+    from embert.server.cli.waiting_server import Downloads, waiting_server
+    from embert.server.observability.metrics import SupervisorMetrics
+
+    metrics = SupervisorMetrics(names, __version__)
+    downloads = Downloads(names)
+    all_sockets = [sock for each in sockets for sock in each]
+    with waiting_server(config, context, all_sockets, metrics_socket, downloads, memory):
+        planned, broken = plan(configs, downloads.note)
+    if not planned:
+        return 1
+    if traces is not None:
+        log.info("traces   to %s", shown(traces))
+    return Supervisor(config, planned, broken, sockets, metrics_socket, began, memory, metrics, traces).run()
+
+
+def _traces_url(config: ServeConfig) -> str | None:
+    """Where spans go, if anywhere. Raises ConfigError where --otlp-endpoint cannot be used.
+
+    OpenTelemetry's variables may be meant for every program of a machine: where they cannot be used, a line says so.
+    """
+    try:
+        url = traces_url(config.otlp_endpoint, os.environ)
+        if url is not None:
+            read_sampler(config.otlp_sampling, os.environ)
+    except TracingUnavailable as error:
+        if config.otlp_endpoint is not None:
+            raise ConfigError(str(error)) from None
+        log.warning("%s; serving without traces", error)
+        return None
+    return url
+
+
+def _on_sigterm(number: int, frame: object) -> None:
+    """Exit at once: no process has been started yet."""
+    del frame
+    log.info("%s before the model was there: leaving", signal.Signals(number).name)
+    exit_now(128 + number)  # SystemExit would wait for the threads of a download

@@ -1,0 +1,269 @@
+"""What may enter the queue of a model, and the 429 and 503 for what may not.
+
+A request is admitted while all API processes together have fewer unanswered tokens of its model than the limit
+(server/ipc/shared_counters.py). The limit is the token budget, or fewer tokens where the engines would take longer for
+them than `--max-queue-seconds`. Each model has a budget of its own, so no flood of one model's requests refuses those
+of another; what the others have to do counts as time that they take of the engines (shares.py).
+
+A request counts as an eighth of the limit at most. While it waits, the engine gives others no more time than it takes
+itself (fair share), so what others have beyond that delays nobody. So a large request need not find an empty queue, and
+does not fill it: a request of up to an eighth of the limit waits for at most the limit, and a larger one takes at most
+eight times as long as its own work. Large ones leave an eighth of the limit to smaller ones.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from embert.server.config import ServeConfig
+from embert.server.engine_client.shares import wait_s, work_within
+from embert.server.frontend.input.request_options import TIMEOUT_HEADER, RequestOptions
+from embert.server.http.errors import Overloaded, Unavailable
+from embert.server.ipc.control import EngineState, ModelInfo
+from embert.server.ipc.messages import EngineStatus
+from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.observability.request_record import EXPIRED
+
+__all__ = ["Admission"]
+
+BULK_SHARE = 0.75  # of the limit: bulk requests leave room for interactive ones
+LARGE_PART = 8  # of the limit divided by this: what a request counts as at most, and what larger ones leave free
+MIN_BATCHES = 2  # of each engine that the limit always holds; with fewer an engine would wait between two batches
+_RETRY_AFTER_MAX_S = 60
+
+
+class Engine(Protocol):
+    """What admission must know of an engine."""
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The models that are ready there."""
+        ...
+
+    @property
+    def state(self) -> EngineState:
+        """What the supervisor says of it."""
+        ...
+
+    @property
+    def status(self) -> EngineStatus | None:
+        """What it said last of itself; None before it has said anything."""
+        ...
+
+
+class Admission:
+    """Counts what this API process has admitted of one model, and decides what else may enter."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        counters: SharedCounters,
+        worker: int,
+        engines: Mapping[int, Engine],
+        model: int = 0,
+        name: str = "",
+    ) -> None:
+        """`config` is the model's, `model` its number, `name` what errors call it, empty where there is only one.
+
+        `worker` is this process's place among the counters; `engines`, by index, are the router's.
+        """
+        self.draining = False
+        self.max_queue_tokens = config.max_queue_tokens or 0  # 0 until an engine tells its batch
+        self.admitted_tokens = 0  # by this process, and not yet answered
+        self.was_ready = False
+        self._config, self._model, self._name = config, model, name
+        self._counters, self._worker = counters, worker
+        self._engines = engines
+        self._batch_tokens: dict[int, int] = {}  # by index of the engines that have the model; 0: not told yet
+
+    # --- readiness ---
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model can work on any engine."""
+        return any(self._model in engine.running for engine in self._engines.values())
+
+    @property
+    def failed(self) -> bool:
+        """Whether no engine has the model, or will have it."""
+        found = [state.models.get(self._model) for state in self._states]
+        return bool(found) and all(each is not None and each.state == "failed" for each in found)
+
+    @property
+    def _states(self) -> list[EngineState]:
+        """Of the engines that have the model, or may have it: one that is down does not say what it will have."""
+        states = (self._engines[index].state for index in sorted(self._engines))
+        return [state for state in states if self._model in state.models or not state.models]
+
+    def unready_reason(self) -> str:
+        """Why requests cannot be taken, as a sentence for clients."""
+        if self.draining:
+            return "the server is shutting down"
+        details = "; ".join(map(self._condition, self._states)) or "starting"
+        if self.failed:
+            return f"{self._name or 'the model'} has failed ({details})"
+        return f"{self._name} is not ready ({details})" if self._name else f"the engine is not ready ({details})"
+
+    def _condition(self, state: EngineState) -> str:
+        model = state.models.get(self._model)
+        if model is None or (state.state == "down" and model.state != "failed"):
+            return f"{state.state}: {state.detail}" if state.detail else state.state
+        if model.state == "ready":
+            return "connecting"
+        detail = model.detail or state.detail
+        return f"{model.state}: {detail}" if detail else model.state
+
+    def check_ready(self) -> None:
+        """Raise Unavailable when no request can be taken now."""
+        if self.draining:
+            raise Unavailable(self.unready_reason(), retry_after_s=1, reason="draining")
+        if not self.ready:
+            raise self.unready()
+
+    def unready(self) -> Unavailable:
+        """The answer while the model cannot work. One that has failed will not be there in a moment."""
+        return Unavailable(self.unready_reason(), retry_after_s=None if self.failed else 2, reason="loading")
+
+    # --- limits ---
+
+    def note(self, state: EngineState) -> None:
+        """Take an engine's state. The budget's default is that of all engines that have the model."""
+        model = state.models.get(self._model)
+        if model is None:
+            return
+        self.was_ready = self.was_ready or model.state == "ready"
+        if model.state == "failed":
+            self._batch_tokens.pop(state.index, None)
+        else:
+            known = self._batch_tokens.get(state.index, 0)
+            self._batch_tokens[state.index] = model.info.max_batch_tokens if model.info is not None else known
+        first_known = next(filter(None, self._batch_tokens.values()), 0)
+        together = sum(tokens or first_known for tokens in self._batch_tokens.values())
+        self.max_queue_tokens = self._config.queue_budget(together, 1)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The rate at which the ready engines work a queue of the model off; 0 while it is not known."""
+        return self._rate(self._model)
+
+    def _rate(self, model: int) -> float:
+        rate = 0.0
+        for engine in self._engines.values():
+            if engine.status is not None and model in engine.running:
+                rate += engine.status.tokens_per_s[model]
+        return rate
+
+    def _others_s(self) -> list[float]:
+        """The work of each model that shares an engine with this one, in seconds; of unknown rate: none."""
+        beside: set[int] = set()
+        for engine in self._engines.values():
+            if self._model in engine.running:
+                beside |= engine.running
+        works = []
+        for model in beside - {self._model}:
+            tokens = self._counters.admitted(model)
+            if tokens and (rate := self._rate(model)):
+                works.append(tokens / rate)
+        return works
+
+    @property
+    def queue_limit(self) -> int:
+        """Tokens of the model that may now be admitted and not yet answered; 0 until an engine tells its batch."""
+        rate, limit_s = self.tokens_per_s, self._config.max_queue_seconds
+        by_time = rate * limit_s
+        # With its share of the time alone, what others have to do does not matter.
+        if not by_time or by_time / len(self._counters.admitted_tokens) >= self.max_queue_tokens:
+            return self.max_queue_tokens
+        if others_s := self._others_s():
+            by_time = rate * work_within(limit_s, others_s)
+        infos = [self._info(engine) for engine in self._engines.values() if self._model in engine.running]
+        least = MIN_BATCHES * sum(info.max_batch_tokens for info in infos if info is not None)
+        return min(self.max_queue_tokens, max(int(by_time), least))
+
+    def _info(self, engine: Engine) -> ModelInfo | None:
+        return engine.state.models[self._model].info
+
+    def _counted(self, tokens: int, admitted: int, options: RequestOptions) -> int:
+        """What a request of so many tokens counts as; 0: it does not fit into the queue."""
+        limit = self.queue_limit
+        most = max(1, limit // LARGE_PART)
+        counted = min(tokens, most)
+        if options.bulk:
+            limit = int(BULK_SHARE * limit)
+        if tokens > most:
+            limit -= most
+        return counted if admitted + counted <= limit or not admitted else 0
+
+    # --- one request ---
+
+    def check_time(self, options: RequestOptions) -> None:
+        """Raise Unavailable once the deadline has passed."""
+        if time.monotonic() > options.deadline:
+            raise self.too_late(options)
+
+    def check_room(self, least: Callable[[], int], most: int, options: RequestOptions) -> None:
+        """Raise Overloaded for what cannot be admitted, before it is tokenised.
+
+        `most` is a cheap upper bound of the request's tokens. `least` counts a lower bound; it runs only where `most`
+        does not fit.
+        """
+        admitted = self._counters.admitted(self._model)
+        # `check` tells of a server that is not ready.
+        if self._counted(most, admitted, options) or self.draining or not self.ready:
+            return
+        tokens = least()
+        if not self._counted(tokens, admitted, options):
+            raise self._overloaded(admitted, tokens, options, exact=tokens == most)
+
+    def check(self, tokens: int, options: RequestOptions) -> int:
+        """The tokens that a tokenised request counts as. Raises Unavailable or Overloaded where it cannot enter."""
+        self.check_ready()
+        admitted = self._counters.admitted(self._model)
+        counted = self._counted(tokens, admitted, options)
+        if not counted:
+            raise self._overloaded(admitted, tokens, options)
+        self.check_time(options)  # tokenising may have taken that long
+        return counted
+
+    def add(self, tokens: int) -> None:
+        """Count tokens that enter, or with a negative number, tokens that are answered."""
+        self.admitted_tokens += tokens
+        self._counters.admitted_tokens[self._model][self._worker] = self.admitted_tokens
+
+    # --- errors with numbers in them ---
+
+    def too_late(self, options: RequestOptions, why: str = "") -> Unavailable:
+        """The answer to a request that is out of time; `why` it cannot be met where the time is not over yet."""
+        could = f"cannot be answered in time, {why}: it has" if why else "was not answered within"
+        message = f"the request {could} {options.timeout_s:g} s ({options.set_by})"
+        error = Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")
+        if options.set_by == TIMEOUT_HEADER:
+            error.outcome = EXPIRED
+        return error
+
+    def _overloaded(self, admitted: int, tokens: int, options: RequestOptions, *, exact: bool = True) -> Overloaded:
+        limit, rate = self.queue_limit, self.tokens_per_s
+        most = max(1, limit // LARGE_PART)
+        queue = f"the queue of {self._name}" if self._name else "the queue"
+        of_bulk = f", of which bulk requests may fill {BULK_SHARE:.0%}" if options.bulk else ""
+        of_large = f"; a request of over {most} tokens counts as {most} and leaves {most} free" if tokens > most else ""
+        by_time = f"--max-queue-seconds {self._config.max_queue_seconds:g} at {rate:.0f} tokens/s"
+        if self._others_s():
+            by_time += ", shared with other models"
+        set_by = by_time if limit < self.max_queue_tokens else "--max-queue-tokens"
+        return Overloaded(
+            f"{queue} holds {admitted} tokens and this request has {'' if exact else 'at least '}{tokens}; "
+            f"the limit is {limit} ({set_by}){of_bulk}{of_large}",
+            retry_after_s=self._retry_after_s(),
+        )
+
+    def _retry_after_s(self) -> int:
+        """Whole seconds until the model's queue is empty, at the rates the engines last worked at."""
+        rate = self.tokens_per_s
+        if not rate:
+            return 1
+        left_s = wait_s(self._counters.admitted(self._model) / rate, self._others_s())
+        return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(left_s)))

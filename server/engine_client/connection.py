@@ -1,0 +1,150 @@
+"""One engine as an API process sees it: its state, and the socket to its present start.
+
+Everything that one tick of the event loop wants to send leaves in one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from embert.server.frontend.background import exit_on_error
+from embert.server.ipc.control import EngineState
+from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Submit, decode_results, encode
+
+__all__ = ["EngineConnection"]
+
+log = logging.getLogger(__name__)
+
+LAST_READS = 64  # of what an engine sent before it was lost; a socket buffers no more
+
+
+class EngineConnection:
+    """Lives on the event loop of one API process; not thread-safe."""
+
+    def __init__(
+        self,
+        state: EngineState,
+        on_greeting: Callable[[], None],
+        on_part: Callable[[Part], None],
+        on_lost: Callable[[EngineConnection, set[int]], None],
+    ) -> None:
+        """The callbacks: the engine's first status has come, a part of an answer has, the connection has ended.
+
+        `on_lost` gets the ids of the requests that had not left this process.
+        """
+        self.index = state.index
+        self.state = state
+        self.running: frozenset[int] = frozenset()  # the models that are ready here, by number
+        self.status: EngineStatus | None = None  # None until the engine greets
+        self.tokens = 0  # sent by this process and not yet answered
+        self.unsent: list[EncodeRequest] = []  # until the next tick
+        self._cancelled: list[int] = []
+        self._channel: Channel | None = None
+        self._on_greeting, self._on_part, self._on_lost = on_greeting, on_part, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._flush_scheduled = False
+        self._flush_callback = exit_on_error(self._flush)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the supervisor says that the engine can work."""
+        return self.state.state == "ready"
+
+    def update(self, state: EngineState) -> None:
+        """Take what the supervisor says of the engine now. It does not connect or disconnect."""
+        self.state = state
+        models = state.models.items() if state.state == "ready" else ()
+        self.running = frozenset(number for number, model in models if model.state == "ready")
+
+    def connect(self) -> None:
+        """Connect to a ready engine unless already connected. Where that fails, the next sweep tries again.
+
+        The engine sends its status at once, and only then gets requests.
+        """
+        if self._channel is not None or not self.ready:
+            return
+        try:
+            self._channel = Channel.connect(self.state.endpoint)
+        except OSError as error:  # it just died, or too many files are open
+            log.debug("engine %d cannot be reached: %s", self.index, error)
+            return
+        self._loop.add_reader(self._channel.fileno(), exit_on_error(self._read))
+
+    def disconnect(self) -> None:
+        """Close the socket, drop what is in flight, and tell `on_lost`. Does nothing where there is no connection."""
+        channel = self._channel
+        if channel is None:
+            return
+        self._loop.remove_reader(channel.fileno())
+        self._loop.remove_writer(channel.fileno())
+        channel.close()
+        never_sent = {message.id for message in self.unsent}
+        self._channel, self.status, self.tokens = None, None, 0
+        self.unsent.clear()
+        self._cancelled.clear()
+        self._on_lost(self, never_sent)
+
+    def read_rest(self) -> None:
+        """Take the answers that an engine sent before it was lost."""
+        for _ in range(LAST_READS):
+            if self._channel is None:
+                return
+            self._read()
+
+    # --- sending ---
+
+    def send(self, message: EncodeRequest, tokens: int) -> None:
+        """Send a request of so many tokens with this tick's others."""
+        self.tokens += tokens
+        self.unsent.append(message)
+        if not self._flush_scheduled:
+            self._schedule_flush()
+
+    def cancel(self, request: int, tokens: int) -> None:
+        """Tell the engine that nobody wants this answer any more."""
+        if self._channel is None:
+            return
+        self.tokens -= tokens
+        self._cancelled.append(request)
+        if not self._flush_scheduled:
+            self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        self._flush_scheduled = True
+        self._loop.call_soon(self._flush_callback)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._channel is not None and (self.unsent or self._cancelled):
+            if not self._channel.send(encode(Submit(self.unsent, self._cancelled))):
+                self._loop.add_writer(self._channel.fileno(), exit_on_error(self._flush_rest), self._channel)
+            self.unsent, self._cancelled = [], []
+
+    def _flush_rest(self, channel: Channel) -> None:
+        if channel.flush():
+            self._loop.remove_writer(channel.fileno())
+
+    # --- receiving ---
+
+    def _read(self) -> None:
+        if self._channel is None:
+            return
+        try:
+            received = [decode_results(message) for message in self._channel.receive()]
+        except (EOFError, ValueError, msgspec.MsgspecError) as error:
+            if not isinstance(error, EOFError):
+                log.error("engine %d sent what is no message, connecting anew: %s", self.index, error)  # noqa: TRY400
+            self.disconnect()
+            return
+        for results in received:
+            greets = self.status is None
+            self.status = results.status
+            if greets:
+                self._on_greeting()
+            for part in results.parts:
+                self._on_part(part)

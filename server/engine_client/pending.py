@@ -1,0 +1,108 @@
+"""A request on its way through the engines, and the rows that come back for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine import Encoded, Rows, Task
+from embert.engine.packing import cumulative
+from embert.engine.tasks import ALL_TASKS
+from embert.server.frontend.input.request_options import RequestOptions
+from embert.server.ipc.messages import EncodeRequest, Part, TaskRows
+
+__all__ = ["Answer", "PendingRequest", "Receive", "TooManyWeights"]
+
+# ASGI's, for those who watch whether the client leaves. None: then the task of the request is cancelled.
+Receive = Callable[[], Awaitable[Any]] | None
+
+
+@dataclass(eq=False)
+class TooManyWeights(Exception):
+    """The sparse vectors of a request have more weights than an answer may have; not all of them are counted."""
+
+    weights: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """The rows of one request, by task, and how long they took."""
+
+    rows: dict[Task, Rows]
+    queue_s: float
+    inference_s: float
+    engine: int = -1  # that ran it, or the last of its texts
+    token_ids: npt.NDArray[np.int32] | None = None  # of MULTI's rows
+
+    @property
+    def vectors(self) -> npt.NDArray[np.float32]:
+        """The rows' values of a request of one task."""
+        (rows,) = self.rows.values()
+        return rows.values
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """An admitted request that has no answer yet."""
+
+    id: int  # changes when an engine is lost
+    message: EncodeRequest
+    encoded: Encoded
+    future: asyncio.Future[Answer]
+    receive: Receive
+    options: RequestOptions
+    engine: int = -1  # the index of the engine that has it; -1: none
+    parts: list[Part] = field(default_factory=list)  # of the answer, so far
+    texts_left: int = field(init=False)
+    inference_s: float = 0.0
+    ended_s: float = 0.0  # from its admission to the end of its last batch so far
+    asked: int = -1  # the last engine that it was sent to
+    losses: int = 0  # engines lost while they had it
+    watcher: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.texts_left = self.encoded.sequences
+
+    def add(self, part: Part) -> Answer | None:
+        """Take the rows of some texts; the answer once all are here."""
+        self.inference_s += part.inference_s
+        self.ended_s = max(self.ended_s, part.queue_s + part.inference_s)
+        self.texts_left -= part.texts
+        if not self.texts_left and not self.parts:
+            rows = {_TASKS[each.task]: _rows(each, part.texts) for each in part.rows}
+            return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.asked)
+        self.parts.append(part)
+        if self.texts_left:
+            return None
+        self.parts.sort(key=lambda each: each.first_text)
+        by_task = zip(*(each.rows for each in self.parts), strict=True)
+        rows = {_TASKS[of_task[0].task]: self._joined(of_task) for of_task in by_task}
+        # An engine runs one batch at a time, so what is not a batch of this request is its wait for one.
+        return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.asked)
+
+    def _joined(self, of_task: tuple[TaskRows, ...]) -> Rows:
+        return Rows.joined([_rows(each, part.texts) for each, part in zip(of_task, self.parts, strict=True)])
+
+    def restart(self, request_id: int) -> None:
+        """Forget the parts that a lost engine answered. Late ones of them carry the old id, and so do not count."""
+        self.id = self.message.id = request_id
+        self.parts.clear()
+        self.texts_left = self.encoded.sequences
+
+
+_TASKS = {int(task): task for task in ALL_TASKS}  # a look-up costs a tenth of a call of the enumeration
+
+
+def _rows(message: TaskRows, texts: int) -> Rows:
+    values = np.frombuffer(message.values, np.float32)
+    if not message.counts:
+        return Rows.one_each(values.reshape(texts, -1))
+    offsets = cumulative(np.frombuffer(message.counts, np.int32))
+    if message.task == Task.SPARSE:
+        return Rows(values.reshape(-1, 1), offsets, np.frombuffer(message.indices, np.int32))
+    return Rows(values.reshape(int(offsets[-1]), -1), offsets)

@@ -1,0 +1,323 @@
+"""Which engine gets a request, and what becomes of it when an engine is lost or time runs out.
+
+An engine gets the requests of the models that are ready there. When it is lost, what it still owed goes to whichever
+engine has the model; where no engine has it any more, it is answered 503. The requests that it was running
+(server/ipc/shared_counters.py) may have caused the loss: each runs alone from now on, and is answered 424 when an
+engine is lost again while it runs. A request that only waited is sent again as it was. What is out of time is answered
+503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from embert.engine import Encoded, Task
+from embert.server.engine_client.admission import Admission
+from embert.server.engine_client.connection import EngineConnection
+from embert.server.engine_client.pending import Answer, PendingRequest, Receive, TooManyWeights
+from embert.server.frontend.background import keep_running
+from embert.server.frontend.input.request_options import RequestOptions
+from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
+from embert.server.ipc.control import EngineState, ModelInfo, StartModel
+from embert.server.ipc.messages import EncodeRequest, Part
+from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.observability.tracing.request_trace import RequestTrace
+
+__all__ = ["Router"]
+
+SWEEP_INTERVAL_S = 0.05
+LOSSES_MAX = 8  # engines lost while they had a request; more are no coincidence
+HEALTH_MAX_AGE_S = (
+    15.0  # an engine whose last forward that worked ended this long before the next, or now, is not healthy
+)
+
+
+class Router:
+    """Lives on the event loop of one API process; not thread-safe."""
+
+    def __init__(self, models: Sequence[StartModel], counters: SharedCounters, worker: int) -> None:
+        """`models` are the server's, by number; `worker` is this API process's place among the counters."""
+        self._engines: dict[int, EngineConnection] = {}
+        self.admissions = [  # by number of the model
+            Admission(each.config, counters, worker, self._engines, each.number, each.name if len(models) > 1 else "")
+            for each in models
+        ]
+        self._infos: list[ModelInfo | None] = [None] * len(models)
+        self._counters, self._worker = counters, worker
+        self._pending: dict[int, PendingRequest] = {}
+        # Engines report what they run by request ids alone, so no two API processes may use the same id.
+        self._ids = itertools.count((os.getpid() << 40) + 1)
+        self._loop = asyncio.get_running_loop()
+        self._sweeper = keep_running(self._sweep())
+
+    # --- what the routes use ---
+
+    @property
+    def pending(self) -> int:
+        """Requests not yet answered."""
+        return len(self._pending)
+
+    def info(self, model: int) -> ModelInfo | None:
+        """What a model is on the engines, once one has it."""
+        return self._infos[model]
+
+    def connected(self, model: int) -> bool:
+        """Whether an engine would get a model's request at once. False before the supervisor reports a lost engine."""
+        return any(model in engine.running and engine.status is not None for engine in self._engines.values())
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is shutting down."""
+        return any(admission.draining for admission in self.admissions)
+
+    def drain(self) -> None:
+        """Take no request any more."""
+        for admission in self.admissions:
+            admission.draining = True
+
+    def health(self) -> tuple[bool, float | None]:
+        """Whether inference works, and the age in seconds of the last forward that did (None: none yet)."""
+        successes = {
+            engine.index: engine.status.last_success
+            for engine in self._engines.values()
+            if engine.ready and engine.status is not None
+        }
+        if not successes:
+            return any(admission.ready for admission in self.admissions), None
+        now = time.monotonic()
+        # A forward may take long, of a long text on a CPU. The supervisor ends one that hangs.
+        is_healthy = any(
+            (self._counters.forward_since[index] or now) - last <= HEALTH_MAX_AGE_S for index, last in successes.items()
+        )
+        return is_healthy, now - max(successes.values())
+
+    async def encode(
+        self,
+        encoded: Encoded,
+        receive: Receive,
+        options: RequestOptions,
+        *,
+        model: int = 0,
+        tasks: Task = Task.EMBED,
+        dimensions: int = 0,
+        normalize: bool = True,
+        note_failure: Callable[[int, float], None] | None = None,
+        trace: RequestTrace | None = None,
+    ) -> Answer:
+        """Admit texts for the model of this number, run them, return their rows. `trace`: of a sampled request.
+
+        Raises Overloaded over the budget, Unavailable when the model is ready on no engine or time runs out,
+        InferenceFailed when the encoder failed on them, TooManyWeights, CancelledError when the client has left. Once
+        they are admitted, `note_failure` gets the engine that had them last (-1: none) and the seconds since.
+        """
+        admission = self.admissions[model]
+        counted = admission.check(encoded.tokens, options)
+        now = time.monotonic()
+        message = EncodeRequest(
+            next(self._ids),
+            tasks,
+            encoded.ids.tobytes(),
+            encoded.lengths.tobytes(),
+            b"" if encoded.token_types is None else encoded.token_types.tobytes(),
+            dimensions,
+            normalize,
+            options.deadline,
+            now,
+            options.bulk,
+            adapter=encoded.adapter,
+            model=model,
+            trace=b"" if trace is None else trace.context,
+            prompt_tokens=encoded.prompt_tokens,
+        )
+        pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
+        self._pending[message.id] = pending
+        admission.add(counted)
+        self._send(pending)
+        try:
+            return await pending.future
+        except BaseException as error:
+            # The engine records the wait in the queue of what it runs.
+            waited = isinstance(error, asyncio.CancelledError | Unavailable)
+            if trace is not None and waited and not self._has_run(pending):
+                trace.stage("queue", now, time.monotonic(), str(error) or "the client has left")
+            if isinstance(error, asyncio.CancelledError):
+                self._cancel(pending)
+            if note_failure is not None:
+                note_failure(pending.asked, time.monotonic() - now)
+            raise
+        finally:
+            admission.add(-counted)
+            self._pending.pop(message.id, None)
+            if pending.watcher is not None:
+                pending.watcher.cancel()
+                # The watcher's CancelledError holds its frame, and the frame this request. Without this line the
+                # request would hold the watcher: a cycle that keeps the vectors in memory.
+                pending.watcher = None
+
+    def _has_run(self, pending: PendingRequest) -> bool:
+        """Whether texts of it have run or are running."""
+        return bool(pending.parts) or any(pending.id in self._counters.running(index) for index in self._engines)
+
+    def give_up(self, *, unready: bool = False) -> None:
+        """Answer everything that is pending with 503, or with `unready` what is for models that cannot work now.
+
+        The time to drain is over, or no engine is started again.
+        """
+        for pending in list(self._pending.values()):
+            admission = self.admissions[pending.message.model]
+            if not unready or not admission.ready:
+                self._fail(pending, Unavailable(admission.unready_reason(), retry_after_s=1, reason="draining"))
+
+    # --- engines come and go ---
+
+    def engine_changed(self, state: EngineState) -> None:
+        """Take the supervisor's report on an engine, or on a model there; each start has an endpoint of its own."""
+        engine = self._engines.get(state.index)
+        if engine is None:
+            engine = EngineConnection(state, self._send_waiting, self._take, self._resend)
+            self._engines[state.index] = engine
+        if state.state != "ready" or state.endpoint != engine.state.endpoint:
+            engine.read_rest()
+            engine.disconnect()
+        engine.update(state)
+        for admission in self.admissions:
+            admission.note(state)
+        self._infos = [self._info(model) for model in range(len(self.admissions))]
+        engine.connect()
+        self._take_back(engine)
+        self._send_waiting()
+        self._fail_hopeless()
+
+    def _info(self, model: int) -> ModelInfo | None:
+        found = (self._engines[index].state.models.get(model) for index in sorted(self._engines))
+        return next((each.info for each in found if each is not None and each.info is not None), None)
+
+    def _take_back(self, engine: EngineConnection) -> None:
+        """Send what an engine owes of models that it does not run any more to another one."""
+        for pending in list(self._pending.values()):
+            if pending.engine == engine.index and pending.message.model not in engine.running:
+                engine.cancel(pending.id, pending.encoded.tokens)
+                pending.engine = -1
+                self._renew(pending)
+                self._send(pending)
+
+    def _fail_hopeless(self) -> None:
+        """Answer what waits for models that no engine will have."""
+        for pending in list(self._pending.values()):
+            admission = self.admissions[pending.message.model]
+            if pending.engine < 0 and admission.failed:
+                self._fail(pending, admission.unready())
+
+    def _resend(self, engine: EngineConnection, never_sent: set[int]) -> None:
+        """Send again what a lost engine owed, or give up on it."""
+        owed = [each for each in self._pending.values() if each.engine == engine.index and not each.future.done()]
+        ran = self._counters.running(engine.index)
+        for pending in owed:
+            pending.engine = -1
+            pending.losses += pending.id not in never_sent
+            if pending.id in ran and pending.message.alone:
+                said = "inference failed: an engine was lost twice while it ran this request"
+                self._fail(pending, InferenceFailed(said))
+                continue
+            if pending.losses >= LOSSES_MAX:
+                said = f"the engine was lost {LOSSES_MAX} times while it had this request"
+                self._fail(pending, Unavailable(said, retry_after_s=5))
+                continue
+            pending.message.alone = pending.message.alone or pending.id in ran
+            self._renew(pending)
+            self._send(pending)
+
+    def _renew(self, pending: PendingRequest) -> None:
+        """Give a request a new id: late answers carry the old one."""
+        del self._pending[pending.id]
+        pending.restart(next(self._ids))
+        self._pending[pending.id] = pending
+
+    # --- requests out, answers in ---
+
+    def _send(self, pending: PendingRequest) -> None:
+        model = pending.message.model
+        # One that has not greeted yet may be dying: its socket still takes connections for a moment.
+        able = [each for each in self._engines.values() if each.status is not None and model in each.running]
+        engine = able[0] if len(able) == 1 else min(able, key=self._load_of, default=None)
+        if engine is None:
+            return  # it stays pending until an engine greets that has the model
+        pending.engine = pending.asked = engine.index
+        engine.send(pending.message, pending.encoded.tokens)
+
+    def _load_of(self, engine: EngineConnection) -> tuple[int, int]:
+        """For choosing; among equally loaded engines, each API process prefers a different one."""
+        return engine.tokens, (engine.index - self._worker) % len(self._engines)
+
+    def _send_waiting(self) -> None:
+        for waiting in [each for each in self._pending.values() if each.engine < 0]:
+            self._send(waiting)
+
+    def _cancel(self, pending: PendingRequest) -> None:
+        engine = self._engines.get(pending.engine)
+        if engine is not None:
+            engine.cancel(pending.id, pending.encoded.tokens)
+
+    def _take(self, part: Part) -> None:
+        pending = self._pending.get(part.id)
+        if pending is None or pending.future.done():
+            return
+        if part.error in ("deadline", "cannot_meet_deadline"):
+            self._fail(pending, self.admissions[pending.message.model].too_late(pending.options, part.message))
+        elif part.error == "weights":
+            self._fail(pending, TooManyWeights(int(part.message)))
+        elif part.error:
+            self._fail(pending, InferenceFailed(f"inference failed: {part.message}"))
+        elif (answer := pending.add(part)) is not None:
+            self._engines[pending.engine].tokens -= pending.encoded.tokens
+            pending.future.set_result(answer)
+
+    def _fail(self, pending: PendingRequest, error: ServerError | TooManyWeights) -> None:
+        if pending.engine >= 0:
+            self._engines[pending.engine].tokens -= pending.encoded.tokens
+        if not pending.future.done():
+            pending.future.set_exception(error)
+
+    # --- time and clients ---
+
+    async def _sweep(self) -> None:
+        """Watch the clients of requests older than a moment, answer late requests 503, connect to engines.
+
+        A periodic sweep replaces per-request timers: most requests are answered before it sees them.
+        """
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            now = time.monotonic()
+            old = now - SWEEP_INTERVAL_S
+            for pending in self._pending.values():
+                if pending.receive is not None and pending.watcher is None and pending.message.admitted < old:
+                    pending.watcher = self._loop.create_task(self._watch(pending, pending.receive))
+                if pending.options.deadline < now:
+                    self._cancel_late(pending)
+            for engine in self._engines.values():
+                engine.connect()
+
+    def _cancel_late(self, pending: PendingRequest) -> None:
+        if pending.future.done():
+            return
+        self._cancel(pending)
+        pending.engine = -1
+        self._fail(pending, self.admissions[pending.message.model].too_late(pending.options))
+
+    async def _watch(self, pending: PendingRequest, receive: Callable[[], Awaitable[Any]]) -> None:
+        """Cancel the request when its client leaves."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not pending.future.done():
+            pending.future.cancel()
+
+    async def close(self) -> None:
+        """Stop; nothing may be pending."""
+        self._sweeper.cancel()
+        for engine in self._engines.values():
+            engine.disconnect()

@@ -1,0 +1,344 @@
+"""The device loop: takes batches from the queue, runs them on the encoder and answers them.
+
+An engine process has two threads that matter, because a forward must never wait for a request, nor a request for a
+long forward:
+
+    device loop        socket → queue → pack → encoder → answers → socket   (this file; only it touches loaded encoders)
+    receiving thread   socket → queue, while the device loop waits long     (socket_server.py, work_queue.py)
+
+A third thread follows the supervisor's control connection. Models load in threads of their own (loader.py), and are
+added here when they are ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from embert.engine.errors import EncoderError, EncoderLost
+from embert.server.engine_worker.batching import batch_of, pack, sampled
+from embert.server.engine_worker.health import Health
+from embert.server.engine_worker.in_flight_queue import Flight, InFlightQueue
+from embert.server.engine_worker.loaded_model import LoadedModel
+from embert.server.engine_worker.responder import Responder
+from embert.server.engine_worker.scheduling import Batch
+from embert.server.engine_worker.scheduling.throughput import BusyTime
+from embert.server.engine_worker.socket_server import SocketServer
+from embert.server.engine_worker.work_queue import WorkQueue
+from embert.server.ipc.control import ControlConnection, Drain, LoadModel, StartEngine, StartModel
+from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import Part
+from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
+from embert.server.observability.latency_buckets import LatencyBuckets
+from embert.server.observability.logs import exit_now
+from embert.server.observability.metrics import EngineMetrics
+from embert.server.observability.tracing.batch_tracer import BatchTracer
+from embert.server.observability.tracing.sender import RecordSender
+
+__all__ = ["EngineLoop"]
+
+log = logging.getLogger(__name__)
+
+SHORT_WAIT_S = 0.001  # for the encoder; for so long nobody needs to read the sockets
+IDLE_WRITE_S = 0.001  # without work, after which metrics are written: then nothing waits for that
+PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
+
+
+class EngineLoop:
+    """Owns the encoders and everything around them. `run` is the main thread's."""
+
+    def __init__(self, start: StartEngine, exit_process: Callable[[int], Any] = exit_now) -> None:
+        config = start.config
+        self._index = start.index
+        self._endpoint = start.endpoint
+        self._exit = exit_process
+        self._models: dict[int, LoadedModel] = {}  # by number; `add` puts it there
+        self._known = len(start.names)
+        self._counters = SharedCounters(start.counters_fd, config.http_processes, start.engines, len(start.names))
+        self._free_slots = list(range(MAX_BATCHES_IN_FLIGHT))  # of the shared counters
+        for slot in self._free_slots:
+            self._counters.set_running(self._index, slot, ())
+        self._metrics = EngineMetrics(start.index, LatencyBuckets.of(config.latency_buckets))
+        self._busy = BusyTime()
+        self._queue = WorkQueue(self._metrics, self._refuse, self._wake)
+        self._health = Health(start.index, self._counters, self._busy, self._metrics, self._queue.tokens, self._rates)
+        self._server = SocketServer(
+            self._health.status, self._queue.submit, self._queue.disconnect, self._queue.publish
+        )
+        self._responder = Responder(self._server.send, self._queue.drop)
+        self._work = InFlightQueue()
+        self._probed = 0  # idle probes so far
+        self._written_at, self._is_written = 0.0, False  # metrics
+        self._tracer = None  # of batches with sampled requests
+        if start.traces_fd is not None:
+            self._tracer = BatchTracer(RecordSender(start.traces_fd, f"engine-{start.index}"), start.index)
+
+    # --- starting ---
+
+    def listen(self) -> None:
+        """Accept requests from now on, in the receiving thread."""
+        self._server.listen(self._endpoint)
+
+    def add(self, model: LoadedModel) -> None:
+        """Run requests of a model from now on. Any thread may call it."""
+        encoder = model.encoder
+        self._metrics.of(model.name)  # its series are there before the first batch
+        self._metrics.describe(
+            {
+                "model": model.name,
+                "model_id": model.model.model_id,
+                "dtype": encoder.dtype,
+                "backend": encoder.name,
+                "device": encoder.device,
+            }
+        )
+        self._models = {**self._models, model.number: model}
+        self._queue.add_model(model)
+        self._health.succeeded()
+        self._metrics.write_last_success()  # a model that is ready has it
+
+    def _rates(self) -> list[float]:
+        models = self._models
+        return [models[number].throughput.tokens_per_s if number in models else 0.0 for number in range(self._known)]
+
+    # --- running ---
+
+    def run(self) -> None:
+        """Run batches until drained. A free encoder takes whatever waits.
+
+        A GPU gets the next batch while it is busy: a full one at once, any other shortly before the device is expected
+        to need it, and at the latest before rows are answered. While interactive requests come, a full one of bulk
+        requests waits as long. Answers wait while the device has next to nothing to do (device_work.py).
+        """
+        work = self._work
+        while True:
+            if not work.in_flight and not work.unanswered:
+                batch = self._queue.wait_for_batch(self._server.serve, self._idle_s, self._on_idle)
+                if batch is None:
+                    return
+                work.in_flight.append(self._submit(batch))
+            self._server.serve(0.0)
+            if work.may_grow and self._submit_ahead():
+                continue
+            answer = work.next_answer()
+            if answer is None:
+                if not work.in_flight[0].expected_s or work.left_s(time.monotonic()) > SHORT_WAIT_S:
+                    self._server.hand_over()
+                self._submit_before_end()
+            elif not work.waits_before(answer, time.monotonic(), more_waits=self._queue.full()):
+                self._answer(answer)
+                continue
+            ended = work.in_flight.popleft()
+            self._wait(ended)
+            work.unanswered.append(ended)
+            while not isinstance(ended.rows, dict) and (answer := work.next_answer()):
+                self._answer(answer)  # what failed runs again in halves, which need the free place
+
+    def _submit_ahead(self) -> bool:
+        """Submit the next batch if the device is to have it now."""
+        work, now = self._work, time.monotonic()
+        if not work.in_flight:
+            return self._follow(full=False)
+        bulk = work.wants_bulk(now) or not self._queue.expects_interactive()
+        return work.wants_full(now) and self._follow(full=True, bulk=bulk)
+
+    def _submit_before_end(self) -> None:
+        """Submit what waits shortly before the only batch is expected to end, so that the encoder is never idle.
+
+        Requests that arrive afterwards miss that batch, so it is not done earlier than needed. It is not done at all
+        for batches so short that most of the time to gather requests would be lost.
+        """
+        work = self._work
+        lead_s = work.lead_s(time.monotonic(), full=self._queue.full())
+        if not lead_s:
+            return
+        work.in_flight[0].lead_s = lead_s
+        time.sleep(max(0.0, work.left_s(time.monotonic()) - lead_s))
+        self._follow(full=False)
+
+    def _follow(self, *, full: bool, bulk: bool = True) -> bool:
+        """Submit the next batch behind the running one; with `full` only if it cannot gain from waiting."""
+        work = self._work
+        if not self._free_slots:
+            return False
+        batch = self._queue.take_ahead(full=full, bulk=bulk, but=work.full_models())
+        if batch is None:
+            return False
+        work.in_flight.append(self._submit(batch))
+        return True
+
+    def _answer(self, flight: Flight) -> None:
+        """Answer a batch that has been waited for, and forget it."""
+        self._work.unanswered.remove(flight)
+        began = time.monotonic()
+        self._settle(flight)
+        self._queue.done(flight.batch)
+        ended = time.monotonic()
+        flight.model.note_answer(ended - began)
+        self._is_written = False
+        if ended - self._written_at >= EngineMetrics.WRITE_INTERVAL_S:
+            self._write_metrics(ended)
+
+    def _write_metrics(self, now: float) -> None:
+        self._written_at, self._is_written = now, True
+        self._metrics.write()
+        self._queue.publish()
+
+    def _submit(self, batch: Batch) -> Flight:
+        started = time.monotonic()
+        model = self._models[batch.model]  # type: ignore[index]  # its number
+        slot = self._free_slots.pop()
+        self._counters.set_running(self._index, slot, [piece.request.payload.message.id for piece in batch.slices])
+        try:
+            ticket: Any = self._health.watched(model.number, lambda: model.encoder.submit(pack(batch.slices)))
+        except EncoderError as error:
+            ticket = error
+        flight = Flight(batch, model, ticket, started, slot)
+        self._work.expect(flight)
+        return flight
+
+    def _wait(self, flight: Flight) -> None:
+        ticket, asked = flight.ticket, time.monotonic()
+        try:
+            if isinstance(ticket, EncoderError):
+                raise ticket
+            flight.rows = self._health.watched(flight.model.number, lambda: flight.model.encoder.wait(ticket))
+        except EncoderLost as error:
+            # A batch of several requests is not answered: the API processes send each again, to run alone. So only the
+            # request at fault ever fails.
+            if len(flight.batch.slices) == 1:
+                self._responder.fail(flight.batch.slices, error)
+            flight.ended = time.monotonic()
+            self._trace(flight, error)
+            self.give_up(error)
+            return
+        except EncoderError as error:
+            flight.rows = error
+        self._counters.set_running(self._index, flight.slot, ())
+        self._free_slots.append(flight.slot)
+        flight.ended = time.monotonic()
+        self._work.note_end(flight)
+        flight.seconds = self._busy.add(flight.started, flight.ended)
+        self._metrics.of(flight.model.name).busy_s += flight.seconds
+        if flight.lead_s:
+            flight.model.throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
+
+    def _settle(self, flight: Flight) -> None:
+        """Answer a batch that has been waited for."""
+        batch, rows, model = flight.batch, flight.rows, flight.model
+        if rows is None:
+            return
+        self._queue.settle(batch, flight.seconds)
+        if isinstance(rows, EncoderError):
+            self._trace(flight, rows)
+            self._bisect(batch, rows)
+        else:
+            self._health.succeeded()
+            model.throughput.add_batch(flight.seconds, batch.tokens)
+            self._responder.answer(batch.slices, rows, flight.began, flight.ended, model.config.max_answer_weights)
+            self._observe(flight)
+            self._trace(flight)
+
+    def _trace(self, flight: Flight, error: Exception | None = None) -> None:
+        """Record a forward with texts of sampled requests; one that failed is sent at once."""
+        if self._tracer is None:
+            return
+        batch = flight.batch
+        self._tracer.record(
+            sampled(batch.slices),
+            started=flight.began if error is None else flight.started,
+            ended=flight.ended,
+            texts=batch.texts,
+            tokens=batch.tokens,
+            requests=len(batch.slices),
+            reason="" if error is None else str(error),
+        )
+        if error is not None:
+            self._tracer.flush()
+
+    def _bisect(self, batch: Batch, error: EncoderError) -> None:
+        """Halve a batch that failed until only the requests that fail by themselves get the error."""
+        if len(batch.slices) == 1:
+            self._responder.fail(batch.slices, error)
+            return
+        log.warning("a batch of %d texts failed, running it again in halves: %s", batch.texts, error)
+        middle = len(batch.slices) // 2
+        for half in (batch.slices[:middle], batch.slices[middle:]):
+            flight = self._submit(batch_of(batch.model, half))
+            self._wait(flight)
+            self._settle(flight)
+
+    def _observe(self, flight: Flight) -> None:
+        metrics, batch = self._metrics.of(flight.model.name), flight.batch
+        metrics.batches += 1
+        metrics.batch_texts.observe(batch.texts)
+        metrics.batch_tokens.observe(batch.tokens)
+        metrics.fill_ratio.observe(min(1.0, batch.tokens / flight.model.encoder.batch_tokens))
+        metrics.batch_duration.observe(flight.seconds)
+        cancelled = self._queue.disconnected_texts(batch)
+        if cancelled:
+            self._metrics.cancelled_texts["batched"].inc(cancelled)
+
+    def _idle_s(self) -> float:
+        """Seconds without a batch until there is something else to do."""
+        due_s = PROBE_INTERVAL_S if self._is_written else IDLE_WRITE_S
+        return due_s if self._tracer is None else min(due_s, self._tracer.flush_due_s)
+
+    def _on_idle(self) -> None:
+        if not self._is_written:
+            self._write_metrics(time.monotonic())
+        if self._tracer is not None:
+            self._tracer.flush()
+        models = list(self._models.values())
+        if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S or not models:
+            return
+        self._probed += 1
+        model = models[self._probed % len(models)]
+        try:
+            self._health.watched(model.number, lambda: model.run(model.probe))
+            self._health.succeeded()
+            self._is_written = False
+        except EncoderLost as error:
+            self.give_up(error)
+        except EncoderError:
+            log.exception("the idle probe failed")
+
+    def _wake(self) -> None:
+        self._server.wake()
+
+    def _refuse(self, channel: Channel, parts: list[Part]) -> None:
+        self._server.send(channel, parts)
+
+    # --- ending ---
+
+    def give_up(self, error: Exception) -> None:
+        """End the process, because the encoder is lost; the supervisor starts another one."""
+        log.critical("the encoder is lost, this process ends: %s", error)
+        self._server.close()
+        self._exit(70)
+
+    def follow(self, control: ControlConnection, load: Callable[[StartModel], None]) -> None:
+        """Obey the supervisor, and exit when it does. Runs in a thread of its own.
+
+        `load` begins to load one more model, and returns at once.
+        """
+        while True:
+            message = control.receive()
+            if message is None:
+                self._exit(1)
+                return
+            if isinstance(message, Drain):
+                self._queue.drain()
+            elif isinstance(message, LoadModel):
+                load(message.model)
+
+    def close(self) -> None:
+        """Send the remaining answers, then free the encoders."""
+        self._server.close()
+        self._metrics.write()
+        if self._tracer is not None:
+            self._tracer.flush()
+        for model in self._models.values():
+            model.encoder.close()

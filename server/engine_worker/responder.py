@@ -1,0 +1,134 @@
+"""Turns the vectors of a batch into answers, and sends each to the API process that asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine import Rows, Task
+from embert.engine.errors import EncoderError
+from embert.server.engine_worker.batching import Payload
+from embert.server.engine_worker.scheduling import Slice
+from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import Part, TaskRows
+from embert.server.observability.tracing.trace_context import TRACE_BYTES
+
+__all__ = ["Responder"]
+
+log = logging.getLogger(__name__)
+
+_ROW_A_TEXT = frozenset((Task.EMBED, Task.CLASSIFY))
+_SENT_AT_ONCE = 1 << 26  # bytes of rows; sparse vectors of one batch can be more than a message may hold
+
+
+class Responder:
+    """Used by the device loop alone."""
+
+    def __init__(self, send: Callable[[Channel, list[Part]], None], drop: Callable[[Hashable], None]) -> None:
+        """`drop` removes the waiting texts of a request that has failed."""
+        self._send, self._drop = send, drop
+
+    def answer(
+        self, slices: list[Slice], rows: Mapping[Task, Rows], started: float, ended: float, most_weights: int
+    ) -> None:
+        """Send the rows of each task, in the order of the slices, to the requests that they belong to.
+
+        A row that is not finite fails its request, and no other. A request gets no more weights of sparse vectors than
+        `most_weights`: their number is known only now.
+        """
+        all_finite = {task: bool(np.isfinite(each.values.sum(dtype=np.float64))) for task, each in rows.items()}
+        if len(rows) == 1 and all(all_finite.values()):
+            ((task, each),) = rows.items()
+            if task in _ROW_A_TEXT:
+                self._answer_rows(slices, int(task), each.values, started, ended)
+                return
+        outgoing: dict[Channel, list[Part]] = {}
+        held = 0  # bytes of the rows in them
+        given = dict.fromkeys(rows, 0)  # sequences of each task that have their rows
+        for piece in slices:
+            payload: Payload = piece.request.payload
+            message = payload.message
+            texts = piece.stop - piece.start
+            mine: dict[Task, Rows] = {}
+            for task, each in rows.items():
+                if int(task) & message.tasks:
+                    mine[task] = each.slice(given[task], given[task] + texts)
+                    given[task] += texts
+            if not all(all_finite[task] or np.isfinite(each.values).all() for task, each in mine.items()):
+                self.fail([piece], EncoderError("the encoder returned a vector that is not finite"))
+                continue
+            if Task.SPARSE in mine and _count_weights(payload, mine[Task.SPARSE]) > most_weights:
+                self._drop(piece.request.key)
+                outgoing.setdefault(payload.reply_to, []).append(
+                    Part(message.id, piece.start, texts, [], 0.0, 0.0, "weights", str(payload.weights))
+                )
+                continue
+            part = Part(
+                message.id,
+                piece.start,
+                texts,
+                [_message(task, each, message.dimensions) for task, each in mine.items()],
+                started - message.admitted,
+                ended - started,
+            )
+            outgoing.setdefault(payload.reply_to, []).append(part)
+            held += sum(each.values.nbytes for each in mine.values())
+            if held > _SENT_AT_ONCE:
+                self._send_all(outgoing)
+                held = 0
+        self._send_all(outgoing)
+
+    def _answer_rows(
+        self, slices: list[Slice], task: int, values: npt.NDArray[np.float32], started: float, ended: float
+    ) -> None:
+        """`answer` where every text has one row of the same task, and all are finite: most batches."""
+        outgoing: dict[Channel, list[Part]] = {}
+        took_s = ended - started
+        row = 0
+        for piece in slices:
+            payload: Payload = piece.request.payload
+            message, start = payload.message, piece.start
+            texts = piece.stop - start
+            mine = values[row : row + texts]
+            row += texts
+            if message.dimensions and task == Task.EMBED:
+                mine = mine[:, : message.dimensions]
+            part = Part(message.id, start, texts, [TaskRows(task, mine.tobytes())], started - message.admitted, took_s)
+            parts = outgoing.get(payload.reply_to)
+            if parts is None:
+                outgoing[payload.reply_to] = [part]
+            else:
+                parts.append(part)
+        self._send_all(outgoing)
+
+    def _send_all(self, outgoing: dict[Channel, list[Part]]) -> None:
+        for channel, parts in outgoing.items():
+            self._send(channel, parts)
+        outgoing.clear()
+
+    def fail(self, slices: list[Slice], error: Exception) -> None:
+        """Answer these requests with an error. Their other texts need not run."""
+        trace_id = slices[0].request.payload.message.trace[:TRACE_BYTES].hex()
+        log.error("%d request(s) failed: %s", len(slices), error, extra={"trace_id": trace_id} if trace_id else None)
+        for piece in slices:
+            payload: Payload = piece.request.payload
+            self._drop(piece.request.key)
+            part = Part(payload.message.id, piece.start, piece.stop - piece.start, [], 0.0, 0.0, "backend", str(error))
+            self._send(payload.reply_to, [part])
+
+
+def _count_weights(payload: Payload, rows: Rows) -> int:
+    payload.weights += len(rows.values)
+    return payload.weights
+
+
+def _message(task: Task, rows: Rows, dimensions: int) -> TaskRows:
+    values = rows.values[:, :dimensions] if dimensions and task == Task.EMBED else rows.values
+    if task in _ROW_A_TEXT:
+        return TaskRows(int(task), values.tobytes())
+    return TaskRows(
+        int(task), values.tobytes(), rows.counts.tobytes(), b"" if rows.indices is None else rows.indices.tobytes()
+    )

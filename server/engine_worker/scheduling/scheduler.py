@@ -1,0 +1,262 @@
+"""Decides which texts run together. Pure: no clock, no threads, no I/O, no torch; the callers have all of those.
+
+Three rules, with their reasons:
+
+* **Late binding.** `next_batch` is called when the encoder is free, and takes what waits at that moment. A batch that
+  was closed earlier would miss the texts that arrive meanwhile. Only a *full* batch may be taken ahead (`full`),
+  because waiting cannot improve it.
+* **Token budget.** Tokens limit a batch, not texts, because the cost of a packed forward depends on its tokens. A text
+  that is longer than the budget is a batch of its own, when its request is next.
+* **Fair share over time.** Equal parts of every batch would cut requests into slices of a text or two, and what follows
+  a batch costs per slice. So large requests share by deficit round robin: each takes a quantum, a quarter of a batch,
+  in its round. Small requests go first, in half of a batch. So a small request waits for the batch that is running, and
+  for other small ones; a large request waits for its round, and the end of a batch interrupts its quantum once at most.
+
+A batch is of one model. Models share the device's time equally: the next one is the one that has had least of it.
+Interactive requests of any model go before bulk requests, which have low priority, of any model. Bulk requests fill
+what the interactive requests of their model leave, as long as that keeps the batch short, and else follow it. In every
+eighth batch a quantum of bulk goes first, so that bulk work progresses under any load. While interactive requests come,
+bulk takes a short time at once, because the next interactive request waits for it. A batch is charged what it is
+expected to take when it is formed, and `settle` corrects that.
+
+Forming a batch costs time in proportion to the batch, not to the queue: no step scans the whole queue. The encoder may
+be waiting, so work is done in `add` where possible: the slice of a small request is made there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from itertools import count
+
+from embert.server.engine_worker.scheduling.builder import BatchBuilder
+from embert.server.engine_worker.scheduling.queues import BatchLimits, Lane, ModelQueue
+from embert.server.engine_worker.scheduling.requests import Batch, Charge, Request
+
+__all__ = ["Scheduler"]
+
+BULK_INTERVAL = 8  # one batch in so many serves a bulk request first
+SETTLED_MAX = 8.0  # times the expected time: a model does not pay for a machine that slept
+
+# Bulk requests may make an interactive batch this much longer: of its own time, or in seconds.
+FILL_SHARE, FILL_S = 0.25, 0.005
+# While interactive requests come, a batch of bulk alone takes so long, or so many times its fixed time: shorter ones
+# would cost throughput.
+SHORT_S, SHORT_FIXED = 0.04, 5.0
+INTERACTIVE_MEMORY_S = 10.0  # device time of batches after an interactive request, in which another one is expected
+
+
+class Scheduler:
+    """Requests in, batches out. Each text is in one batch, in the order of its request, unless cancelled or expired."""
+
+    def __init__(self) -> None:
+        self._models: dict[Hashable, ModelQueue] = {}
+        self._batches_before_bulk = 0  # in a row, while bulk requests waited
+        self._served_s = [0.0, 0.0]  # `served_s` of the last interactive and of the last bulk lane, before its batch
+        self._since_interactive_s = INTERACTIVE_MEMORY_S  # device time of batches since an interactive request came
+        self._deadlines: list[tuple[float, int, Hashable]] = []  # a heap; finished requests stay in it for a while
+        self._deadlines_max = 1024
+        self._numbers = count()  # so that the heap never compares keys
+        self.queue_tokens = 0
+        self.queue_texts = 0
+
+    def add_model(self, model: Hashable, limits: BatchLimits) -> None:
+        """Take requests of a model from now on."""
+        self._models[model] = ModelQueue(model, limits)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises ValueError for a known key, a model that is not here, a text of no tokens, or one longer than is taken.
+        """
+        if self._find(request.key) is not None:
+            raise ValueError(f"request {request.key!r} is queued already")
+        queue = self._models.get(request.model)
+        if queue is None:
+            raise ValueError(f"model {request.model!r} is not loaded here")
+        texts, tokens = request.texts, request.waiting_tokens
+        if not texts:
+            return
+        limits = queue.limits
+        shortest, longest = min(request.lengths), max(request.lengths)
+        if shortest < 1 or longest > limits.longest_text:
+            wrong = shortest if shortest < 1 else longest
+            raise ValueError(f"a text of {wrong} tokens cannot be in a batch of 1 to {limits.longest_text}")
+        lane = queue.lanes[request.bulk]
+        if not lane.texts:  # an idle model does not accumulate credit
+            lane.served_s = max(lane.served_s, self._served_s[request.bulk])
+        if not request.bulk:
+            self._since_interactive_s = 0.0
+        if tokens <= limits.small_tokens and texts <= limits.small_texts:
+            lane.small[request.key] = request.piece(0, texts)
+        else:
+            lane.large[request.key] = request
+            lane.sizes.count(tokens, 1)
+        lane.tokens += tokens
+        lane.texts += texts
+        self.queue_tokens += tokens
+        self.queue_texts += texts
+        self._note_deadline(request)
+
+    def cancel(self, key: Hashable) -> int:
+        """Drop the waiting texts of a request; returns their number, 0 for an unknown key."""
+        found = self._find(key)
+        return self._drop(*found) if found is not None else 0
+
+    def waiting(self) -> list[Hashable]:
+        """Keys of the requests with texts still waiting."""
+        return [key for queue in self._models.values() for lane in queue.lanes for key in (*lane.small, *lane.large)]
+
+    def expire(self, now: float) -> list[Request]:
+        """Remove and return the requests whose deadline has passed."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] < now:
+            deadline, _, key = heapq.heappop(self._deadlines)
+            found = self._find(key)
+            if found is not None and found[1].deadline == deadline:
+                late.append(found[1])
+                self._drop(*found)
+        return late
+
+    def ahead(self, model: Hashable, tokens: int, *, bulk: bool) -> int:
+        """Tokens of the model's other requests that run before a new one of `tokens` is done, if nothing else arrives.
+
+        Small requests run before. Until a large one is done, each of the other large ones runs as many tokens, or all
+        that it has. The result is at least the sum of these, and at most twice the sum.
+        """
+        queue = self._models[model]
+        lane = queue.lanes[bulk]
+        before = lane.tokens - lane.sizes.tokens
+        if tokens > queue.limits.small_tokens:
+            before += lane.sizes.up_to(tokens)
+        return before + queue.lanes[False].tokens if bulk else before
+
+    def tokens_of(self, model: Hashable, *, bulk: bool) -> int:
+        """Tokens of a model that wait; without `bulk` those of its interactive requests alone."""
+        queue = self._models[model]
+        return queue.tokens if bulk else queue.lanes[False].tokens
+
+    def texts_of(self, model: Hashable) -> int:
+        """Texts of a model that wait."""
+        return self._models[model].texts
+
+    def full(self) -> bool:
+        """True when waiting can no longer improve the next batch."""
+        queue, _ = self._next()
+        return queue is not None and queue.full
+
+    def turn(self) -> tuple[Hashable, bool] | None:
+        """The model of the next batch, and whether a bulk request goes first in it; None for an empty queue."""
+        queue, bulk_first = self._next()
+        return None if queue is None else (queue.name, bulk_first)
+
+    def next_batch(self) -> Batch | None:
+        """Form a batch from what waits now; None for an empty queue."""
+        queue, bulk_first = self._next()
+        if queue is None:
+            return None
+        limits, (interactive, bulk) = queue.limits, queue.lanes
+        bulk_tokens = self._bulk_tokens(limits)
+        budget = limits.tokens if interactive.texts else bulk_tokens
+        builder = BatchBuilder(limits, max(budget, (bulk if bulk_first else interactive).least_tokens))
+        if bulk_first and interactive.texts:
+            builder.fill(bulk, max(min(bulk_tokens, limits.quantum_tokens), bulk.least_tokens))
+        if interactive.texts:
+            builder.fill(interactive, builder.tokens_left)
+            if bulk.texts and not self._fill_rest(builder, bulk) and not bulk_first:
+                self._batches_before_bulk = BULK_INTERVAL  # it follows instead
+        else:
+            builder.fill(bulk, builder.tokens_left)
+        tokens, texts = sum(builder.tokens), sum(builder.texts)
+        self.queue_tokens -= tokens
+        self.queue_texts -= texts
+        charge = self._charge(queue, builder.tokens, bulk_first=bulk_first)
+        return Batch(queue.name, builder.slices(), tokens, texts, charge)
+
+    def settle(self, batch: Batch, seconds: float) -> None:
+        """Correct what a batch was charged by what it took: once, when it has run."""
+        charge = batch.charged
+        if charge is None:
+            return
+        batch.charged = None
+        surplus_s = min(seconds, SETTLED_MAX * charge.seconds) - charge.seconds
+        interactive, bulk = self._models[batch.model].lanes
+        interactive.served_s += surplus_s * charge.interactive
+        bulk.served_s += surplus_s * (1 - charge.interactive)
+
+    def _next(self) -> tuple[ModelQueue | None, bool]:
+        """The model of the next batch, and whether a bulk request goes first in it."""
+        waiting = [[queue for queue in self._models.values() if queue.lanes[bulk].texts] for bulk in (False, True)]
+        bulk = bool(waiting[True]) and (not waiting[False] or self._batches_before_bulk >= BULK_INTERVAL - 1)
+        return min(waiting[bulk], key=lambda queue: queue.lanes[bulk].served_s, default=None), bulk
+
+    def _bulk_tokens(self, limits: BatchLimits) -> int:
+        """Tokens of a batch of bulk alone: short while interactive requests come."""
+        if self._since_interactive_s >= INTERACTIVE_MEMORY_S:
+            return limits.tokens
+        short_s = max(SHORT_S, SHORT_FIXED * limits.cost.fixed_s)
+        return min(limits.tokens, limits.cost.tokens_within(short_s))
+
+    def _fill_rest(self, builder: BatchBuilder, bulk: Lane) -> bool:
+        """Fill an interactive batch with bulk, as long as it stays short, and not with crumbs.
+
+        False: half of the batch or more would be free for bulk, and is not used because that would take too long.
+        """
+        limits, taken = builder.limits, sum(builder.tokens)
+        own_s = limits.cost.seconds(taken)
+        most = limits.cost.tokens_within(own_s + max(FILL_SHARE * own_s, FILL_S))
+        tokens = min(builder.tokens_left, most - taken)
+        if tokens >= min(bulk.tokens, max(1, limits.quantum_tokens // 2)):
+            builder.fill(bulk, tokens)
+            return True
+        return 2 * builder.tokens_left < limits.tokens
+
+    def _charge(self, queue: ModelQueue, tokens: list[int], *, bulk_first: bool) -> Charge:
+        """Charge a batch to its lanes: bulk that fills an interactive batch takes of that batch's time."""
+        whole = sum(tokens)
+        charge = Charge(queue.limits.cost.seconds(whole), tokens[False] / whole if bulk_first else 1.0)
+        interactive, bulk = queue.lanes
+        self._served_s[bulk_first] = queue.lanes[bulk_first].served_s
+        interactive.served_s += charge.seconds * charge.interactive
+        bulk.served_s += charge.seconds * (1 - charge.interactive)
+        self._since_interactive_s += charge.seconds
+        bulk_waits = any(each.lanes[True].texts for each in self._models.values())
+        self._batches_before_bulk = self._batches_before_bulk + 1 if bulk_waits and not bulk_first else 0
+        return charge
+
+    def _find(self, key: Hashable) -> tuple[Lane, Request] | None:
+        """Where a request waits, and the request."""
+        for queue in self._models.values():
+            for lane in queue.lanes:
+                if key in lane.large:
+                    return lane, lane.large[key]
+                if key in lane.small:
+                    return lane, lane.small[key].request
+        return None
+
+    def _drop(self, lane: Lane, request: Request) -> int:
+        tokens, texts = request.waiting_tokens, request.waiting_texts
+        if lane.small.pop(request.key, None) is None:
+            del lane.large[request.key]
+            lane.sizes.count(tokens, -1)
+        lane.tokens -= tokens
+        lane.texts -= texts
+        self.queue_tokens -= tokens
+        self.queue_texts -= texts
+        request.taken = request.texts
+        return texts
+
+    def _note_deadline(self, request: Request) -> None:
+        if request.deadline == float("inf"):
+            return
+        heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request.key))
+        # Finished requests stay in the heap, because finding one would cost a search. The heap is rebuilt when most of
+        # it is finished, which costs next to nothing per request.
+        if len(self._deadlines) > self._deadlines_max:
+            lanes = [lane for queue in self._models.values() for lane in queue.lanes]
+            requests = [piece.request for lane in lanes for piece in lane.small.values()]
+            requests += [each for lane in lanes for each in lane.large.values()]
+            left = [each for each in requests if each.deadline < float("inf")]
+            self._deadlines = [(each.deadline, next(self._numbers), each.key) for each in left]
+            heapq.heapify(self._deadlines)
+            self._deadlines_max = 4 * len(left) + 1024

@@ -1,0 +1,282 @@
+"""The requests that wait for the encoder and the batches that run on it, shared by two threads under one lock.
+
+The thread that reads the sockets (socket_server.py) adds and cancels; the device loop takes batches. A request that ran
+when an engine was lost arrives with `alone` set. It runs in a batch of its own, and no batch is submitted behind or
+before it, so if an engine is lost again the cause is known.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Hashable
+
+import numpy as np
+
+from embert.server.engine_worker.batching import Payload, batch_of
+from embert.server.engine_worker.loaded_model import LoadedModel
+from embert.server.engine_worker.scheduling import Batch, Request, Scheduler
+from embert.server.ipc.framing import Channel
+from embert.server.ipc.messages import EncodeRequest, Part, Submit
+from embert.server.observability.metrics import EngineMetrics
+
+__all__ = ["WorkQueue"]
+
+Key = tuple[Channel, int]  # the API process that asked, request id
+
+_ID_BYTES = 4  # int32
+INTERACTIVE_MEMORY_S = 10.0  # so long after an interactive request another one is expected
+
+
+class WorkQueue:
+    """A scheduler with a lock, deadlines and disconnects. Times are seconds of CLOCK_MONOTONIC."""
+
+    def __init__(
+        self, metrics: EngineMetrics, send: Callable[[Channel, list[Part]], None], wake: Callable[[], None]
+    ) -> None:
+        """`send` answers requests that cannot run; `wake` ends a wait of the device loop."""
+        self._scheduler = Scheduler()
+        self._models: dict[int, LoadedModel] = {}
+        self._metrics, self._send, self._wake = metrics, send, wake
+        self._lock = threading.RLock()  # guards the scheduler and the fields below
+        self._running: set[Batch] = set()  # and those that wait in `_solo`
+        self._disconnected: set[Key] = set()  # running requests whose client has disconnected
+        self._solo: deque[Batch] = deque()  # batches of one request each that must run alone
+        self._solo_turn = False
+        self._draining = False
+        self._interactive_at = -INTERACTIVE_MEMORY_S  # when the last interactive request came
+        self._published: dict[int, tuple[int, int]] = {}  # texts and tokens that wait, by model, as metrics have them
+
+    def tokens(self) -> int:
+        """Tokens waiting for a batch. Reads one number, without the lock."""
+        return self._scheduler.queue_tokens
+
+    def texts(self) -> int:
+        """Texts waiting for a batch. Reads one number, without the lock."""
+        return self._scheduler.queue_texts
+
+    def expects_interactive(self) -> bool:
+        """Whether interactive requests come at present. Reads one number, without the lock."""
+        return time.monotonic() - self._interactive_at < INTERACTIVE_MEMORY_S
+
+    # --- loading threads ---
+
+    def add_model(self, model: LoadedModel) -> None:
+        """Take requests for a model from now on."""
+        with self._lock:
+            self._models[model.number] = model
+            self._scheduler.add_model(model.number, model.limits)
+
+    # --- who reads the sockets ---
+
+    def submit(self, channel: Channel, message: Submit) -> None:
+        """Queue the requests of a message and drop those that it cancels."""
+        with self._lock:
+            now = time.monotonic()
+            for request in message.requests:
+                self._accept(channel, request, now)
+            for id_ in message.cancelled:
+                self._cancel((channel, id_))
+
+    def disconnect(self, channel: Channel) -> None:
+        """Drop everything that an API process asked for: it has exited."""
+        with self._lock:
+            for key in self._scheduler.waiting():
+                if key[0] is channel:  # type: ignore[index]
+                    self._cancel(key)  # type: ignore[arg-type]
+            self._publish()
+
+    def _accept(self, channel: Channel, message: EncodeRequest, now: float) -> None:
+        ids = len(message.ids) // _ID_BYTES
+        lengths: list[int]
+        if len(message.lengths) == _ID_BYTES:  # one text, as most requests have
+            lengths = [int.from_bytes(message.lengths, sys.byteorder)]
+        else:
+            lengths = np.frombuffer(message.lengths, np.int32).tolist()
+        if not message.bulk:
+            self._interactive_at = now
+        if message.model not in self._models:
+            said = f"model {message.model} is not loaded on this engine"
+            self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "backend", said)])
+            return
+        if self._scheduler.queue_tokens:
+            wait_s = self._least_wait_s(ids, message)
+            if wait_s and now + wait_s > message.deadline:
+                said = f"the work queued before it takes {wait_s:.2g} s"
+                self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", said)])
+                return
+        request = Request(
+            (channel, message.id), lengths, message.model, message.deadline, message.bulk, Payload(channel, message)
+        )
+        try:
+            self._scheduler.add(request)
+        except ValueError as error:
+            self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "backend", str(error))])
+
+    def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
+        """At least this long until a new request of so many tokens is done; 0 where it can surely meet its deadline.
+
+        Models share the device's time equally, so each of the others runs as long as this request's, or until it has
+        nothing left.
+        """
+        scheduler = self._scheduler
+        rate = self._models[request.model].throughput.tokens_per_s
+        if not rate:
+            return 0.0
+        left_s = request.deadline - request.admitted - (scheduler.tokens_of(request.model, bulk=True) + tokens) / rate
+        if len(self._models) == 1 and left_s >= 0:
+            return 0.0
+        rates = {number: model.throughput.tokens_per_s for number, model in self._models.items()}
+        del rates[request.model]
+        known = {number: other for number, other in rates.items() if other}
+        if sum(scheduler.tokens_of(number, bulk=True) / other for number, other in known.items()) <= left_s:
+            return 0.0
+        own_s = (scheduler.ahead(request.model, tokens, bulk=request.bulk) + tokens) / rate
+        others_s = [scheduler.tokens_of(number, bulk=request.bulk) / other for number, other in known.items()]
+        return own_s + sum(min(own_s, other_s) for other_s in others_s)
+
+    def _cancel(self, key: Key) -> None:
+        dropped = self._scheduler.cancel(key)
+        if dropped:
+            self._metrics.cancelled_texts["queued"].inc(dropped)
+        if any(piece.request.key == key for batch in self._running for piece in batch.slices):
+            self._disconnected.add(key)
+
+    # --- control thread ---
+
+    def drain(self) -> None:
+        """Make `wait_for_batch` return None once nothing waits."""
+        with self._lock:
+            self._draining = True
+        self._wake()
+
+    # --- device loop ---
+
+    def wait_for_batch(
+        self, receive: Callable[[float], bool], idle_s: Callable[[], float], on_idle: Callable[[], None]
+    ) -> Batch | None:
+        """Block until there is a batch for a free encoder; None once drained and empty.
+
+        `receive` reads what comes within so many seconds, if anything does. `on_idle` runs whenever nothing has come
+        for `idle_s()` seconds.
+        """
+        while True:
+            with self._lock:
+                self._answer_expired()
+                batch = self._next_batch()
+                if batch is not None:
+                    return batch
+                if self._draining:
+                    return None
+            if not receive(idle_s()):
+                on_idle()
+
+    def full(self) -> bool:
+        """Whether the next batch cannot gain from waiting."""
+        with self._lock:
+            return self._scheduler.full()
+
+    def take_ahead(self, *, full: bool, bulk: bool = True, but: Collection[int] = ()) -> Batch | None:
+        """A batch to submit behind a running one; with `full` only one that cannot gain from waiting.
+
+        Without `bulk` none that a bulk request leads; none of the models in `but`. Nobody else goes in its place.
+        """
+        with self._lock:
+            self._answer_expired()  # first: it may change whose turn it is
+            # Solo batches need a free encoder, which would never come while batches are submitted ahead.
+            if self._solo or (full and not self._scheduler.full()):
+                return None
+            turn = self._scheduler.turn()
+            if turn is None or turn[0] in but or (turn[1] and not bulk):
+                return None
+            return self._scheduled()
+
+    def done(self, batch: Batch) -> None:
+        """Forget a batch that has been answered or has failed."""
+        with self._lock:
+            self._forget(batch)
+
+    def settle(self, batch: Batch, seconds: float) -> None:
+        """Count what a batch took of the device's time."""
+        with self._lock:
+            self._scheduler.settle(batch, seconds)
+
+    def drop(self, key: Hashable) -> None:
+        """Drop the waiting texts of a request that has failed."""
+        with self._lock:
+            self._scheduler.cancel(key)
+
+    def disconnected_texts(self, batch: Batch) -> int:
+        """Texts of a running batch whose client has disconnected."""
+        if not self._disconnected:
+            return 0
+        with self._lock:
+            gone = [piece for piece in batch.slices if piece.request.key in self._disconnected]
+        return sum(piece.stop - piece.start for piece in gone)
+
+    def _next_batch(self) -> Batch | None:
+        """The next batch for a free encoder: the scheduler's batches and solo batches take turns."""
+        self._solo_turn = not self._solo_turn
+        if self._solo_turn and (batch := self._next_solo()):
+            return batch
+        return self._scheduled() or self._next_solo()  # what is scheduled may be for a solo batch
+
+    def _scheduled(self) -> Batch | None:
+        """The scheduler's next batch, without the requests that must run alone; those go to `_solo`."""
+        batch = self._scheduler.next_batch()
+        if batch is None:
+            return None
+        alone = [piece for piece in batch.slices if piece.request.payload.message.alone]
+        if not alone:
+            self._running.add(batch)
+            return batch
+        solo = [batch_of(batch.model, [piece]) for piece in alone]
+        self._solo += solo
+        self._running.update(solo)
+        others = [piece for piece in batch.slices if not piece.request.payload.message.alone]
+        if not others:
+            return None
+        batch = batch_of(batch.model, others)
+        self._running.add(batch)
+        return batch
+
+    def _next_solo(self) -> Batch | None:
+        """The next solo batch whose client is still connected and whose deadline has not passed."""
+        while self._solo:
+            batch = self._solo.popleft()
+            request = batch.slices[0].request
+            if request.deadline < time.monotonic():
+                self._answer_late([request])
+            elif request.key not in self._disconnected and request.payload.reply_to.fileno() >= 0:
+                return batch
+            self._forget(batch)
+        return None
+
+    def _forget(self, batch: Batch) -> None:
+        self._running.discard(batch)
+        if self._disconnected:
+            self._disconnected &= {piece.request.key for each in self._running for piece in each.slices}
+
+    def _answer_expired(self) -> None:
+        self._answer_late(self._scheduler.expire(time.monotonic()))
+
+    def _answer_late(self, late: list[Request]) -> None:
+        for request in late:
+            payload: Payload = request.payload
+            self._send(payload.reply_to, [Part(payload.message.id, 0, 0, [], 0.0, 0.0, "deadline")])
+
+    def publish(self) -> None:
+        """Show how much waits: gauges cost as much as a request, so the device loop does it ten times a second."""
+        with self._lock:
+            self._publish()
+
+    def _publish(self) -> None:
+        for number, model in self._models.items():
+            waiting = self._scheduler.texts_of(number), self._scheduler.tokens_of(number, bulk=True)
+            if waiting != self._published.get(number):  # an idle model costs no gauge
+                self._published[number] = waiting
+                metrics = self._metrics.of(model.name)
+                metrics.queue_texts.set(waiting[0])
+                metrics.queue_tokens.set(waiting[1])

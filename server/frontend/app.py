@@ -1,0 +1,211 @@
+"""The ASGI app of one API process: FastAPI for operations, plain routes for the work, middleware around both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MethodType
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from embert import __version__
+from embert.server.frontend.input.describe import describe_name
+from embert.server.frontend.models.model_handle import ModelHandle
+from embert.server.frontend.models.model_registry import ModelRegistry
+from embert.server.frontend.models.model_selector import ModelSelector
+from embert.server.frontend.openapi import ERROR_MODELS, complete_document, description
+from embert.server.frontend.operations import Operations
+from embert.server.frontend.playground import hint
+from embert.server.frontend.routes import (
+    BELOW,
+    METRIC_TASKS,
+    MODELS,
+    OF_THE_FIRST,
+    OPERATIONS,
+    ROUTES,
+    ModelPath,
+    TaskRoute,
+    dialects_by_path,
+    keyless_paths,
+    labels_by_path,
+    model_paths,
+    tasks_by_path,
+)
+from embert.server.frontend.task_endpoint import TaskEndpoint
+from embert.server.http.auth import AuthMiddleware, Keys
+from embert.server.http.cors import with_cors
+from embert.server.http.direct import DirectRoutes
+from embert.server.http.errors import Dialects, Invalid, NotFound, ServerError, error_body
+from embert.server.http.request_metrics import RequestMetricsMiddleware
+from embert.server.observability.access_log import AccessLog
+from embert.server.observability.tracing.request_trace import RequestTracer
+
+__all__ = ["App", "create_app"]
+
+
+class App(NamedTuple):
+    """What answers HTTP."""
+
+    asgi: ASGIApp
+    direct: DirectRoutes  # the short way to some of it
+
+
+def create_app(
+    services: ModelRegistry, keys: Keys, access_log: AccessLog | None = None, tracer: RequestTracer | None = None
+) -> App:
+    """Everything that answers HTTP. `tracer`: None without traces.
+
+    Raises ConfigError where two models would answer at one path.
+    """
+    below = model_paths(services)
+    routes = {path: place.route for path, place in below.items()}
+    labels, dialects = labels_by_path(routes), dialects_by_path(routes)
+    app = FastAPIOffline(
+        docs_url="/docs",
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would be built from the Host header, and some clients lose the body on it
+        title="embert",
+        version=__version__,
+        description=description(services),
+        swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
+        # FastAPI's own would double ours where a program around embert sets OpenTelemetry up, and may log a text.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    first = services.first
+    work = {
+        path: _endpoint(services, row, first if path in OF_THE_FIRST else None)
+        for path, row in tasks_by_path(first.model).items()
+    }
+    app.router.routes[:0] = [
+        Route(_any_length(path), endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in work.items()
+    ]
+    _add_operations(app, services)
+    _add_errors(app, services, below, dialects)
+    _complete_openapi(app, services)
+    hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
+    hot |= {path: _endpoint(services, place.row, place.service, place.name) for path, place in below.items()}
+    probes = keyless_paths(("probes",), services.by_name)
+    guarded = AuthMiddleware(app, hot, keys, probes, dialects, services.metrics, services.held)
+    observer = RequestMetricsMiddleware(
+        with_cors(guarded, services.config, dialects),
+        labels,
+        METRIC_TASKS,
+        dialects,
+        services.metrics,
+        services.held,
+        access_log,
+        tracer,
+    )
+    # Every answer of a server that allows other origins has a header of theirs, so it takes the app's layers.
+    direct = {} if services.config.cors_allow_origin else hot
+    return App(observer, DirectRoutes(direct, observer, keys, dialects))
+
+
+def _endpoint(
+    services: ModelRegistry, row: TaskRoute, default: ModelHandle | None, path_model: str | None = None
+) -> TaskEndpoint:
+    choice = ModelSelector(services, row.wanted, default, path_model, has_field="model" in row.request.model_fields)
+    return TaskEndpoint(choice, row.handler, row.dialect)
+
+
+def _add_operations(app: FastAPI, services: ModelRegistry) -> None:
+    bound = Operations(services, hint([(route.name, route.summary) for route in ROUTES], services.names))
+    for row in OPERATIONS:
+        if row.endpoint is None:
+            continue
+        responses: dict[int | str, dict[str, Any]] = {**row.responses}
+        for status, text in row.errors.items():
+            responses[status] = {"model": ERROR_MODELS[row.dialect], "description": text}
+        for path in row.paths:
+            app.add_api_route(
+                _any_length(path),
+                MethodType(row.endpoint, bound),
+                methods=["GET"],
+                tags=["operations"],
+                summary=row.summary,
+                responses=responses,
+                include_in_schema=path == row.path,
+                **row.options,
+            )
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            route.description = ""  # the summary is for clients, the docstring for readers of the code
+
+
+def _any_length(path: str) -> str:
+    """A pattern for Starlette, whose `{id}` may hold slashes."""
+    return path.replace("}", ":path}")
+
+
+def _complete_openapi(app: FastAPI, services: ModelRegistry) -> None:
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            complete_document(original(), [(service.model, service.config) for service in services.all])
+        return original()
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _add_errors(app: FastAPI, services: ModelRegistry, below: Mapping[str, ModelPath], dialects: Dialects) -> None:
+    """Answer what FastAPI and Starlette raise, and the errors of our own endpoints, in our dialects."""
+
+    def respond(request: Request, error: ServerError, headers: dict[str, str] | None = None) -> Response:
+        body = error_body(error, dialects[request.scope["path"]])
+        return Response(body, error.status, headers, media_type="application/json")
+
+    async def on_server_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServerError)  # noqa: S101 - what it is registered for
+        return respond(request, error)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
+        path, headers = request.scope["path"], dict(error.headers or {})
+        if error.status_code == 405 or path in below:
+            answer: ServerError = NotFound(f"this route does not take {request.method}")
+            answer.status = 405
+            headers.setdefault("Allow", "POST")
+        else:
+            answer = _nothing_there(path, services, below)
+            if error.status_code != 404:
+                answer.status = error.status_code
+        if answer.status == 405 and path == "/":
+            headers["Allow"] = "GET, POST"  # two routes, of which Starlette names the first
+        return respond(request, answer, headers)
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - its signature
+        return respond(request, Invalid("a parameter of this request is not valid"))
+
+    app.add_exception_handler(ServerError, on_server_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+
+
+def _nothing_there(path: str, services: ModelRegistry, below: Mapping[str, ModelPath]) -> ServerError:
+    """What is said of a path that is no route: with the one that was meant, if a base address is wrong."""
+    asked = describe_name(path)
+    words = [word for word in path.split("/") if word]
+    words = [word for index, word in enumerate(words) if word not in ("v1", "v2") or word not in words[:index][-1:]]
+    routes = {each for route in ROUTES for each in route.paths} | below.keys()
+    meant = "/" + "/".join(words)
+    if meant in routes and meant != "/":
+        return NotFound(f"no such route: {asked}; {meant} is one")
+    if path.startswith(MODELS):
+        rest = path.removeprefix(MODELS)
+        names = (rest.removesuffix(route) for route in BELOW if rest.endswith(route))
+        try:
+            services.check_broken(rest.removesuffix("/"))
+            if name := next(names, ""):
+                services.in_path(name)
+        except ServerError as error:
+            return error
+    ends = ("/" + "/".join(words[begin:]) for begin in range(1, len(words)))
+    meant = next((end for end in ends if end in routes), "")
+    return NotFound(f"no such route: {asked}; {meant} is one" if meant else f"no such route: {asked}; /docs lists them")

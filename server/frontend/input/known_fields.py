@@ -1,0 +1,146 @@
+"""What is known of a request's fields, and what becomes of those that are not in the schema's own words.
+
+Parsing looks here only where a body has a field that its schema does not have, or a value that it does not take. The
+tables themselves are in ../dialects/fields.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from urllib.parse import quote
+
+from embert.server.frontend.input.describe import describe
+from embert.server.http.errors import Invalid
+
+__all__ = ["Api", "Fields", "KnownField", "Respelled", "Verdict", "header_value", "known", "respell"]
+
+_NAMES_IN_HEADER = 16
+_LETTERS_OF_A_NAME = 40
+
+
+class Api(Enum):
+    """Whose reference has a field."""
+
+    OPENAI = "OpenAI"
+    VLLM = "vLLM"
+    TEI = "TEI"
+    INFINITY = "Infinity"
+    JINA = "Jina"
+    VOYAGE = "Voyage"
+    MISTRAL = "Mistral"
+    COHERE = "Cohere"
+    NVIDIA = "NVIDIA NIM"
+    HUGGING_FACE = "Hugging Face"
+    XINFERENCE = "Xinference"
+    EMBERT = "embert"
+
+
+class Verdict(Enum):
+    """What becomes of a field."""
+
+    HONORED = "honored"
+    HARMLESS = "harmless"  # dropped, whatever its type: the answer is the same without it
+    REFUSED = "refused"  # 422, except for null and for values that ask for what is done anyway
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownField:
+    """A field of a request."""
+
+    verdict: Verdict
+    apis: tuple[Api, ...]
+    reason: str = ""  # why it is harmless or refused; of an honored field that the schema does not have: as what
+    unless: tuple[Any, ...] = ()  # values of a refused field that change nothing
+    respelling: Callable[[Any], Mapping[str, Any]] | None = None  # the value in the schema's words
+    ignored_beside: str = ""  # a field beside which this one is dropped, whatever its type
+    is_flat: bool = False  # an object whose fields count as the request's own
+
+    def takes(self, value: Any) -> bool:
+        """Whether a refused field may have this value."""
+        if isinstance(value, list) and value and value not in self.unless:  # one value for each text
+            return all(not isinstance(each, list) and self.takes(each) for each in value)
+        if value in ("true", "false") and any(isinstance(each, bool) for each in self.unless):
+            value = value == "true"
+        return any(value == each and type(value) is type(each) for each in (None, *self.unless))
+
+
+Fields = Mapping[str, KnownField]
+
+
+def known(names: str, verdict: Verdict, apis: str, reason: str = "", **more: Any) -> dict[str, KnownField]:
+    """Rows of a table: several fields of which the same is true. `apis` are names of members of Api."""
+    field = KnownField(verdict, tuple(Api[name] for name in apis.split()), reason, **more)
+    return dict.fromkeys(names.split(), field)
+
+
+@dataclass(frozen=True, slots=True)
+class Respelled:
+    """The fields of a request in the words of its schema."""
+
+    values: dict[str, Any]
+    ignored: list[str]  # names that no API has
+    names: dict[str, str]  # of fields of the schema → as the client wrote them
+
+
+def respell(values: Mapping[str, Any], own: Collection[str], fields: Fields) -> Respelled:
+    """`own` are the schema's fields. Raises Invalid for a refused field, and for one that is there under two names."""
+    result: dict[str, Any] = {}
+    others: dict[str, tuple[str, Any]] = {}
+    ignored = []
+    for name, value in _flat(values, fields):
+        field = fields.get(name)
+        if (field is None and name not in own) or (field is not None and field.is_flat and value is not None):
+            ignored.append(name)  # an object of fields inside of another one is nobody's
+        elif field is not None and field.is_flat:
+            pass
+        elif field is not None and field.verdict is Verdict.REFUSED:
+            if not field.takes(value):
+                raise _refused(name, field, value)
+        elif field is None or field.verdict is Verdict.HONORED:
+            if field is not None and values.get(field.ignored_beside) is not None:
+                continue
+            if field is None or field.respelling is None:
+                if result.get(name) not in (None, value):
+                    raise Invalid(f"the request has `{name}` twice, with values that differ", name)
+                result[name] = value
+            elif value is not None:
+                for target, each in field.respelling(value).items():
+                    other, its_value = others.get(target, (name, each))
+                    if its_value != each:
+                        raise Invalid(f"`{name}` and `{other}` both say what `{target}` is, and they differ", name)
+                    others[target] = other, each
+    for target, (name, value) in others.items():
+        if target != name and result.get(target) not in (None, value):
+            raise Invalid(f"`{name}` is another name of `{target}`; the request has both, and they differ", name)
+        result[target] = value
+    return Respelled(result, ignored, {target: name for target, (name, _) in others.items() if target != name})
+
+
+def _flat(values: Mapping[str, Any], fields: Fields) -> list[tuple[str, Any]]:
+    result = []
+    for name, value in values.items():
+        if name not in fields or not fields[name].is_flat or value is None:
+            result.append((name, value))
+        elif isinstance(value, Mapping):
+            result.extend(value.items())
+        else:
+            raise Invalid(f"`{name}` must be an object; it is {describe(value)}", name)
+    return result
+
+
+def _refused(name: str, field: KnownField, value: Any) -> Invalid:
+    if not field.unless:
+        return Invalid(f"`{name}` is not supported and must be null or left out: {field.reason}", name)
+    wanted = ", ".join(map(json.dumps, field.unless))
+    return Invalid(f"`{name}` must be {wanted} or left out: {field.reason}; it is {describe(value)}", name)
+
+
+def header_value(names: Collection[str]) -> bytes:
+    """Names of fields for a header: at most 16 of them, each of at most 40 letters, and how many more there are."""
+    written = [quote(name[:_LETTERS_OF_A_NAME], safe="") or '""' for name in list(names)[:_NAMES_IN_HEADER]]
+    more = len(names) - len(written)
+    return ",".join([*written, *([f"+{more}"] if more else [])]).encode()

@@ -1,0 +1,279 @@
+"""Request bodies: the types that their fields are made of, parsing, and one sentence about a body that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic_core import from_json
+
+from embert.server.frontend.input.describe import describe, describe_name
+from embert.server.frontend.input.known_fields import Fields, Respelled, respell
+from embert.server.frontend.input.large_bodies import LARGE, SplitIds
+from embert.server.http.errors import BadRequest, Invalid, ServerError
+
+__all__ = [
+    "FAIL_FAST",
+    "IDS",
+    "MODELS_DIRECTION",
+    "TASK",
+    "TEXTS_AND_IDS",
+    "TEXT_OR_IDS",
+    "Direction",
+    "IdList",
+    "IdLists",
+    "InputForm",
+    "InputForms",
+    "InputType",
+    "RequestBody",
+    "RequestObject",
+    "TextList",
+    "TextLists",
+    "TextOrIds",
+    "TextsAndIds",
+    "as_sent",
+    "describe_name",
+    "parse",
+    "validate",
+]
+
+
+class _FailFast(FailFast):
+    __hash__ = object.__hash__  # Python 3.11 needs it for members of a union
+
+
+# The first wrong item ends the validation of a list: ten megabytes of nulls would be millions of complaints.
+FAIL_FAST = _FailFast()
+TextList = Annotated[list[str], FAIL_FAST]
+TextLists = Annotated[list[TextList], FAIL_FAST]
+IdList = Annotated[list[int], FAIL_FAST]
+IdLists = Annotated[list[IdList], FAIL_FAST]
+# The first form that fits is taken: pydantic's own way tries the others too, which costs as much again.
+_IN_ORDER = Field(union_mode="left_to_right")
+TextOrIds = Annotated[str | TextList | IdList | IdLists, _IN_ORDER]
+# Both in one list, as TEI takes them.
+TextsAndIds = Annotated[str | TextList | IdList | IdLists | Annotated[list[str | IdList], FAIL_FAST], _IN_ORDER]
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+Direction = Annotated[Literal["right", "left"], BeforeValidator(_lower)]
+MODELS_DIRECTION: Any = None  # where a request does not say: as the model's tokenizer does, mostly "right"
+InputType = Literal["query", "document"]  # what a text is to a model of late interaction, or with adapters
+TASK = "One of the model's adapters, which `/info` lists, with its prompt. Default: none."
+
+
+@dataclass(frozen=True, slots=True)
+class InputForm:
+    """What a field with texts or ids may hold."""
+
+    words: str = ""  # for the error about another value; without them, pydantic's own
+    # As the OpenAPI document states it:
+    shortest: int = 1  # characters of a text
+    together: int = 0  # a list of texts is one item of at most so many texts; 0: each text is an item
+
+
+InputForms = dict[str, InputForm]  # of the fields with texts or ids
+TEXT_OR_IDS = InputForm("a string, a list of strings, a list of token ids, or a list of such lists")
+TEXTS_AND_IDS = InputForm("a string, a list of token ids, or a list of strings and of such lists")
+IDS = InputForm("a list of token ids, or a list of such lists")
+
+
+class RequestBody(BaseModel):
+    """Base of all request bodies and of the objects in them.
+
+    Fields that a schema does not have are kept until `parse` has looked for them in `known`.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+    known: ClassVar[Fields] = {}  # a table of ../dialects/fields.py
+    input_forms: ClassVar[InputForms] = {}
+    text_limit: ClassVar[str] = "max_client_batch_size"  # the option that limits its texts
+    strings_per_text: ClassVar[int] = 1  # at the most
+
+
+class RequestObject(RequestBody):
+    """Base of the objects in a body. `parse` looks for unknown fields of one where this refuses them."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"additionalProperties": True})
+
+
+RequestT = TypeVar("RequestT", bound=RequestBody)
+ErrorT = TypeVar("ErrorT", bound=ServerError)
+Note = Callable[[Respelled], object]
+
+
+def parse(schema: type[RequestT], body: bytes, split: SplitIds | None = None, note: Note = id) -> RequestT:
+    """The request in `body`; `split` is what `split_ids` made of it.
+
+    `note` is called where the body has other fields than the schema. Raises BadRequest when the body is not JSON,
+    Invalid when it does not match `schema`, or has a field that `schema.known` refuses.
+    """
+    if split is not None:
+        rest, stand_in, ids = split
+        try:
+            request = schema.model_validate_json(rest)
+        except ValidationError:
+            pass  # the error is about the whole body
+        else:
+            for field in ("input", "inputs", "ids"):
+                if getattr(request, field, None) == [stand_in]:
+                    return _without_others(request.model_copy(update={field: ids}), note)
+    if len(body) > LARGE:
+        # orjson takes half of pydantic's time. It accepts less; what it refuses is explained by pydantic.
+        try:
+            return _without_others(schema.model_validate(orjson.loads(body)), note)
+        except (orjson.JSONDecodeError, ValidationError):
+            pass
+    try:
+        request = schema.model_validate_json(body)
+    except ValidationError as error:
+        return _parse_again(schema, error, lambda: from_json(body), note)
+    return _without_others(request, note) if request.__pydantic_extra__ else request
+
+
+def validate(schema: type[RequestT], value: dict[str, Any], note: Note = id) -> RequestT:
+    """The request in an object that was part of a body. `note` and errors are those of `parse`."""
+    try:
+        return _without_others(schema.model_validate(value), note)
+    except ValidationError as error:
+        return _parse_again(schema, error, lambda: value, note)
+
+
+# --- other fields and other words, which most requests do not have ---
+
+
+def _without_others(request: RequestT, note: Note) -> RequestT:
+    """The request after a look at the fields that its schema does not have."""
+    others = request.__pydantic_extra__
+    if not others:
+        return request
+    schema = type(request)
+    own = schema.model_fields
+    sent = {name: value for name, value in request.__dict__.items() if name in request.model_fields_set}
+    respelled = respell({**sent, **others}, own, schema.known)
+    note(respelled)
+    if respelled.values.keys() == sent.keys() and not respelled.names:
+        return request
+    return _validate_respelled(schema, respelled)
+
+
+def _parse_again(
+    schema: type[RequestT], error: ValidationError, read: Callable[[], dict[str, Any]], note: Note
+) -> RequestT:
+    """The request in a body that the schema does not take, if other words are all that is wrong."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid" or not first["loc"]:
+        raise _explain(schema, error) from None
+    values = read()
+    respelled = _respelled(schema, values)
+    note(respelled)
+    return _validate_respelled(schema, respelled, error if respelled.values == values else None)
+
+
+def _respelled(schema: type[RequestBody], values: Mapping[str, Any]) -> Respelled:
+    """The body and the objects in it in the words of their schemas. Of null where there is a default, nothing stays."""
+    respelled = respell(values, schema.model_fields, schema.known)
+    for name, value in [*respelled.values.items()]:
+        field = schema.model_fields.get(name)
+        if field is None:
+            continue
+        if value is None and not field.is_required():
+            del respelled.values[name]
+        kinds = (field.annotation, *get_args(field.annotation))
+        kind = next((each for each in kinds if isinstance(each, type) and issubclass(each, RequestBody)), None)
+        if kind is not None and isinstance(value, dict):
+            try:
+                inner = _respelled(kind, value)
+            except Invalid as error:
+                error.message, error.param = error.message.replace("`", f"`{name}.", 1), name
+                raise
+            respelled.values[name] = inner.values
+            respelled.ignored.extend(f"{name}.{each}" for each in inner.ignored)
+    return respelled
+
+
+def _validate_respelled(schema: type[RequestT], respelled: Respelled, error: ValidationError | None = None) -> RequestT:
+    """`error` is that of these values, where it is known."""
+    values = respelled.values
+    if error is None:
+        try:
+            return schema.model_validate(values)
+        except ValidationError as first:
+            error = first
+    if _read_booleans(values, error):
+        try:
+            return schema.model_validate(values)
+        except ValidationError as second:
+            error = second
+    raise as_sent(_explain(schema, error), respelled.names) from None
+
+
+def _read_booleans(values: dict[str, Any], error: ValidationError) -> bool:
+    """Replace the strings "true" and "false" where booleans are wanted. Returns whether there were any."""
+    found = False
+    for complaint in error.errors(include_url=False):
+        value = complaint["input"]
+        word = value.lower() if isinstance(value, str) and len(value) <= 5 else ""
+        if complaint["type"] == "bool_type" and word in ("true", "false"):
+            holder: Any = values
+            *path, last = (step for step in complaint["loc"] if step != "bool")
+            for step in path:
+                holder = holder[step]
+            holder[last] = word == "true"
+            found = True
+    return found
+
+
+def as_sent(error: ErrorT, names: Mapping[str, str]) -> ErrorT:
+    """An error about a field of the schema, with the name that the client wrote; `names` are those of Respelled."""
+    if error.param is not None and error.param in names:
+        name = names[error.param]
+        error.message, error.param = error.message.replace(f"`{error.param}`", f"`{name}`"), name
+    return error
+
+
+def _explain(schema: type[RequestBody], error: ValidationError) -> BadRequest | Invalid:
+    """The most telling of the complaints, in words.
+
+    A union complains once for each of its members; the client meant the one whose validation got furthest.
+    """
+    complaints = error.errors(include_url=False, include_context=True)
+    if complaints[0]["type"] == "json_invalid":
+        reason = complaints[0]["ctx"]["error"]
+        if "hex escape" in reason or "surrogate" in reason:
+            reason += "; a lone surrogate such as \\ud800 is not text"
+        return BadRequest(f"the request body is not valid JSON: {reason}")
+    worst = max(complaints, key=lambda complaint: [step for step in complaint["loc"] if isinstance(step, int)])
+    path, kind, value = _path(worst["loc"]), worst["type"], worst["input"]
+    if not path:
+        return Invalid(f"the request body must be a JSON object; it is {describe(value)}")
+    field, name = str(path[0]), _spell(path)
+    if kind == "missing":
+        return Invalid(f"`{name}` is required", field)
+    form = schema.input_forms.get(field)
+    if form is not None and form.words:
+        return Invalid(f"`{field}` must be {form.words}; `{name}` is {describe(value)}", field)
+    wanted = "null" if kind == "none_required" else worst["msg"].removeprefix("Input should be ")
+    if kind == "literal_error" and isinstance(value, str) and value.isidentifier() and len(value) <= 20:
+        return Invalid(f"`{name}` must be {wanted}; it is {value!r}", field)
+    return Invalid(f"`{name}` must be {wanted}; it is {describe(value)}", field)
+
+
+def _path(location: tuple[int | str, ...]) -> list[int | str]:
+    """Without the names of union members that pydantic puts in between: `list[str]`, `str`, `int`."""
+    first, *rest = location or ("",)
+    if not location:
+        return []
+    kinds = ("str", "int", "bool", "none", "Document", "union[str,list[int]]", "list[str]", "list[int]")
+    members = {*kinds, *(f"list[{kind}]" for kind in kinds)}
+    return [first, *(step for step in rest if step not in members)]
+
+
+def _spell(path: list[int | str]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")

@@ -1,0 +1,249 @@
+"""One model of an API process: its tokenizer, its limits, and the way from texts to token ids that engines take."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+from embert.engine import Encoded, Model, Task, Tokenizer
+from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
+from embert.server.config import ModelConfig
+from embert.server.engine_client.pending import Receive
+from embert.server.engine_client.router import Router
+from embert.server.frontend.input.limits import RequestLimits
+from embert.server.frontend.input.request_body import TextsAndIds
+from embert.server.frontend.input.request_options import RequestOptions
+from embert.server.frontend.input.text_pairs import PairTokenizer, TextPairs
+from embert.server.frontend.input.texts_and_ids import GivenTexts, TextTokenizer
+from embert.server.frontend.input.tokenizer_pool import TokenizerPool
+from embert.server.frontend.latency_breakdown import LatencyBreakdown
+from embert.server.frontend.models.served_model import ServedModel
+from embert.server.frontend.serialization import BYTES_A_NUMBER, BYTES_A_WEIGHT
+from embert.server.http.errors import Invalid
+from embert.server.ipc.control import ModelInfo
+from embert.server.observability.api_metrics import ApiMetrics
+
+__all__ = ["ModelHandle"]
+
+_QUICK_TOKENS = 128  # so few are tokenized before anybody asks whether there is room for them
+
+
+class ModelHandle:
+    """One per model and API process; `services.py` has what they share."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        model: Model,
+        tokenizer: Tokenizer,
+        router: Router,
+        metrics: ApiMetrics,
+        pool: TokenizerPool,
+        number: int = 0,
+    ) -> None:
+        """`number` is the model's in messages between processes."""
+        self.config = config
+        self.number = number
+        self.model = model
+        self.served = ServedModel(config, model)
+        self.limits = RequestLimits(config)
+        self.tokenizer = tokenizer
+        self.router = router
+        self.admission = router.admissions[number]
+        self.metrics = metrics
+        self.most_ids = config.max_client_batch_size * model.max_input_length
+        self.tokenizer_pool = pool
+        self._text_tokenizer = TextTokenizer(tokenizer, pool, config.max_unbroken_characters)
+        self._pair_tokenizer = PairTokenizer(tokenizer, pool, config.max_unbroken_characters)
+
+    @property
+    def engine(self) -> ModelInfo | None:
+        """What the model is on the engines, once one has it."""
+        return self.router.info(self.number)
+
+    @property
+    def state(self) -> str:
+        """`ready`, `loading` (again, too), or `failed`."""
+        if self.router.connected(self.number):
+            return "ready"
+        return "failed" if self.admission.failed else "loading"
+
+    @property
+    def max_queue_tokens(self) -> int:
+        """Admission budget of the model in the whole server, in tokens."""
+        return self.admission.max_queue_tokens
+
+    @property
+    def queue_limit(self) -> int:
+        """Tokens of the model that may be admitted now in the whole server; see Admission.queue_limit."""
+        return self.admission.queue_limit
+
+    @property
+    def compute_type(self) -> bytes:
+        """For the header: `cpu`, or `gpu+NVIDIA H100`."""
+        engine = self.engine
+        if engine is None or engine.device == "cpu":
+            return b"cpu"
+        return f"gpu+{engine.device_name}".encode("latin-1", "replace")
+
+    @property
+    def token_vector_limit(self) -> int:
+        """Most tokens of a request for a vector a token: one batch, since such a vector is as large as a text's."""
+        engine = self.engine
+        return engine.max_batch_tokens if engine is not None else self.model.max_input_length
+
+    @cached_property
+    def labels(self) -> int:
+        """How many scores a text has; 0 without a classification head."""
+        classifier = self.model.heads.classifier
+        return 0 if classifier is None else len(classifier.labels)
+
+    @cached_property
+    def _embed_bytes(self) -> int:
+        return self.model.width * BYTES_A_NUMBER
+
+    @cached_property
+    def _row_bytes(self) -> dict[Task, int]:
+        """Of the other tasks, but sparse vectors, whose size is known only afterwards."""
+        classifier, multi = self.model.heads.classifier, self.model.heads.multi_vector
+        labels = () if classifier is None else classifier.labels
+        return {
+            Task.TOKENS: self.model.architecture.hidden_size * BYTES_A_NUMBER,
+            Task.CLASSIFY: sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
+            Task.MULTI: 0 if multi is None else multi.layers[-1].outputs * BYTES_A_NUMBER,
+        }
+
+    def answer_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:
+        """About the bytes of an answer in JSON, with the numbers that it is written from; without sparse vectors."""
+        if tasks == Task.EMBED:
+            return encoded.sequences * (dimensions * BYTES_A_NUMBER or self._embed_bytes)
+        size = encoded.sequences * self._embed_bytes if tasks & Task.EMBED else 0
+        for task, row_bytes in self._row_bytes.items():
+            if task & tasks:
+                size += (encoded.sequences if task == Task.CLASSIFY else encoded.tokens) * row_bytes
+        return size
+
+    def check_open(self) -> None:
+        """Raise Unavailable when the server is shutting down."""
+        if self.admission.draining:
+            self.admission.check_ready()
+
+    def check_limit(
+        self, limit: int | None, *, is_query: bool | None = None, param: str = "truncate_prompt_tokens"
+    ) -> int | None:
+        """The `limit` of `tokenize` in a request's words: -1, or None, for what the model takes. Raises Invalid."""
+        if limit is None or limit == -1:
+            return None
+        least = self.tokenizer.least_limit(is_query)
+        if limit < least:
+            either = "-1 or " if param == "truncate_prompt_tokens" else ""
+            raise Invalid(f"`{param}` must be {either}at least {least}; it is {limit}", param)
+        return limit
+
+    async def tokenize(
+        self,
+        given: TextsAndIds,
+        receive: Receive,
+        breakdown: LatencyBreakdown,
+        options: RequestOptions,
+        *,
+        param: str,
+        truncate: bool | None,
+        direction: Any = None,
+        task: str | None = None,
+        prompt_name: str | None,
+        is_query: bool | None = None,
+        limit: int | None = None,
+    ) -> Encoded:
+        """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them.
+
+        `task` names one of the model's adapters. `is_query`: whether the texts are queries or documents, to a model of
+        late interaction or with adapters; None: neither. `limit`: the most tokens of a text, special ones included;
+        None: as many as the model takes.
+        Raises Overloaded where the queue has no room for as many tokens as there are words: rejected texts are not
+        tokenised.
+        """
+        texts = GivenTexts.of(given, param)
+        self.limits.check_count(len(texts.items), param)
+        if texts.kind is not str and prompt_name is not None:
+            raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
+        name, adapter = self.served.chosen(task, prompt_name, is_query=is_query)
+        prompt = self.served.prompt(name, is_query=is_query)
+        began = time.perf_counter()
+        breakdown.characters = texts.characters
+        if texts.most_tokens > _QUICK_TOKENS:
+            least = partial(texts.least_tokens, self.model.max_input_length)
+            self.admission.check_room(least, texts.most_tokens, options)
+        encoded = await self._text_tokenizer.encode(
+            texts,
+            receive,
+            self.checking(options, partial(self.limits.check_tokens, param=param, more=True)),
+            prompt=prompt,
+            is_query=is_query,
+            truncate=self.config.auto_truncate if truncate is None else truncate,
+            direction=direction,
+            param=param,
+            limit=limit,
+        )
+        breakdown.tokenize_s = time.perf_counter() - began
+        breakdown.tokens = encoded.tokens
+        self.limits.check_tokens(encoded.tokens, param)
+        self._observe(encoded, options)
+        return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
+
+    async def tokenize_pairs(
+        self,
+        texts: TextPairs,
+        receive: Receive,
+        breakdown: LatencyBreakdown,
+        options: RequestOptions,
+        *,
+        params: tuple[str, str],
+        truncate: bool | None,
+        direction: Any = None,
+        limits: PairLimits = NO_PAIR_LIMITS,
+    ) -> Encoded:
+        """Pairs of texts, which the caller has counted, to packed ids. Bounds and errors are those of `tokenize`.
+
+        `params` are the request fields of first and second texts. The default prompt precedes first texts.
+        """
+        began = time.perf_counter()
+        breakdown.characters = texts.characters
+        least = partial(texts.least_tokens, self.model.max_input_length, limits)
+        self.admission.check_room(least, texts.most_tokens, options)
+        if prompt := self.served.default_prompt:
+            texts = TextPairs([prompt + first for first in texts.firsts], texts.seconds)
+        encoded = await self._pair_tokenizer.encode(
+            texts,
+            receive,
+            self.checking(options, partial(self.limits.check_pair_tokens, param=params[1], more=True)),
+            params=params,
+            truncate=self.config.auto_truncate if truncate is None else truncate,
+            direction=direction,
+            limits=limits,
+        )
+        breakdown.tokenize_s = time.perf_counter() - began
+        breakdown.tokens = encoded.tokens
+        self.limits.check_pair_tokens(encoded.tokens, params[1])
+        self._observe(encoded, options)
+        return encoded
+
+    def checking(self, options: RequestOptions, check: Callable[[int], None]) -> Callable[[int], None]:
+        """For TokenizerPool.run: `check`, and Unavailable once the request is out of time."""
+
+        def both(tokens: int) -> None:
+            check(tokens)
+            self.admission.check_time(options)
+
+        return both
+
+    def _observe(self, encoded: Encoded, options: RequestOptions) -> None:
+        work = self.metrics.work(self.served.name, options.priority)
+        work.texts += encoded.sequences
+        work.tokens += encoded.tokens
+        work.truncated_texts += encoded.truncated
+        work.request_texts.observe(encoded.sequences)
+        work.text_tokens.observe_many(encoded.lengths.tolist())

@@ -1,0 +1,230 @@
+"""Health, readiness, what is served, metrics: ordinary FastAPI endpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from embert import __version__
+from embert.engine import Model, Task
+from embert.server.frontend.models.model_handle import ModelHandle
+from embert.server.frontend.models.model_registry import ModelRegistry
+from embert.server.frontend.playground import HEADERS, PAGE
+from embert.server.http.accept import prefers, scrape_form
+
+__all__ = ["Health", "Liveness", "Operations", "Readiness"]
+
+
+class Health(BaseModel):
+    """Whether inference works."""
+
+    status: str
+    last_success_age_s: float | None = None
+
+
+class Liveness(BaseModel):
+    """Whether the process answers."""
+
+    status: str
+    detail: str = ""
+
+
+class Readiness(Liveness):
+    """Whether requests are taken, and the state of each model: `ready`, `loading` or `failed`."""
+
+    models: dict[str, str]
+
+
+class ModelCard(BaseModel):
+    """OpenAI's model object."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "embert"
+
+
+class ModelList(BaseModel):
+    """OpenAI's list of models."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class ModelFacts(BaseModel):
+    """text-embeddings-inference's fields, and what runs the model."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, Any]
+    tasks: list[str]
+    max_concurrent_requests: int | None  # this and other limits: null until an engine has the model
+    max_input_length: int
+    max_batch_tokens: int | None
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    backend: str
+    backend_choice: str
+    device: str
+    device_name: str
+    architecture: str
+    dimensions: int
+    prompts: list[str]
+    adapters: list[str]
+    max_queue_tokens: int | None
+    max_queue_seconds: float
+    queue_limit_tokens: int | None
+    payload_limit: int
+
+
+class Info(ModelFacts):
+    """The first model, and all of them."""
+
+    models: list[ModelFacts]
+
+
+class Operations:
+    """The endpoints about the models. Their rows in the table of routes say the rest."""
+
+    def __init__(self, services: ModelRegistry, hint: bytes) -> None:
+        """`hint` is the text of `GET /` for clients that are no browsers."""
+        self._services, self._hint = services, hint
+        self._created = int(time.time())
+
+    async def front(self, request: Request) -> Response:
+        """A page for browsers; a few lines of text for others."""
+        asked = [value for name, value in request.scope["headers"] if name == b"accept"]
+        if prefers(b"text/html", b"text/plain", asked):
+            return Response(PAGE, headers=HEADERS, media_type="text/html")
+        return Response(self._hint, headers={"vary": "accept"}, media_type="text/plain")
+
+    async def health(self) -> Response:
+        """Whether the last forward worked, and was not long ago."""
+        healthy, age = self._services.router.health()
+        reason = _unready(self._services.all) if age is None else "no forward worked lately"
+        body = Health(status="ok" if healthy else reason, last_success_age_s=None if age is None else round(age, 3))
+        return JSONResponse(body.model_dump(), 200 if healthy else 503)
+
+    async def livez(self) -> Liveness:
+        """The process answers."""
+        return Liveness(status="ok")
+
+    async def readyz(self) -> Response:
+        """503 while a model loads for the first time, while none can work and, first thing, while draining.
+
+        A model that has failed must not keep the others from their requests.
+        """
+        services = self._services
+        states = {service.served.name: service.state for service in services.all}
+        states |= dict.fromkeys(services.broken, "failed")
+        waited_for = [each for each in services.all if each.state == "loading" and not each.admission.was_ready]
+        if services.router.draining:
+            return _readiness("draining", _unready(services.all), states)
+        if waited_for or "ready" not in states.values():
+            status = "failed" if set(states.values()) == {"failed"} else "loading"
+            unready = [each for each in services.all if states[each.served.name] != "ready"]
+            return _readiness(status, _unready(unready, services.broken), states)
+        failed = [each for each in services.all if each.state == "failed"]
+        return _readiness("ready", _unready(failed, services.broken), states)
+
+    async def readyz_of(self, name: str) -> Response:
+        """The same of one model, whatever the others are."""
+        if (reason := self._services.broken.get(name)) is not None:
+            return _readiness("failed", f"{name} has failed ({reason})", {name: "failed"})
+        service = self._services.in_path(name)
+        states = {service.served.name: service.state}
+        if service.admission.draining:
+            return _readiness("draining", _unready([service]), states)
+        return _readiness(service.state, "" if service.state == "ready" else _unready([service]), states)
+
+    async def info(self) -> Info:
+        """What is served, and its limits."""
+        facts = [_facts(service) for service in self._services.all]
+        return Info(**facts[0].model_dump(), models=facts)
+
+    async def info_of(self, name: str) -> ModelFacts:
+        """One of the models, and its limits."""
+        return _facts(self._services.in_path(name))
+
+    async def models(self) -> ModelList:
+        """The models served here."""
+        services = self._services
+        names = (*services.names, *services.broken)
+        return ModelList(data=[ModelCard(id=name, created=self._created) for name in names])
+
+    async def model_card(self, id: str) -> ModelCard:  # noqa: A002 - the path's name in OpenAI's API
+        """A model, by its served name or its model id; the first where any name will do."""
+        services = self._services
+        found = services.by_name.get(id)
+        if found is None and id not in services.broken and not services.is_any(id):
+            raise services.unknown(id, "id")
+        name = id if id in services.broken else (found or services.first).served.name
+        return ModelCard(id=name, created=self._created)
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format, or OpenMetrics."""
+        answer = await self._services.scrapes.answer(scrape_form(request.scope["headers"]))
+        return Response(answer.body, headers={name.decode(): value.decode() for name, value in answer.headers})
+
+
+def _readiness(status: str, detail: str, models: dict[str, str]) -> Response:
+    body = Readiness(status=status, detail=detail, models=models)
+    return JSONResponse(body.model_dump(), 200 if status == "ready" else 503)
+
+
+def _unready(services: Iterable[ModelHandle], broken: Mapping[str, str] | None = None) -> str:
+    reasons = [service.admission.unready_reason() for service in services]
+    reasons += [f"{name} has failed ({reason})" for name, reason in (broken or {}).items()]
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _facts(service: ModelHandle) -> ModelFacts:
+    config, model, engine = service.config, service.model, service.engine
+    return ModelFacts(
+        model_id=model.model_id,
+        model_sha=model.revision,
+        model_dtype=engine.dtype if engine else config.dtype,
+        served_model_name=service.served.name,
+        model_type=_model_type(model),
+        tasks=service.served.task_names,
+        max_concurrent_requests=service.max_queue_tokens or None,  # each has at least one token
+        max_input_length=model.max_input_length,
+        max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens,
+        max_batch_requests=config.max_batch_requests,
+        max_client_batch_size=config.max_client_batch_size,
+        auto_truncate=config.auto_truncate,
+        tokenization_workers=config.http_processes * config.tokenization_threads,
+        version=__version__,
+        backend=engine.encoder if engine else config.encoder,
+        backend_choice=engine.choice if engine else "",
+        device=engine.device if engine else config.device,
+        device_name=engine.device_name if engine else "",
+        architecture=model.architecture.family,
+        dimensions=model.width,
+        prompts=sorted(model.prompts),
+        adapters=list(model.architecture.adapters.names) if model.architecture.adapters else [],
+        max_queue_tokens=service.max_queue_tokens or None,
+        max_queue_seconds=config.max_queue_seconds,
+        queue_limit_tokens=service.queue_limit or None,
+        payload_limit=config.payload_limit,
+    )
+
+
+def _model_type(model: Model) -> dict[str, Any]:
+    """TEI's description of the model: an embedding, a classifier, or a reranker, which has one label."""
+    classifier = model.heads.classifier
+    if classifier is None:
+        return {"embedding": {"pooling": "splade" if model.tasks == Task.SPARSE else model.pooling}}
+    labels = {str(index): label for index, label in enumerate(classifier.labels)}
+    kind = "reranker" if len(labels) == 1 else "classifier"
+    return {kind: {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}}

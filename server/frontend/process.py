@@ -1,0 +1,300 @@
+"""The API process: HTTP in, engines behind. Never imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from embert.server.frontend.background import exit_on_error, keep_running
+from embert.server.http.accept import scrape_form
+from embert.server.http.errors import Dialect, ServerError, send_error
+from embert.server.ipc.control import ControlConnection, Drain, Drained, EngineState, Failed, Message, Ready, StartApi
+from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.observability import gc_tuning
+from embert.server.observability.access_log import AccessLog
+from embert.server.observability.logs import configure_logging, exit_now
+from embert.server.observability.metric_memory import MetricMemory, Region
+from embert.server.observability.metrics import use_memory
+from embert.server.observability.request_record import DISCONNECTED, REFUSED, RequestRecord
+from embert.server.observability.scraping.exemplars import publish
+from embert.server.observability.scraping.exposition import Exposition
+from embert.server.observability.tracing.request_trace import RequestTracer
+from embert.server.observability.tracing.sender import RecordSender
+from embert.server.observability.tracing.settings import read_sampler
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from embert.server.config import ServeConfig
+    from embert.server.engine_client.router import Router
+    from embert.server.frontend.models.model_registry import ModelRegistry
+    from embert.server.http.connections import Connections
+    from embert.server.observability.api_metrics import ApiMetrics
+    from embert.server.observability.scraping.scrapes import Scrapes
+
+__all__ = ["main"]
+
+log = logging.getLogger(__name__)
+
+CLOSING_S = 2  # for clients to read their answers, once the last one is given
+DRAIN_NOTICE_S = 0.25  # the least time that `/readyz` reports draining before the port closes
+
+
+def main() -> None:
+    """`python -m embert.server.frontend.process FD`: one HTTP process, told what to do over the inherited socket FD."""
+    control = ControlConnection.from_fd(int(sys.argv[1]))
+    start = control.receive()
+    if not isinstance(start, StartApi):
+        raise SystemExit("embert.server.frontend.process is started by `embert serve`")
+    name = f"api-{start.worker}"
+    write_line = configure_logging(name, start.config.log_format, start.config.log_level)
+    memory = MetricMemory(start.memory_fd)
+    region = use_memory(memory, name)
+    sys.setswitchinterval(0.001)  # seconds; tokenising threads must not hold up the event loop for long
+    gc_tuning.before_imports()
+    try:
+        uvloop.run(_serve(start, control, write_line, memory, region))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+async def _serve(
+    start: StartApi,
+    control: ControlConnection,
+    write_line: Callable[[bytes], None],
+    memory: MetricMemory,
+    region: Region,
+) -> None:
+    # Not at the top: they take seconds to import, and the logs come first.
+    from embert.engine.errors import EngineError
+    from embert.server.config import ConfigError
+    from embert.server.frontend.app import create_app
+    from embert.server.frontend.models.loading import load_services
+    from embert.server.frontend.routes import dialects_by_path, keyless_paths
+    from embert.server.http.auth import Keys
+    from embert.server.http.connections import Connections, connection_limit
+    from embert.server.http.protocol import bounded_protocol
+    from embert.server.http.timeouts import end_slow_readers
+    from embert.server.http.tls import with_tls
+    from embert.server.http.tls_context import tls_context
+
+    config = start.config
+    counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines), len(start.models))
+    try:
+        services = load_services(start, control, counters, memory)
+        keys = Keys(config, keyless_paths(config.keyless_groups, services.by_name))
+        tls = tls_context(config)
+        access_log = None
+        if config.access_log != "off":
+            access_log = AccessLog(config.access_log, f"api-{start.worker}", write_line)
+        tracer = _tracer(start, keyless_paths(("probes", "metrics"), services.by_name))
+        app = create_app(services, keys, access_log, tracer)
+    except (EngineError, ConfigError) as error:
+        control.send(Failed(str(error)))
+        raise SystemExit(1) from None
+    router, metrics = services.router, services.metrics
+    for state in start.engines:
+        router.engine_changed(state)
+    limit = connection_limit(config.max_connections)
+    if limit.served < config.max_connections:
+        log.warning(
+            "open files are limited: %d connections instead of --max-connections %d",
+            limit.served,
+            config.max_connections,
+        )
+    connections = Connections(limit)
+    metrics.open_connections, metrics.connections_limit = connections.__len__, limit.served
+
+    def count_refused(route: str, status: int, client: tuple[str, int] | None) -> None:
+        metrics.count(route, status)
+        if access_log is not None:
+            access_log.note(RequestRecord(route, b"-", status=status), 0.0, client)
+
+    bounds = config.header_limit, connections, services.held, count_refused, dialects_by_path()
+    protocol = bounded_protocol(*bounds, app.direct)
+    served: Callable[..., asyncio.Protocol] = protocol
+    if tls is not None:
+        served = with_tls(protocol, tls, connections)
+    servers = [_Server(_uvicorn_config(app.asgi, served))]
+    jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
+    if start.metrics_fd is not None:
+        servers.append(_Server(_uvicorn_config(_MetricsApp(services.scrapes), bounded_protocol(*bounds))))
+        jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
+    draining = _Draining(router, servers, connections, metrics, control, config)
+    running = [
+        keep_running(_write_metrics(services, counters, start.worker, tracer)),
+        keep_running(publish(region, metrics.exemplars)),
+        keep_running(_follow(control, router, draining)),
+        keep_running(services.bodies.watch()),
+        keep_running(connections.watch()),
+        keep_running(connections.watch_unread()),
+        keep_running(end_slow_readers(connections, services.held, config.client_timeout, metrics.unread_answers.inc)),
+    ]
+    if config.api_key_file is not None:
+        threading.Thread(target=exit_on_error(keys.follow), name="api-key-file", daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, draining.begin)
+    gc_tuning.after_startup()
+    control.send(Ready())
+    await asyncio.gather(*jobs)
+    for task in running:
+        task.cancel()
+    metrics.write()
+    if tracer is not None:
+        tracer.flush()
+    services.close()
+    await router.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: on SIGTERM it would close its socket before anybody saw `draining`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(app: ASGIApp, protocol: Callable[..., asyncio.Protocol]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol,  # type: ignore[arg-type]  # it is only called
+        ws="none",
+        interface="asgi3",
+        proxy_headers=False,  # the access log has the peer of the connection, which nobody can make up
+        lifespan="off",
+        access_log=False,  # ours costs less and knows more: observability/access_log.py
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=1,  # what is in flight has had its time before
+    )
+
+
+async def _follow(control: ControlConnection, router: Router, draining: _Draining) -> None:
+    """Follow the supervisor's messages; end with it."""
+    loop = asyncio.get_running_loop()
+    control.socket.setblocking(False)
+    readable = asyncio.Event()
+    loop.add_reader(control.socket, readable.set)
+    messages: Iterable[Message | None] = control.buffered()
+    while True:
+        for message in messages:
+            if message is None:
+                exit_now(1)
+            if isinstance(message, EngineState):
+                router.engine_changed(message)
+            elif isinstance(message, Drain):
+                draining.begin()
+        await readable.wait()
+        readable.clear()
+        messages = control.drain()
+
+
+class _Draining:
+    """The end of an API process, on a signal or the supervisor's message."""
+
+    def __init__(
+        self,
+        router: Router,
+        servers: list[_Server],
+        connections: Connections,
+        metrics: ApiMetrics,
+        control: ControlConnection,
+        config: ServeConfig,
+    ) -> None:
+        self._router, self._servers, self._connections = router, servers, connections
+        self._metrics, self._control, self._timeout_s = metrics, control, config.drain_timeout
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Once."""
+        if self._task is None:
+            self._router.drain()
+            self._connections.drain()
+            self._task = keep_running(self._run(), may_end=True)
+
+    async def _run(self) -> None:
+        """Wait for what is in flight, then close the port. `/readyz` is 503 already."""
+        router, metrics = self._router, self._metrics
+        metrics.write()
+        before = dict(metrics.ended)
+        until = time.monotonic() + self._timeout_s
+        await asyncio.sleep(DRAIN_NOTICE_S)
+        while time.monotonic() < until and (router.pending or self._tasks):
+            router.give_up(unready=True)  # no engine is started again while draining
+            await asyncio.sleep(0.02)
+        router.give_up()
+        closing = time.monotonic() + CLOSING_S
+        while time.monotonic() < closing and (self._tasks or self._connections.unread_answers):
+            await asyncio.sleep(0.02)
+        metrics.write()
+        since = {outcome: metrics.ended[outcome] - before[outcome] for outcome in before}
+        lost = self._tasks + self._connections.unread_answers
+        refused = since.pop(REFUSED)
+        since.pop(DISCONNECTED)
+        self._control.send(Drained(sum(since.values()), refused, lost))
+        for server in self._servers:
+            server.should_exit = True
+
+    @property
+    def _tasks(self) -> int:
+        """Requests that are being answered."""
+        return len(self._servers[0].server_state.tasks)
+
+
+async def _write_metrics(
+    services: ModelRegistry, counters: SharedCounters, worker: int, tracer: RequestTracer | None
+) -> None:
+    while True:
+        counters.api_alive[worker] = time.monotonic()
+        await asyncio.sleep(services.metrics.WRITE_INTERVAL_S)
+        services.write_metrics()
+        counters.in_flight[worker] = services.metrics.requests_in_flight
+        if tracer is not None:
+            tracer.flush()
+
+
+def _tracer(start: StartApi, quiet: frozenset[str]) -> RequestTracer | None:
+    """`quiet`: the routes that start no trace."""
+    if start.traces_fd is None:
+        return None
+    sender = RecordSender(start.traces_fd, f"api-{start.worker}")
+    return RequestTracer(sender, read_sampler(start.config.otlp_sampling, os.environ), quiet)
+
+
+_NOTHING = Exposition(b"only GET /metrics is here\n", ((b"content-type", b"text/plain"),))
+
+
+class _MetricsApp:
+    """The app on --metrics-port."""
+
+    def __init__(self, scrapes: Scrapes) -> None:
+        self._scrapes = scrapes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
+        if scope["type"] != "http":
+            return
+        found = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
+        try:
+            answer = await self._scrapes.answer(scrape_form(scope["headers"])) if found else _NOTHING
+        except ServerError as error:
+            await send_error(send, error, Dialect.TEI)
+            return
+        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+        await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+
+if __name__ == "__main__":
+    main()

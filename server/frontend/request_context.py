@@ -1,0 +1,370 @@
+"""One request on its way: its options, its body, and the steps that handlers of all dialects share."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from starlette.types import Receive, Scope
+
+from embert.engine import Encoded, Task
+from embert.engine.heads.multi_vector import kept_rows
+from embert.engine.packing import cumulative
+from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
+from embert.server.config import option_name
+from embert.server.engine_client.pending import Answer, TooManyWeights
+from embert.server.frontend.input.known_fields import Respelled, header_value
+from embert.server.frontend.input.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
+from embert.server.frontend.input.request_body import RequestBody, TextsAndIds, as_sent, describe_name, parse, validate
+from embert.server.frontend.input.request_options import read_request_options
+from embert.server.frontend.input.text_pairs import TextPairs
+from embert.server.frontend.latency_breakdown import LatencyBreakdown
+from embert.server.frontend.models.model_handle import ModelHandle
+from embert.server.frontend.models.model_selector import ModelSelector
+from embert.server.frontend.models.served_model import Capability
+from embert.server.frontend.serialization import BYTES_A_WEIGHT, raw_rows
+from embert.server.http.accept import prefers
+from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedEncoding
+from embert.server.http.held_bytes import SMALL_BYTES
+from embert.server.observability.request_record import BULK, SCOPE_KEY, RequestRecord
+from embert.server.observability.tracing.request_trace import TRACE_KEY, RequestTrace
+
+__all__ = ["JSON", "OCTETS", "Handler", "RequestContext"]
+
+RequestT = TypeVar("RequestT", bound=RequestBody)
+
+JSON, OCTETS = b"application/json", b"application/octet-stream"
+_A_ROW_A_TOKEN = Task.TOKENS | Task.MULTI
+_AS_WRITTEN: Mapping[str, str] = {}  # names of fields, where the client has the schema's own
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What the parts of one request may have together, and have so far."""
+
+    token_vectors: int = 0
+    weights: int = 0
+    ignored: dict[str, None] | None = None  # names of fields that no API has
+
+
+class RequestContext:
+    """What handlers need of a request and of the model that answers it.
+
+    `service` is the model. Where a body may name it, it is right from `choose` on.
+    """
+
+    __slots__ = (
+        "_choice", "_given", "_is_query", "_names", "_param", "_says_model", "_shared", "_size",
+        "breakdown", "headers", "options", "receive", "scope", "service", "trace", "truncated",
+    )  # fmt: skip
+
+    def __init__(self, choice: ModelSelector, scope: Scope, receive: Receive | None) -> None:
+        """`receive` None: the body comes by `take_body`, and the request is cancelled when its client leaves.
+
+        Raises Invalid for request options that cannot be read."""
+        self._choice, self.scope, self.receive = choice, scope, receive
+        self.trace: RequestTrace | None = scope.get(TRACE_KEY)
+        self.breakdown = LatencyBreakdown()
+        config = choice.services.config
+        self.options = read_request_options(scope["headers"], time.monotonic(), config.request_timeout)
+        self._answer_with(choice.default)
+        self._says_model = choice.is_open  # whether the answer says which model it is of
+        self._given: bytes | dict[str, Any] = b""  # the body, or one request of several in it
+        self._size = 0  # of the body, in bytes
+        self._param = ""  # the field with the texts
+        self._is_query = False  # whether the texts are queries, to a model of late interaction
+        self._shared = _Shared()
+        self._names: Mapping[str, str] = _AS_WRITTEN
+        self.headers: list[tuple[bytes, bytes]] = []  # of the answer
+        self.truncated = 0  # texts that were cut
+
+    def part(self, given: dict[str, Any], parts: int) -> RequestContext:
+        """The context of one of the several requests in this body. It is answered in JSON."""
+        part = RequestContext(self._choice, {**self.scope, "headers": []}, self.receive)
+        part.options, part._given, part._size = self.options, given, self._size // parts
+        part._shared = self._shared
+        return part
+
+    async def read_body(self) -> None:
+        """Raises ServerError for a body that is too large, too slow or compressed."""
+        assert self.receive is not None  # noqa: S101 - see __init__
+        headers = self.scope["headers"]
+        _check_encoding(headers)
+        options = self.options
+        body = await self._choice.services.bodies.read(headers, self.receive, options.deadline, options.set_by)
+        self._given, self._size = body, len(body)
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        record.held = len(body)
+
+    def hold(self, size: int, what: str) -> None:
+        """Count so many more bytes until the request is answered; `what` they are. Raises as HeldBytes.check does."""
+        held = self._choice.services.held
+        held.check(size, what, self._param or None)
+        held.requests += size
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        record.held += size
+
+    def take_body(self, body: bytes) -> None:
+        """In place of `read_body`, with a body that came with its head. Raises ServerError as it does."""
+        _check_encoding(self.scope["headers"])
+        self._choice.services.bodies.check(len(body))
+        self._given, self._size = body, len(body)
+        self._choice.services.held.requests += len(body)
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        record.held = len(body)
+
+    def begin_of(self, field: str) -> bytes:
+        """How the JSON of this field begins, empty where there is none; for a choice of schema, before `parse`."""
+        if isinstance(self._given, dict):
+            value = self._given.get(field)
+            begins = ((dict, b"{"), (list, b"["), (str, b'"'))
+            return next((begin for kind, begin in begins if isinstance(value, kind)), b"")
+        found = re.search(rb'"%b"\s*:\s*(.)' % field.encode(), self._given, re.DOTALL)
+        return b"" if found is None else found[1]
+
+    async def parse(self, schema: type[RequestT]) -> RequestT:
+        """The request in the body, once; the body is dropped.
+
+        The model is not known before, so a body may be as large as any model takes.
+        """
+        given, self._given = self._given, b""
+        if self._size <= LARGE:
+            note = self._note_respelled
+            return parse(schema, given, None, note) if isinstance(given, bytes) else validate(schema, given, note)
+        services = self._choice.services
+        split: list[SplitIds | None] = []
+        request: list[RequestT] = []
+        steps: tuple[Callable[[], object], ...]
+        if isinstance(given, dict):
+            steps = (lambda: request.append(validate(schema, given, self._note_respelled)),)
+        else:
+            steps = (
+                lambda: check_values(
+                    given,
+                    services.most(schema.text_limit),
+                    services.most_ids,
+                    option=option_name(schema.text_limit),
+                    strings_per_text=schema.strings_per_text,
+                ),
+                lambda: split.append(split_ids(given)),
+                lambda: request.append(parse(schema, given, split[0], self._note_respelled)),
+            )
+        check_time = self.service.admission.check_time
+        memory: list[int] = []
+        steps += (lambda: memory.append(memory_of(request[0])),)
+        await services.parse_steps.run(steps, lambda: check_time(self.options))
+        if memory[0] > self._size:
+            self.hold(memory[0] - self._size, "the texts of the request body")
+        return request[0]
+
+    def _note_respelled(self, respelled: Respelled) -> None:
+        self._names = respelled.names
+        if respelled.ignored:
+            self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(respelled.ignored)
+            self._choice.services.metrics.ignored_fields.inc(len(respelled.ignored))
+
+    @property
+    def other_names(self) -> Collection[str]:
+        """Names of other APIs under which the client wrote fields of the schema."""
+        return self._names.values()
+
+    def as_sent(self, error: ServerError) -> ServerError:
+        """An error of the handler, about fields as the client named them."""
+        return as_sent(error, self._names)
+
+    def choose(self, *names: str | None, wanted: Capability | None = None) -> ModelHandle:
+        """Give the request to the model of these names, which are all of one model; see ModelSelector.find.
+
+        The answer says which model it is of, unless the request has the model's own name.
+        """
+        service = self._choice.find(names, wanted)
+        if service is not self.service:
+            self._answer_with(service)
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        record.model, record.priority = service.served.name, self.options.priority
+        given = [name for name in names if name is not None]
+        if given:
+            self._says_model = not all(map(service.served.is_named, given))
+        return service
+
+    def give_way(self) -> None:
+        """Let interactive requests go first: the body says that it is bulk."""
+        record: RequestRecord = self.scope[SCOPE_KEY]
+        self.options.bulk, record.priority = True, BULK
+
+    @property
+    def path_model(self) -> str | None:
+        """The name of a model in the path."""
+        name: str | None = self._choice.path_model or self.scope.get("path_params", {}).get("name")  # Azure's
+        return name
+
+    def _answer_with(self, service: ModelHandle) -> None:
+        self.service = service
+        if not self.options.has_priority:
+            self.options.bulk = service.config.bulk
+
+    async def tokenize(
+        self,
+        given: TextsAndIds,
+        *,
+        param: str,
+        truncate: bool | None,
+        direction: Any = None,
+        task: str | None = None,
+        prompt_name: str | None = None,
+        is_query: bool | None = None,
+        limit: int | None = None,
+    ) -> Encoded:
+        """Texts or ids to packed ids; see ModelHandle.tokenize."""
+        await self._wait_to_tokenize()
+        self._param, self._is_query = param, bool(is_query)
+        encoded = await self.service.tokenize(
+            given,
+            self.receive,
+            self.breakdown,
+            self.options,
+            param=param,
+            truncate=truncate,
+            direction=direction,
+            task=task,
+            prompt_name=prompt_name,
+            is_query=is_query,
+            limit=limit,
+        )
+        self._note_tokenized(encoded)
+        return encoded
+
+    async def tokenize_pairs(
+        self,
+        texts: TextPairs,
+        *,
+        params: tuple[str, str],
+        truncate: bool | None,
+        direction: Any = None,
+        limits: PairLimits = NO_PAIR_LIMITS,
+    ) -> Encoded:
+        """Pairs of texts to packed ids; see ModelHandle.tokenize_pairs."""
+        await self._wait_to_tokenize()
+        encoded = await self.service.tokenize_pairs(
+            texts,
+            self.receive,
+            self.breakdown,
+            self.options,
+            params=params,
+            truncate=truncate,
+            direction=direction,
+            limits=limits,
+        )
+        self._note_tokenized(encoded)
+        return encoded
+
+    async def _wait_to_tokenize(self) -> None:
+        if self.options.bulk:
+            await self._choice.services.bulk_turns.before_tokenizing(self._size)
+
+    def _note_tokenized(self, encoded: Encoded) -> None:
+        self.truncated += encoded.truncated
+        if self.trace is not None:
+            now = time.perf_counter()
+            self.trace.tokenized(now, self.breakdown.tokenize_s, encoded.sequences, encoded.tokens)
+
+    async def run(
+        self, encoded: Encoded, tasks: Task = Task.EMBED, *, dimensions: int = 0, normalize: bool = True
+    ) -> Answer:
+        """The rows of the tasks for what `tokenize` gave, through an engine; see Router.encode.
+
+        Of multi-vectors they are those that a query or a document has, not one a token. Raises PayloadTooLarge for more
+        tokens than may have a row each, and for more weights of sparse vectors than an answer may have.
+        """
+        service = self.service
+        only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY  # the operators of flags cost ten times as much
+        size = service.answer_bytes(encoded, tasks, dimensions)
+        if size > SMALL_BYTES and self.wants_raw:
+            size //= 2
+        self.hold(size, "the answer")
+        if tasks == Task.CLASSIFY and service.labels > 1:
+            self._count_weights(encoded.sequences * service.labels)
+        if not only_one_each and tasks & _A_ROW_A_TOKEN:
+            service.admission.check_ready()  # an engine says what the limit is
+            limit = service.token_vector_limit
+            self._shared.token_vectors += encoded.tokens
+            if (tokens := self._shared.token_vectors) > limit:
+                raise PayloadTooLarge(
+                    f"`{self._param}` has {tokens} tokens; the limit for token vectors is {limit}", self._param
+                )
+        try:
+            answer = await service.router.encode(
+                encoded,
+                self.receive,
+                self.options,
+                model=service.number,
+                tasks=tasks,
+                dimensions=dimensions,
+                normalize=normalize,
+                note_failure=self.breakdown.note_failure,
+                trace=self.trace,
+            )
+        except TooManyWeights as error:
+            self._count_weights(error.weights)
+            raise
+        if self.options.bulk:
+            vector_bytes = sum(rows.values.nbytes for rows in answer.rows.values())
+            await self._choice.services.bulk_turns.before_answering(vector_bytes)
+        self.breakdown.note(answer)
+        if only_one_each:
+            return answer
+        if Task.SPARSE in tasks:
+            weights = len(answer.rows[Task.SPARSE].values)
+            self._count_weights(weights)
+            self.hold(weights * BYTES_A_WEIGHT, "the answer")
+        head = service.model.heads.multi_vector
+        if Task.MULTI in tasks and head is not None:
+            kept = kept_rows(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
+            answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(kept)
+            answer.token_ids = encoded.ids[kept]
+        return answer
+
+    def _count_weights(self, weights: int) -> None:
+        self._shared.weights += weights
+        self.service.limits.check_weights(self._shared.weights, self._param)
+
+    @property
+    def wants_raw(self) -> bool:
+        """Whether the client asks for raw rows instead of JSON."""
+        asked = [value for name, value in self.scope["headers"] if name == b"accept"]
+        return asked not in ([], [b"*/*"]) and prefers(OCTETS, JSON, asked)
+
+    def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, bytes]:
+        """The answer with float32 [n, d] as raw rows. `counts`: the rows of each text; None: one each."""
+        self.headers.append((b"x-embedding-shape", b"%d,%d" % vectors.shape))
+        if counts is not None:
+            self.headers.append((b"x-sequence-rows", b",".join(b"%d" % count for count in counts)))
+        return OCTETS, raw_rows(vectors)
+
+    def head(self, content_type: bytes, size: int) -> bytes:
+        """The header lines of an answer with so many bytes, and what they say of the work."""
+        head = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, size)
+        if self._says_model:
+            head += b"x-model: %b\r\n" % self.service.served.name.encode("latin-1", "replace")
+        for header in self.headers:
+            head += b"%b: %b\r\n" % header
+        if self.truncated:
+            head += b"x-truncated-texts: %d\r\n" % self.truncated
+        if self._shared.ignored is not None:
+            head += b"x-embert-ignored-fields: %b\r\n" % header_value(self._shared.ignored)
+        return head + self.breakdown.head(self.service.compute_type)
+
+
+Handler = Callable[[RequestContext], Awaitable[tuple[bytes, bytes]]]  # → content type, body
+
+
+def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
+    for name, value in headers:
+        if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+            given = describe_name(value.decode("latin-1"))
+            raise UnsupportedEncoding(f"`Content-Encoding` must be `identity`, that is not compressed; it is {given}")

@@ -1,0 +1,271 @@
+"""The tasks: routes that want work of an engine or of the tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from embert.engine import Model
+from embert.engine.tasks import Task
+from embert.server.frontend.request_context import Handler, RequestContext
+from embert.server.frontend.routes.route import TaskRoute
+from embert.server.http.errors import Dialect
+from embert.server.protocols import cohere, nvidia, openai, pooling, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
+
+__all__ = ["BY_MODEL", "OF_THE_FIRST", "TASKS", "tasks_by_path"]
+
+COHERE, OPENAI, TEI = Dialect.COHERE, Dialect.OPENAI, Dialect.TEI
+
+# Of these each model has one of several rows: see tasks_by_path.
+BY_MODEL = ("/", "/invocations")
+# These are of the first model, whatever it can do, where a request names none.
+OF_THE_FIRST = (*BY_MODEL, "/vertex", "/tokenize", "/detokenize", "/decode")
+
+
+async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /vertex`: every instance as a request of `POST /`."""
+    row = tasks_by_path(context.service.model)["/"]
+    context.service.served.check_tasks(row.needs, reranks=row.reranks)
+    return await vertex.answer_instances(context, row.handler)
+
+
+TASKS = (
+    TaskRoute(
+        path="/v1/embeddings",
+        aliases=("/embeddings", "/openai/deployments/{name}/embeddings"),
+        dialect=OPENAI,
+        summary="Embeddings, OpenAI's way",
+        handler=openai.embeddings,
+        request=openai.EmbeddingsRequest,
+        answer=openai.EmbeddingList,
+        example={"input": "Hello, world"},
+        example_of={Task.SPARSE: {"embedding_types": ["sparse"]}, Task.MULTI: {"embedding_types": ["colbert"]}},
+        needs_one=Task.EMBED | Task.SPARSE | Task.MULTI,
+        raw=True,
+    ),
+    TaskRoute(
+        path="/pooling",
+        dialect=OPENAI,
+        summary="Vectors or classes, vLLM's way",
+        handler=pooling.pooling,
+        request=pooling.PoolingRequest,
+        answer=pooling.PoolingList,
+        example={"input": "Hello, world"},
+        needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI,
+        raw=True,
+    ),
+    TaskRoute(
+        path="/v2/embed",
+        aliases=("/v1/embed",),
+        dialect=COHERE,
+        summary="Embeddings, Cohere's way",
+        handler=cohere.embed,
+        request=cohere.CohereEmbedRequest,
+        answer=cohere.CohereEmbeddings,
+        example={"texts": ["Hello, world"], "input_type": "search_document", "embedding_types": ["float"]},
+        needs=Task.EMBED,
+    ),
+    TaskRoute(
+        path="/embed",
+        dialect=TEI,
+        summary="Embeddings, TEI's way",
+        handler=tei.embed,
+        request=tei.EmbedRequest,
+        answer=tei.Vectors,
+        example={"inputs": ["Hello, world"]},
+        needs=Task.EMBED,
+        raw=True,
+    ),
+    TaskRoute(
+        path="/",
+        aliases=("/invocations",),
+        dialect=TEI,
+        summary="What the model is for: `/embed` or `/similarity`, where it embeds",
+        handler=tei.embed,
+        request=tei.EmbedRequest,
+        answer=tei.Vectors,
+        example={"inputs": ["Hello, world"]},
+        needs=Task.EMBED,
+        also=("/similarity",),
+        raw=True,
+    ),
+    TaskRoute(
+        path="/embed_sparse",
+        aliases=BY_MODEL,
+        dialect=TEI,
+        summary="Sparse vectors",
+        handler=tei.embed_sparse,
+        request=tei.EmbedSparseRequest,
+        answer=tei.SparseVectors,
+        example={"inputs": "Hello, world"},
+        needs=Task.SPARSE,
+    ),
+    TaskRoute(
+        path="/embed_all",
+        aliases=BY_MODEL,
+        dialect=TEI,
+        summary="A vector for every token",
+        handler=tei.embed_all,
+        request=tei.EmbedAllRequest,
+        answer=tei.TokenVectors,
+        example={"inputs": "Hello, world"},
+        needs_one=Task.TOKENS | Task.MULTI,
+        raw=True,
+    ),
+    TaskRoute(
+        path="/similarity",
+        dialect=TEI,
+        summary="Cosine of one text with others",
+        handler=tei.similarity,
+        request=tei.SimilarityRequest,
+        answer=tei.Similarities,
+        example={"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a car"]}},
+        needs=Task.EMBED,
+    ),
+    TaskRoute(
+        path="/rerank",
+        aliases=BY_MODEL,
+        dialect=TEI,
+        summary="Texts by their relevance to a query, TEI's way, vLLM's or Infinity's",
+        handler=tei_pairs.rerank,
+        request=tei_pairs.RerankRequest,
+        answer=tei_pairs.Ranks,
+        example={"query": "a cat", "texts": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/v1/rerank",
+        dialect=COHERE,
+        summary="Documents by their relevance to a query, as Cohere's v1, Jina, vLLM and Infinity have it",
+        handler=rerank.rerank,
+        request=rerank.RerankDocumentsRequest,
+        answer=rerank.Reranked,
+        example={"query": "a cat", "documents": ["a car", {"text": "a kitten"}]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/v2/rerank",
+        dialect=COHERE,
+        summary="Documents by their relevance to a query, Cohere's way",
+        handler=cohere.rerank,
+        request=cohere.CohereRerankRequest,
+        answer=cohere.CohereRanking,
+        example={"query": "a cat", "documents": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/v1/ranking",
+        dialect=OPENAI,
+        summary="Passages by their relevance to a query, NVIDIA's way",
+        handler=nvidia.ranking,
+        request=nvidia.RankingRequest,
+        answer=nvidia.NvidiaRanking,
+        example={"query": {"text": "a cat"}, "passages": [{"text": "a car"}, {"text": "a kitten"}]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/score",
+        aliases=("/v1/score",),
+        dialect=OPENAI,
+        summary="Scores of pairs of texts, vLLM's way",
+        handler=vllm.score,
+        request=vllm.ScoreRequest,
+        answer=vllm.Scores,
+        example={"queries": "a cat", "documents": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY,
+        reranks=True,
+    ),
+    TaskRoute(
+        path="/predict",
+        aliases=BY_MODEL,
+        dialect=TEI,
+        summary="Labels of texts, or of pairs of texts, TEI's way",
+        handler=tei_pairs.predict,
+        request=tei_pairs.PredictRequest,
+        answer=tei_pairs.Predictions,
+        example={"inputs": [["I like it"], ["a cat", "a kitten"]]},
+        needs=Task.CLASSIFY,
+    ),
+    TaskRoute(
+        path="/classify",
+        aliases=("/v1/classify",),
+        dialect=OPENAI,
+        summary="Labels of texts, vLLM's way",
+        handler=vllm.classify,
+        request=vllm.ClassifyRequest,
+        answer=vllm.Classes,
+        example={"input": ["I like it", "I do not"]},
+        needs=Task.CLASSIFY,
+    ),
+    TaskRoute(
+        path="/tokenize",
+        dialect=TEI,
+        summary="Texts to tokens, TEI's way or vLLM's",
+        handler=tei_tokens.tokenize,
+        request=tei_tokens.TokenizeRequest,
+        answer=tei_tokens.Tokens,
+        example={"inputs": "Hello, world"},
+    ),
+    TaskRoute(
+        path="/detokenize",
+        dialect=OPENAI,
+        summary="Token ids to a text, vLLM's way",
+        handler=tei_tokens.detokenize,
+        request=tei_tokens.DetokenizeRequest,
+        answer=tei_tokens.Detokenized,
+        example={"tokens": [101, 7592, 102]},
+    ),
+    TaskRoute(
+        path="/decode",
+        dialect=TEI,
+        summary="Token ids to texts",
+        handler=tei_tokens.decode,
+        request=tei_tokens.DecodeRequest,
+        answer=tei_tokens.Texts,
+        example={"ids": [101, 7592, 102]},
+    ),
+    TaskRoute(
+        path="/vertex",
+        dialect=TEI,
+        summary="Several requests of `POST /`, Vertex AI's way",
+        handler=_vertex,
+        request=vertex.VertexRequest,
+        answer=vertex.VertexPredictions,
+        example={"instances": [{"inputs": "Hello, world"}]},
+    ),
+)
+
+
+def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
+    """The row of every path of TASKS. Of a path in several rows, the first that suits the model, else the first."""
+    found: dict[str, TaskRoute] = {}
+    for row in TASKS:
+        for path in row.paths:
+            if path not in found or (row.suits(model) and not found[path].suits(model)):
+                found[path] = row
+    for path in BY_MODEL:
+        row = found[path]
+        also = (*row.also, "/predict") if row.reranks else row.also
+        found[path] = dataclasses.replace(row, handler=_by_body(row), also=also)
+    return found
+
+
+def _by_body(row: TaskRoute) -> Handler:
+    """A handler of `POST /`: clients send other routes' bodies there, which `inputs` tells apart.
+
+    An object is of `/similarity`, whatever the model is for; texts are of `/predict` to a reranker, as in TEI.
+    """
+
+    async def answer(context: RequestContext) -> tuple[bytes, bytes]:
+        begin = context.begin_of("inputs")
+        if begin == b"{":
+            context.service.served.check_tasks(Task.EMBED)
+            return await tei.similarity(context)
+        if row.reranks and begin in (b"[", b'"'):
+            return await tei_pairs.predict(context)
+        return await row.handler(context)
+
+    return answer

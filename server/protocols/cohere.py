@@ -1,0 +1,251 @@
+"""Cohere's dialect: its embeddings, and the second version of its reranking."""
+
+from __future__ import annotations
+
+import builtins
+import uuid
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from embert.engine import Task
+from embert.engine.tokenization.pairs import PairLimits
+from embert.server.frontend.input.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
+from embert.server.frontend.request_context import JSON, RequestContext
+from embert.server.frontend.serialization import answer_id, quantize, rows_json
+from embert.server.http.errors import Invalid
+from embert.server.protocols.fields import COHERE_EMBED, COHERE_RERANK
+from embert.server.protocols.openai import check_number_type, read_input_type
+from embert.server.protocols.ranking import joined, rank
+from embert.server.protocols.rerank import ApiVersion, RerankMeta, RerankResult, result_rows, search_units
+
+__all__ = [
+    "CohereEmbedRequest",
+    "CohereEmbeddings",
+    "CohereError",
+    "CohereRanking",
+    "CohereRerankRequest",
+    "embed",
+    "rerank",
+]
+
+_DOCUMENT_TOKENS = 4096  # of a document, unless the request says otherwise
+
+
+class CohereError(BaseModel):
+    """Cohere's error."""
+
+    id: str
+    message: str
+
+
+class CohereRerankRequest(RequestBody):
+    """`POST /v2/rerank`."""
+
+    known = COHERE_RERANK
+    text_limit: ClassVar[str] = "max_client_documents"
+    input_forms: ClassVar[InputForms] = {
+        "query": InputForm(shortest=0),
+        "documents": InputForm("a list of strings", shortest=0),
+    }
+
+    model: str | None = Field(None, description="The served model's name or id.")
+    query: str = Field(description="What the documents are compared with.")
+    documents: TextList
+    top_n: int | None = Field(None, ge=1, description="Answer only the best. More than there are, or null: all.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, description="Cut documents to this many tokens. Default, and null: 4096."
+    )
+    priority: int | None = Field(None, ge=0, le=999, description="Above 0: as `X-Priority: bulk`.")
+    return_documents: bool | None = Field(
+        None, description="An extension, which litellm sends: answer the documents' texts too. Default: false."
+    )
+
+
+class CohereRanking(BaseModel):
+    """Answer of `/v2/rerank`."""
+
+    id: str
+    results: list[RerankResult]
+    meta: RerankMeta
+
+
+async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /v2/rerank`."""
+    request = await context.parse(CohereRerankRequest)
+    context.choose(request.model)
+    if request.priority is not None and request.priority > 0:
+        context.give_way()
+    ranking = await rank(
+        context,
+        request.query,
+        request.documents,
+        param="documents",
+        top_n=request.top_n,
+        raw=False,
+        truncate=None,
+        limits=PairLimits(second=request.max_tokens_per_doc or _DOCUMENT_TOKENS),
+    )
+    rows = await joined(result_rows(ranking, request.documents if request.return_documents else None))
+    return JSON, (
+        b'{"id":"%b","results":[%b],"meta":{"api_version":{"version":"2"},"billed_units":{"search_units":%d},'
+        b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'
+    ) % (str(uuid.uuid4()).encode(), rows, search_units(len(request.documents)), ranking.tokens)
+
+
+# --- embeddings ---
+
+_BYTES_A_CHARACTER = 2  # of a text that is answered: mostly 1, as JSON at most 6
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+_CUTS = {"NONE": (False, None), "START": (True, "left"), "END": (True, "right"), None: (None, None)}
+
+
+class CohereContent(RequestBody):
+    """A part of an input. Other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text"]
+    text: str
+
+
+class CohereInput(RequestBody):
+    """An input of one part. Other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    content: Annotated[list[CohereContent], FAIL_FAST]
+
+
+class CohereEmbedRequest(RequestBody):
+    """`POST /v1/embed` and `/v2/embed`."""
+
+    known = COHERE_EMBED
+    input_forms: ClassVar[InputForms] = {"texts": InputForm("a list of strings")}
+
+    model: str | None = Field(None, description="The served model's name or id.")
+    texts: TextList | None = Field(None, description="The texts; or in `inputs`.")
+    inputs: Annotated[list[CohereInput], FAIL_FAST] | None = Field(
+        None, description="The texts, each as the one part of an object's `content`."
+    )
+    input_type: str | None = Field(
+        None, description="What the texts are: it chooses one of the model's prompts or adapters, where it has some."
+    )
+    embedding_types: Annotated[list[EmbeddingType], FAIL_FAST] | None = Field(
+        None, description="The types of the numbers. Default: float."
+    )
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        None, description="The end of a text that is cut off; NONE: a text that is too long is an error."
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Cut texts to this many tokens.")
+    output_dimension: int | None = Field(
+        None, description="Cut the vectors to this many numbers, then normalise again."
+    )
+    priority: int | None = Field(None, ge=0, le=999, description="Above 0: as `X-Priority: bulk`.")
+
+
+class CohereVectors(BaseModel):
+    """The vectors of each type that was asked for."""
+
+    float: list[list[builtins.float]] | None = None
+    int8: list[list[int]] | None = None
+    uint8: list[list[int]] | None = None
+    binary: list[list[int]] | None = None
+    ubinary: list[list[int]] | None = None
+    base64: list[str] | None = None
+
+
+class EmbeddedTokens(BaseModel):
+    """Tokens read."""
+
+    input_tokens: int
+
+
+class CohereEmbedMeta(BaseModel):
+    """Facts about an answer."""
+
+    api_version: ApiVersion
+    billed_units: EmbeddedTokens
+
+
+class CohereEmbeddings(BaseModel):
+    """Answer of `/v2/embed`, and of `/v1/embed`, which has a list of vectors where no types were asked for."""
+
+    id: str
+    embeddings: CohereVectors | list[list[float]]
+    texts: list[str]
+    meta: CohereEmbedMeta
+    response_type: Literal["embeddings_by_type", "embeddings_floats"]
+
+
+async def embed(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /v2/embed` and `/v1/embed`."""
+    request = await context.parse(CohereEmbedRequest)
+    service = context.choose(request.model)
+    texts, param = _texts(request)
+    default: list[EmbeddingType] = ["float"]
+    types = list(dict.fromkeys(default if request.embedding_types is None else request.embedding_types))
+    if not types:
+        raise Invalid("`embedding_types` must name one type or more; it is empty", "embedding_types")
+    dimensions = service.served.check_dimensions(request.output_dimension, "output_dimension")
+    for kind in types:
+        if kind == "binary" or kind == "ubinary":
+            check_number_type(kind, dimensions or service.model.width, "embedding_types")
+    if request.input_type == "image":
+        raise Invalid("`input_type` must be of texts: models read nothing else; it is 'image'", "input_type")
+    prompt_name, is_query = None, None
+    if request.input_type is not None:
+        prompt_name, is_query = read_input_type(service, request.input_type, texts)
+    if request.priority is not None and request.priority > 0:
+        context.give_way()
+    truncate, side = _CUTS[request.truncate]
+    limit = service.check_limit(request.max_tokens, is_query=is_query, param="max_tokens")
+    encoded = await context.tokenize(
+        texts,
+        param=param,
+        truncate=True if truncate is None and limit is not None else truncate,
+        direction=side,
+        prompt_name=prompt_name,
+        is_query=is_query,
+        limit=limit,
+    )
+    more = (len(types) - 1) * service.answer_bytes(encoded, Task.EMBED, dimensions)  # than `run` counts
+    context.hold(more + _BYTES_A_CHARACTER * sum(map(len, texts)), "the answer")
+    vectors = (await context.run(encoded, dimensions=dimensions)).vectors
+    version = b"1" if context.scope["path"].endswith("/v1/embed") else b"2"
+    if version == b"1" and request.embedding_types is None:
+        written, form = await rows_json(vectors), b"floats"
+    else:
+        rows = [b'"%b":%b' % (kind.encode(), await _typed(vectors, kind)) for kind in types]
+        written, form = b"{%b}" % b",".join(rows), b"by_type"
+    return JSON, (
+        b'{"id":"%b","embeddings":%b,"texts":%b,"meta":{"api_version":{"version":"%b"},'
+        b'"billed_units":{"input_tokens":%d}},"response_type":"embeddings_%b"}'
+    ) % (answer_id(), written, orjson.dumps(texts), version, encoded.tokens, form)
+
+
+async def _typed(vectors: npt.NDArray[np.float32], kind: EmbeddingType) -> bytes:
+    match kind:
+        case "float":
+            return await rows_json(vectors)
+        case "base64":
+            return await rows_json(vectors, base64=True)
+        case _:
+            return await rows_json(quantize(vectors, kind))
+
+
+def _texts(request: CohereEmbedRequest) -> tuple[list[str], str]:
+    """The texts, and the field that they are in. Raises Invalid."""
+    if (request.texts is None) == (request.inputs is None):
+        has = "neither" if request.texts is None else "both"
+        raise Invalid(f"`texts` is required, or `inputs` in its place; the request has {has}", "texts")
+    if request.inputs is None:
+        assert request.texts is not None  # noqa: S101 - one of both is there
+        return request.texts, "texts"
+    for index, each in enumerate(request.inputs):
+        if len(each.content) != 1:
+            raise Invalid(f"`inputs[{index}].content` must have one part; it has {len(each.content)}", "inputs")
+    return [each.content[0].text for each in request.inputs], "inputs"

@@ -1,0 +1,278 @@
+"""OpenAI's dialect."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from embert.engine import Task
+from embert.engine.tasks import NO_TASK
+from embert.server.frontend.input.request_body import (
+    FAIL_FAST,
+    TASK,
+    TEXT_OR_IDS,
+    Direction,
+    InputForms,
+    RequestBody,
+    TextOrIds,
+    describe_name,
+)
+from embert.server.frontend.models.model_handle import ModelHandle
+from embert.server.frontend.models.served_model import Capability
+from embert.server.frontend.request_context import JSON, RequestContext
+from embert.server.frontend.serialization import NumberType, openai_json, quantize, typed_openai_json
+from embert.server.http.errors import Invalid
+from embert.server.protocols.fields import EMBEDDINGS
+
+__all__ = [
+    "EmbeddingList",
+    "EmbeddingsRequest",
+    "OpenAIError",
+    "check_foreign_ids",
+    "check_number_type",
+    "embeddings",
+    "read_input_type",
+]
+
+_QUERY = {"query", "search_query"}  # the latter in Cohere's words, and in NVIDIA's a document is a passage
+_DOCUMENT = {"document", "search_document", "passage"}
+# Names of prompts as sentence-transformers looks for them, and as models have them.
+_QUERY_PROMPTS = ("query", "search_query", "retrieval.query", "s2p_query")
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus", "search_document", "retrieval.passage")
+_OTHER_TYPES = {"classification", "clustering"}  # Cohere's, which few models have prompts for
+_TASKS = {"dense": Task.EMBED, "sparse": Task.SPARSE, "colbert": Task.MULTI}
+_DENSE = Capability(Task.EMBED)
+
+
+class EmbeddingsRequest(RequestBody):
+    """`POST /v1/embeddings`: OpenAI's fields, and extensions."""
+
+    known = EMBEDDINGS
+    input_forms: ClassVar[InputForms] = {"input": TEXT_OR_IDS}
+
+    input: TextOrIds = Field(description="A text, texts, token ids of one text, or token ids of several.")
+    model: str | None = Field(None, description="The served model's name or id.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64 is little-endian float32. Default: float."
+    )
+    dimensions: int | None = Field(
+        None,
+        description="Cut the vectors to this many numbers, then normalise again; 0: all, as Infinity has it.",
+        json_schema_extra={"minimum": 0},
+    )
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = Field(
+        None, description="The type of the numbers, of dense vectors alone. Default: float."
+    )
+    truncate: bool | None = Field(
+        None, description="Cut texts that are too long. Default: the server's --auto-truncate."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Cut texts to so many tokens; -1: to what the model takes. Default: see `truncate`."
+    )
+    truncation_side: Direction | None = Field(
+        None, description="The end that is cut off. Default: the model's, mostly right."
+    )
+    priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
+    prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
+    task: str | None = Field(None, description=TASK)
+    normalize: bool = Field(True, description="Scale vectors to length 1.")
+    embedding_types: Annotated[list[Literal["dense", "sparse", "colbert"]], FAIL_FAST] | None = Field(
+        None, description="The kinds of vectors wanted of each text, of those that the model has. Default: dense."
+    )
+    # Other servers' clients send values of their own, which mean nothing to dense and to sparse vectors.
+    input_type: Any = Field(
+        None,
+        description="What the texts are: query or document. It chooses one of the model's prompts or adapters; "
+        "colbert's vectors are of documents by default.",
+        examples=["query", "document"],
+    )
+
+
+class SparseEmbedding(BaseModel):
+    """A sparse vector: the tokens' ids, ascending, and their weights."""
+
+    indices: list[int]
+    values: list[float]
+
+
+class Embedding(BaseModel):
+    """One text's vectors, each as numbers or as base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    embedding: list[float] | str  # empty where `embedding_types` has no dense
+    index: int
+    sparse: SparseEmbedding | None = None
+    multi_vector: list[list[float] | str] | None = None
+    token_ids: list[int] | None = None  # of the vectors in `multi_vector`
+
+
+class Usage(BaseModel):
+    """Tokens read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """Answer of `/v1/embeddings`."""
+
+    id: str
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class OpenAIErrorFacts(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(BaseModel):
+    """OpenAI's error."""
+
+    error: OpenAIErrorFacts
+
+
+async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /v1/embeddings`, and Azure's path of it, which names the model."""
+    request = await context.parse(EmbeddingsRequest)
+    wanted = _DENSE if request.embedding_types is None else Capability(_kinds(request.embedding_types))
+    path_model = context.path_model
+    service = context.choose(path_model, request.model, wanted=wanted)
+    check_foreign_ids(service, request.input, request.model or path_model)
+    tasks, is_query = _tasks(request)
+    service.served.check_tasks(tasks)
+    prompt_name = request.prompt_name
+    if request.input_type is not None and is_query is None and request.task is None:
+        prompt_name, is_query = read_input_type(service, request.input_type, request.input, prompt_name)
+    if request.priority is not None and request.priority > 0:
+        context.give_way()
+    dimensions = service.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
+    number_type = _number_type(request, tasks, dimensions or service.model.width)
+    limit = request.truncate_prompt_tokens
+    encoded = await context.tokenize(
+        request.input,
+        param="input",
+        truncate=request.truncate if request.truncate is not None or limit is None else True,
+        direction=request.truncation_side,
+        task=request.task,
+        prompt_name=prompt_name,
+        is_query=is_query,
+        limit=service.check_limit(limit, is_query=is_query),
+    )
+    answer = await context.run(encoded, tasks, dimensions=dimensions, normalize=request.normalize)
+    raw = context.wants_raw
+    if raw and tasks == Task.EMBED and number_type is None:
+        return context.raw(answer.vectors)
+    if raw and tasks == Task.MULTI:
+        return context.raw(answer.vectors, answer.rows[Task.MULTI].counts.tolist())
+    base64 = request.encoding_format == "base64"
+    if number_type is not None:
+        quantized = quantize(answer.vectors, number_type)
+        return JSON, await openai_json(quantized, service.served.name, encoded.tokens, base64=base64)
+    if tasks == Task.EMBED:
+        return JSON, await openai_json(answer.vectors, service.served.name, encoded.tokens, base64=base64)
+    return JSON, await typed_openai_json(
+        answer.rows, service.served.name, encoded.tokens, base64=base64, token_ids=answer.token_ids
+    )
+
+
+def _kinds(names: list[Literal["dense", "sparse", "colbert"]] | None) -> Task:
+    if names is None:
+        return Task.EMBED
+    tasks = NO_TASK
+    for name in names:
+        tasks |= _TASKS[name]
+    return tasks
+
+
+def _tasks(request: EmbeddingsRequest) -> tuple[Task, bool | None]:
+    """What is wanted, and whether of queries: None where that makes no difference. Raises Invalid."""
+    tasks = _kinds(request.embedding_types)
+    if request.embedding_types is None:
+        return tasks, None
+    if not tasks:
+        raise Invalid("`embedding_types` must name one of dense, sparse and colbert; it is empty", "embedding_types")
+    if request.dimensions is not None and Task.EMBED not in tasks:
+        raise Invalid("`dimensions` is for dense vectors, and `embedding_types` does not name them", "dimensions")
+    if Task.MULTI not in tasks:
+        return tasks, None
+    return tasks, request.input_type is not None and _role(request.input_type)
+
+
+def _number_type(request: EmbeddingsRequest, tasks: Task, columns: int) -> NumberType | None:
+    """The type of numbers; None for float32. Raises Invalid for one that these vectors do not have."""
+    kind = request.output_dtype
+    if kind is None or kind == "float":
+        return None
+    if tasks != Task.EMBED:
+        raise Invalid(f"`output_dtype` {kind} is for dense vectors alone", "output_dtype")
+    check_number_type(kind, columns, "output_dtype")
+    return kind
+
+
+def check_number_type(kind: NumberType, columns: int, param: str) -> None:
+    """Raise Invalid for bits of vectors that do not fill bytes; `param` is the field with the type."""
+    if kind in ("binary", "ubinary") and columns % 8:
+        raise Invalid(f"`{param}` {kind} is for vectors of a multiple of 8 numbers; these have {columns}", param)
+
+
+def read_input_type(
+    service: ModelHandle, input_type: Any, given: TextOrIds, prompt_name: str | None = None
+) -> tuple[str | None, bool | None]:
+    """The name of a prompt, and whether texts are queries, to a model with adapters. Raises Invalid."""
+    if service.model.architecture.adapters is not None:
+        return prompt_name, _role(input_type)
+    return _prompt_of(service, input_type, given) if prompt_name is None else prompt_name, None
+
+
+def _prompt_of(service: ModelHandle, input_type: Any, given: TextOrIds) -> str | None:
+    """The name of the model's prompt for texts of this type, if there is one; ids are taken as they are."""
+    if not isinstance(input_type, str):
+        raise Invalid("`input_type` must be a string", "input_type")
+    if not isinstance(given, str) and (not given or not isinstance(given[0], str)):
+        return None
+    prompts = service.model.prompts
+    names = _QUERY_PROMPTS if input_type in _QUERY else _DOCUMENT_PROMPTS if input_type in _DOCUMENT else (input_type,)
+    found = next((name for name in names if name in prompts), None)
+    if found is None and prompts and input_type not in _QUERY | _DOCUMENT | _OTHER_TYPES:
+        raise Invalid(
+            f"`input_type` must be query, document or one of the model's prompts ({', '.join(sorted(prompts))}); "
+            f"it is {describe_name(input_type)}",
+            "input_type",
+        )
+    return found
+
+
+def _role(input_type: Any) -> bool:
+    """Whether the texts are queries, in the words of several APIs. Raises Invalid."""
+    if isinstance(input_type, str) and input_type in _QUERY | _DOCUMENT:
+        return input_type in _QUERY
+    raise Invalid("`input_type` must be query or document", "input_type")
+
+
+def check_foreign_ids(service: ModelHandle, given: TextOrIds, model: str | None) -> None:
+    """Raise Invalid for token ids that may be another tokenizer's, in a request that names this model.
+
+    Clients of OpenAI's models tokenise for those models. Vectors of such ids are wrong, and nothing shows it.
+    """
+    if isinstance(given, str) or not given or isinstance(given[0], str) or given[0] == []:
+        return
+    if service.config.accept_token_ids and service.served.is_named(model):
+        return
+    needed = (
+        "or name the served model in `model`"
+        if service.config.accept_token_ids
+        else "or start the server with --accept-token-ids and name the served model in `model`"
+    )
+    raise Invalid(
+        "`input` holds token ids, which are those of another model's tokenizer in most clients; send text "
+        f"(in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)), {needed}",
+        "input",
+    )

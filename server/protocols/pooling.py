@@ -1,0 +1,209 @@
+"""vLLM's `/pooling`: any of the model's vectors, or its classes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import uuid
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+from pydantic import BaseModel, Field
+
+from embert.engine import Rows, Task
+from embert.engine.heads.scores import scores
+from embert.server.frontend.input.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
+from embert.server.frontend.input.texts_and_ids import GivenTexts
+from embert.server.frontend.models.model_handle import ModelHandle
+from embert.server.frontend.models.served_model import Capability
+from embert.server.frontend.request_context import JSON, OCTETS, RequestContext
+from embert.server.frontend.serialization import Pauses, flat_json, floats_json
+from embert.server.http.errors import Invalid, TaskMissing
+from embert.server.protocols.fields import POOLING
+from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_type
+from embert.server.protocols.ranking import activation
+
+__all__ = ["PoolingList", "PoolingRequest", "pooling"]
+
+Floats = npt.NDArray[np.float32]
+
+_WANTED = {
+    "embed": Capability(Task.EMBED),
+    "token_embed": Capability(needs_one=Task.TOKENS | Task.MULTI),
+    "classify": Capability(Task.CLASSIFY),
+}
+_ANY = Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI
+_DTYPES = {"float32": "f4", "float16": "f2"}
+MOST_DESCRIBED = 512  # texts whose places in the bytes fit into a header that clients take: 64 KB
+
+
+class PoolingRequest(RequestBody):
+    """`POST /pooling`: vLLM's fields, and one extension."""
+
+    known = POOLING
+    input_forms: ClassVar[InputForms] = {"input": TEXT_OR_IDS}
+
+    input: TextOrIds = Field(description="A text, texts, token ids of one text, or token ids of several.")
+    model: str | None = Field(None, description="The served model's name or id.")
+    task: Literal["embed", "token_embed", "classify"] | None = Field(
+        None, description="Default: the first of embed, classify and token_embed that the model has."
+    )
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = Field(
+        "float",
+        description="bytes: all numbers end to end, and in the header `metadata` whose is what; bytes_only: no header.",
+    )
+    embed_dtype: Literal["float32", "float16"] = Field("float32", description="Of the numbers, unless they are JSON.")
+    endianness: Literal["native", "little", "big"] = Field("native", description="Likewise; native is little.")
+    dimensions: int | None = Field(None, description="Cut the vectors of `embed` to this many numbers.")
+    use_activation: bool | None = Field(
+        None, description="Vectors of length 1 instead of raw ones, classes' scores instead of logits. Default: true."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="Cut texts to so many tokens; -1: to what the model takes. Default: --auto-truncate."
+    )
+    truncation_side: Literal["right", "left"] | None = Field(
+        None, description="The end that is cut off. Default: the model's, mostly right."
+    )
+    priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
+    input_type: InputType | None = Field(
+        None,
+        description="What the texts are: it chooses one of the model's prompts or adapters. To a model of late "
+        "interaction they are documents by default.",
+    )
+
+
+class Pooling(BaseModel):
+    """One text's vector or classes; its token vectors; or either as base64."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float] | list[list[float]] | str
+
+
+class PoolingList(BaseModel):
+    """Answer of `/pooling`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Pooling]
+    usage: Usage
+
+
+async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /pooling`."""
+    request = await context.parse(PoolingRequest)
+    service = context.choose(request.model, wanted=None if request.task is None else _WANTED[request.task])
+    check_foreign_ids(service, request.input, request.model or context.path_model)
+    task = _task(service, request)
+    is_query = service.served.is_query(request.input_type, task)
+    _check_fields(request, task)
+    prompt_name = None
+    if request.input_type is not None and is_query is None and task == Task.EMBED:
+        prompt_name, _ = read_input_type(service, request.input_type, request.input)
+    if request.priority is not None and request.priority > 0:
+        context.give_way()
+    limit, activates = request.truncate_prompt_tokens, request.use_activation is not False
+    dimensions = service.served.check_dimensions(request.dimensions)
+    encoded = await context.tokenize(
+        request.input,
+        param="input",
+        truncate=None if limit is None else True,
+        direction=request.truncation_side,
+        prompt_name=prompt_name,
+        is_query=is_query,
+        limit=service.check_limit(limit, is_query=is_query),
+    )
+    answer = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
+    texts = _of_texts(service, task, answer.rows[task], activates=activates)
+    return await _written(context, request, texts, encoded.tokens)
+
+
+def _task(service: ModelHandle, request: PoolingRequest) -> Task:
+    """The task. Raises TaskMissing where the model does not have it."""
+    has = service.model.tasks
+    of_tokens = Task.MULTI if Task.MULTI in has or Task.TOKENS not in has else Task.TOKENS
+    named = {"embed": Task.EMBED, "classify": Task.CLASSIFY, "token_embed": of_tokens}
+    if request.task is not None:
+        service.served.check_tasks(named[request.task])
+        return named[request.task]
+    found = next((task for task in named.values() if task in has), None)
+    if found is None:
+        names = ", ".join(service.served.task_names)
+        others = service.served.elsewhere(Capability(needs_one=_ANY))
+        raise TaskMissing(f"{service.served.name} has no task for /pooling; it has {names}{others}")
+    return found
+
+
+def _check_fields(request: PoolingRequest, task: Task) -> None:
+    """Raise Invalid for what would change the answer and cannot, or cannot be written."""
+    if request.dimensions is not None and task != Task.EMBED:
+        raise Invalid("`dimensions` is for the task embed", "dimensions")
+    if request.use_activation is False and task == Task.MULTI:
+        raise Invalid("`use_activation` must be true for multi-vectors, which have length 1", "use_activation")
+    texts = len(GivenTexts.of(request.input, "input").items)
+    if request.encoding_format == "bytes" and texts > MOST_DESCRIBED:
+        raise Invalid(
+            f"`encoding_format` bytes is for at most {MOST_DESCRIBED} texts, which a header describes; "
+            f"`input` has {texts}; send fewer, or set it to bytes_only",
+            "encoding_format",
+        )
+
+
+def _of_texts(service: ModelHandle, task: Task, rows: Rows, *, activates: bool) -> list[Floats]:
+    """The numbers of each text: [columns], or [tokens, columns]."""
+    values = rows.values
+    if task == Task.CLASSIFY:
+        values = scores(values, activation(service.served.classifier, raw=not activates))
+    if task in (Task.EMBED, Task.CLASSIFY):
+        return list(values)
+    if task == Task.TOKENS and activates:
+        values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))
+    return np.split(values, rows.offsets[1:-1])
+
+
+# --- writing ---
+
+
+async def _written(
+    context: RequestContext, request: PoolingRequest, texts: list[Floats], tokens: int
+) -> tuple[bytes, bytes]:
+    model, usage = context.service.served.name, {"prompt_tokens": tokens, "total_tokens": tokens}
+    facts = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
+    if request.encoding_format.startswith("bytes"):
+        pieces = [_bytes(each, request) for each in texts]
+        if request.encoding_format == "bytes":
+            metadata = {**facts, "data": _places(texts, pieces, request), "usage": usage}
+            context.headers.append((b"metadata", json.dumps(metadata, separators=(",", ":")).encode()))
+        return OCTETS, b"".join(pieces)
+    items = []
+    pauses = Pauses()
+    for index, each in enumerate(texts):
+        if request.encoding_format == "base64":
+            data = b'"%b"' % pybase64.b64encode(_bytes(each, request))
+        else:
+            data = await (floats_json(each) if each.ndim == 2 else flat_json(each))
+        items.append(b'{"index":%d,"object":"pooling","data":%b}' % (index, data))
+        await pauses.after(each.size)
+    return JSON, b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(facts)[:-1], b",".join(items), orjson.dumps(usage))
+
+
+def _bytes(numbers: Floats, request: PoolingRequest) -> bytes:
+    order = ">" if request.endianness == "big" else "<"
+    with np.errstate(over="ignore"):  # what float16 cannot hold is infinite there, as in vLLM
+        return np.ascontiguousarray(numbers, order + _DTYPES[request.embed_dtype]).tobytes()
+
+
+def _places(texts: list[Floats], pieces: list[bytes], request: PoolingRequest) -> list[dict[str, object]]:
+    """Where each text's numbers are in the body."""
+    kind = {"embed_dtype": request.embed_dtype, "endianness": request.endianness}
+    ends = [*itertools.accumulate(map(len, pieces), initial=0)]
+    return [
+        {"index": index, **kind, "start": ends[index], "end": ends[index + 1], "shape": each.shape}
+        for index, each in enumerate(texts)
+    ]

@@ -1,0 +1,153 @@
+"""What the routes share that rerank, score or classify: pairs of texts to logits, to scores, to rows of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from pydantic import ConfigDict
+
+from embert.engine import Encoded, Task
+from embert.engine.heads.description import Classifier
+from embert.engine.heads.scores import scores
+from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
+from embert.server.frontend.input.request_body import FAIL_FAST, InputForm, RequestBody
+from embert.server.frontend.input.text_pairs import TextPairs
+from embert.server.frontend.request_context import RequestContext
+from embert.server.http.errors import EmptyInput
+
+__all__ = [
+    "DOCUMENTS",
+    "Document",
+    "Documents",
+    "Ranking",
+    "activation",
+    "documents_texts",
+    "joined",
+    "json_numbers",
+    "rank",
+    "score_pairs",
+]
+
+Floats = npt.NDArray[np.float32]
+
+_BYTES_AT_ONCE = 1 << 17  # of JSON, written before other requests get their turn: about 1 ms
+
+
+class Document(RequestBody):
+    """A document as an object. Other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+    text: str
+
+
+Documents = Annotated[list[str | Document], FAIL_FAST]
+DOCUMENTS = InputForm("a list of strings, or of objects with a string `text`", shortest=0)
+
+
+def documents_texts(documents: Sequence[str | Document]) -> list[str]:
+    """The documents' texts."""
+    return [document if isinstance(document, str) else document.text for document in documents]
+
+
+# --- pairs to scores ---
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Texts by their scores, best first; equals in the order given."""
+
+    indices: list[int]
+    scores: list[bytes]  # JSON
+    tokens: int  # of all pairs
+
+
+def activation(classifier: Classifier, *, raw: bool) -> str:
+    """What makes scores of logits in answers: one label has a sigmoid, whatever the model's files say."""
+    if raw:
+        return "identity"
+    return "sigmoid" if len(classifier.labels) == 1 else classifier.activation
+
+
+async def score_pairs(
+    context: RequestContext,
+    firsts: list[str],
+    seconds: list[str],
+    *,
+    params: tuple[str, str],
+    truncate: bool | None,
+    direction: Any = None,
+    limits: PairLimits = NO_PAIR_LIMITS,
+) -> tuple[Floats, Encoded]:
+    """The logits of pairs by a model of one label: float32 [n]; `params` are the fields of the texts.
+
+    Raises EmptyInput, PayloadTooLarge for too many, and what tokenising and inference raise.
+    """
+    service = context.service
+    for given, param in zip((firsts, seconds), params, strict=True):
+        if not given:
+            raise EmptyInput(f"`{param}` must not be an empty list", param)
+        service.limits.check_documents(len(given), param)
+    encoded = await context.tokenize_pairs(
+        TextPairs(firsts, seconds), params=params, truncate=truncate, direction=direction, limits=limits
+    )
+    answer = await context.run(encoded, Task.CLASSIFY)
+    return answer.vectors[:, 0], encoded
+
+
+async def rank(
+    context: RequestContext,
+    query: str,
+    texts: list[str],
+    *,
+    param: str,
+    top_n: int | None,
+    raw: bool,
+    truncate: bool | None,
+    direction: Any = None,
+    limits: PairLimits = NO_PAIR_LIMITS,
+) -> Ranking:
+    """Texts by their relevance to a query; `top_n` keeps the best, where it is neither None nor 0.
+
+    The errors are those of `score_pairs`.
+    """
+    logits, encoded = await score_pairs(
+        context,
+        [query],
+        texts,
+        params=("query", param),
+        truncate=truncate,
+        direction=direction,
+        limits=limits,
+    )
+    # Scores of logits far from 0 may be equal, so logits decide.
+    order = np.argsort(-logits, kind="stable")[: top_n or None]
+    chosen = scores(logits[order][:, None], activation(context.service.served.classifier, raw=raw))[:, 0]
+    return Ranking(order.tolist(), json_numbers(chosen), encoded.tokens)
+
+
+# --- JSON ---
+
+
+def json_numbers(values: Floats) -> list[bytes]:
+    """Each of float32 [n], with no more digits than it needs; n may be 0."""
+    text = orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    return text.split(b",") if text else []
+
+
+async def joined(rows: Iterable[bytes]) -> bytes:
+    """The rows with commas between them; other requests get their turns while many or long ones are made."""
+    made: list[bytes] = []
+    size = 0
+    for row in rows:
+        made.append(row)
+        size += len(row) + 256  # what a short row costs
+        if size > _BYTES_AT_ONCE:
+            size = 0
+            await asyncio.sleep(0)
+    return b",".join(made)

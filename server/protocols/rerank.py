@@ -1,0 +1,221 @@
+"""Reranking as Cohere's v1, Jina, vLLM and Infinity have it: one request and one answer that the clients of each read.
+
+Where they differ: Infinity's documents come back as strings, the others' as objects, and so do ours.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import orjson
+from pydantic import BaseModel, Field
+
+from embert.engine.tokenization.pairs import PairLimits
+from embert.server.frontend.input.request_body import Direction, InputForm, InputForms, RequestBody
+from embert.server.frontend.request_context import JSON, RequestContext
+from embert.server.protocols.fields import RERANK
+from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank
+
+__all__ = [
+    "ApiVersion",
+    "PairFields",
+    "RerankDocumentsRequest",
+    "RerankFields",
+    "RerankMeta",
+    "RerankResult",
+    "Reranked",
+    "ranked",
+    "rerank",
+    "rerank_documents",
+    "result_rows",
+    "search_units",
+]
+
+_VOYAGE = frozenset(("top_k", "truncation"))  # fields of its clients, which read `data` in place of `results`
+_DOCUMENTS_PER_UNIT = 100  # of Cohere's search units
+
+
+class PairFields(RequestBody):
+    """vLLM's fields of pairs: which tokens of them are read, and what makes scores of logits."""
+
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        description="Cut a pair to this many tokens, special ones included; -1: to what the model takes. "
+        "Default: the server's --auto-truncate.",
+    )
+    truncation_side: Direction | None = Field(None, description="The end of a text that is cut off. Default: right.")
+    max_tokens_per_query: int | None = Field(None, ge=0, description="Cut the query to this many tokens; 0: no limit.")
+    max_tokens_per_doc: int | None = Field(None, ge=0, description="Cut documents to this many tokens; 0: no limit.")
+    use_activation: bool | None = Field(None, description="false: scores are the model's logits.")
+    priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
+
+    @property
+    def cuts(self) -> bool | None:
+        """Whether a pair that is too long is cut; None: as the server has it."""
+        wanted = (self.truncate_prompt_tokens, self.max_tokens_per_query, self.max_tokens_per_doc)
+        return True if any(each is not None for each in wanted) else None
+
+    @property
+    def limits(self) -> PairLimits:
+        """What is read of each pair."""
+        pair = self.truncate_prompt_tokens
+        return PairLimits(
+            None if pair is None or pair < 0 else pair,
+            self.max_tokens_per_query or None,
+            self.max_tokens_per_doc or None,
+        )
+
+
+class RerankFields(PairFields):
+    """All fields except the documents."""
+
+    text_limit: ClassVar[str] = "max_client_documents"
+    strings_per_text: ClassVar[int] = 16  # of an object with several fields
+
+    model: str | None = Field(None, description="The served model's name or id.")
+    query: str = Field(description="What the documents are compared with.")
+    top_n: int | None = Field(None, ge=0, description="Answer only the best; 0 or null: all. More than there are: all.")
+    return_documents: bool | None = Field(None, description="Answer the documents' texts too. Default: false.")
+    raw_scores: bool | None = Field(None, description="true: scores are the model's logits. Default: false.")
+    truncate: bool | None = Field(
+        None, description="Cut pairs that are too long. Default: the server's --auto-truncate."
+    )
+
+
+class RerankDocumentsRequest(RerankFields):
+    """`POST /v1/rerank`."""
+
+    known = RERANK
+    input_forms: ClassVar[InputForms] = {"query": InputForm(shortest=0), "documents": DOCUMENTS}
+
+    documents: Documents = Field(description="Texts, or objects with a `text`, whose other fields are ignored.")
+
+
+class RerankedDocument(BaseModel):
+    """A document as it was given."""
+
+    text: str
+
+
+class RerankResult(BaseModel):
+    """A document's place in the request, and its score."""
+
+    index: int
+    relevance_score: float
+    document: RerankedDocument | None = None
+
+
+class RerankUsage(BaseModel):
+    """Tokens read: those of the query count once for each document."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class ApiVersion(BaseModel):
+    """Of Cohere's API."""
+
+    version: str
+
+
+class BilledUnits(BaseModel):
+    """What Cohere would bill: one for each hundred documents begun."""
+
+    search_units: int
+
+
+class RerankTokens(BaseModel):
+    """Tokens read and written."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+class RerankMeta(BaseModel):
+    """Cohere's facts about an answer."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+    tokens: RerankTokens
+
+
+class Reranked(BaseModel):
+    """Answer of `/v1/rerank`."""
+
+    id: str
+    object: Literal["rerank"]
+    model: str
+    results: list[RerankResult]
+    data: list[RerankResult] | None = None  # the same, where the request has fields of Voyage's
+    usage: RerankUsage
+    meta: RerankMeta
+
+
+async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /v1/rerank`."""
+    request = await context.parse(RerankDocumentsRequest)
+    return await rerank_documents(context, request, request.documents, request.truncation_side)
+
+
+async def rerank_documents(
+    context: RequestContext, request: RerankFields, documents: Documents, direction: Direction | None
+) -> tuple[bytes, bytes]:
+    """The answer to a request with these documents."""
+    service = context.choose(request.model)
+    texts = documents_texts(documents)
+    ranking = await ranked(context, request, texts, "documents", direction)
+    rows = await joined(result_rows(ranking, texts if request.return_documents else None))
+    tokens = ranking.tokens
+    voyage = b',"data":[%b]' % rows if _VOYAGE.intersection(context.other_names) else b""
+    return JSON, (
+        b'{"id":"%b","object":"rerank","model":%b,"results":[%b]%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},'
+        b'"meta":{"api_version":{"version":"1"},"billed_units":{"search_units":%d},'
+        b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'
+    ) % (
+        str(uuid.uuid4()).encode(),
+        orjson.dumps(service.served.name),
+        rows,
+        voyage,
+        tokens,
+        tokens,
+        search_units(len(texts)),
+        tokens,
+    )
+
+
+async def ranked(
+    context: RequestContext,
+    request: RerankFields,
+    texts: list[str],
+    param: str,
+    direction: Direction | None,
+) -> Ranking:
+    """The texts of field `param` by their relevance."""
+    if request.priority is not None and request.priority > 0:
+        context.give_way()
+    return await rank(
+        context,
+        request.query,
+        texts,
+        param=param,
+        top_n=request.top_n,
+        raw=bool(request.raw_scores) or request.use_activation is False,
+        truncate=request.cuts if request.truncate is None else request.truncate,
+        direction=direction,
+        limits=request.limits,
+    )
+
+
+def result_rows(ranking: Ranking, texts: list[str] | None) -> Iterator[bytes]:
+    """The JSON of each result, with its text where `texts` are given."""
+    for index, score in zip(ranking.indices, ranking.scores, strict=True):
+        document = b"" if texts is None else b',"document":{"text":%b}' % orjson.dumps(texts[index])
+        yield b'{"index":%d,"relevance_score":%b%b}' % (index, score, document)
+
+
+def search_units(documents: int) -> int:
+    """Cohere's unit of account: a search over up to a hundred documents."""
+    return -(-documents // _DOCUMENTS_PER_UNIT)

@@ -1,0 +1,219 @@
+"""text-embeddings-inference's dialect."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import orjson
+from pydantic import BaseModel, Field, RootModel
+
+from embert.engine import Encoded, Task
+from embert.server.frontend.input.request_body import (
+    MODELS_DIRECTION,
+    TASK,
+    TEXTS_AND_IDS,
+    Direction,
+    InputForm,
+    InputForms,
+    InputType,
+    RequestBody,
+    RequestObject,
+    TextList,
+    TextsAndIds,
+)
+from embert.server.frontend.request_context import JSON, RequestContext
+from embert.server.frontend.serialization import floats_json, nested_floats_json, sparse_json
+from embert.server.http.errors import EmptyInput
+from embert.server.protocols.fields import (
+    EMBED,
+    EMBED_ALL,
+    EMBED_SPARSE,
+    SIMILARITY,
+    SIMILARITY_INPUTS,
+    SIMILARITY_PARAMETERS,
+)
+
+__all__ = [
+    "EmbedAllRequest",
+    "EmbedRequest",
+    "EmbedSparseRequest",
+    "Similarities",
+    "SimilarityInputs",
+    "SimilarityParameters",
+    "SimilarityRequest",
+    "SparseVectors",
+    "TeiError",
+    "TokenVectors",
+    "Vectors",
+    "embed",
+    "embed_all",
+    "embed_sparse",
+    "similarity",
+]
+
+
+class TeiError(BaseModel):
+    """text-embeddings-inference's error."""
+
+    error: str
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty", "Unauthorized"]
+
+
+# --- embeddings ---
+
+
+class EmbedSparseRequest(RequestBody):
+    """`POST /embed_sparse`: (index, value) pairs. And what all requests for vectors have."""
+
+    known = EMBED_SPARSE
+    input_forms: ClassVar[InputForms] = {"inputs": TEXTS_AND_IDS}
+
+    inputs: TextsAndIds = Field(description="A text, token ids of one text, or a list of texts and of such ids.")
+    truncate: bool | None = Field(
+        None, description="Cut texts that are too long. Default: the server's --auto-truncate."
+    )
+    truncation_direction: Direction = Field(
+        MODELS_DIRECTION, description="The end that is cut off. Default: the model's, mostly right."
+    )
+    prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
+    task: str | None = Field(None, description=TASK)
+
+
+class EmbedAllRequest(EmbedSparseRequest):
+    """`POST /embed_all`: one vector a token."""
+
+    known = EMBED_ALL
+    input_type: InputType | None = Field(
+        None,
+        description="What the texts are to a model of late interaction, document by default, or to one with adapters.",
+    )
+
+
+class EmbedRequest(EmbedSparseRequest):
+    """`POST /embed`: text-embeddings-inference's fields."""
+
+    known = EMBED
+    normalize: bool = Field(True, description="Scale vectors to length 1.")
+    dimensions: int | None = Field(None, description="Cut the vectors to this many numbers, then normalise again.")
+
+
+class Vectors(RootModel[list[list[float]]]):
+    """A vector a text."""
+
+
+class TokenVectors(RootModel[list[list[list[float]]]]):
+    """A vector a token a text."""
+
+
+class SparseValue(BaseModel):
+    """The weight of a token of the vocabulary."""
+
+    index: int
+    value: float
+
+
+class SparseVectors(RootModel[list[list[SparseValue]]]):
+    """A sparse vector a text: non-zeros, by index."""
+
+
+async def embed(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /embed`."""
+    request = await context.parse(EmbedRequest)
+    dimensions = context.service.served.check_dimensions(request.dimensions)
+    encoded = await _tokenized(context, request)
+    answer = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
+    if context.wants_raw:
+        return context.raw(answer.vectors)
+    return JSON, await floats_json(answer.vectors)
+
+
+async def embed_sparse(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /embed_sparse`."""
+    request = await context.parse(EmbedSparseRequest)
+    answer = await context.run(await _tokenized(context, request), Task.SPARSE)
+    return JSON, await sparse_json(answer.rows[Task.SPARSE])
+
+
+async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /embed_all`: the last hidden states, or what a model of late interaction has in their place."""
+    service = context.service
+    has = service.model.tasks
+    task = Task.MULTI if Task.MULTI in has and Task.TOKENS not in has else Task.TOKENS
+    service.served.check_tasks(task)
+    request = await context.parse(EmbedAllRequest)
+    is_query = service.served.is_query(request.input_type, task)
+    answer = await context.run(await _tokenized(context, request, is_query), task)
+    rows = answer.rows[task]
+    if context.wants_raw:
+        return context.raw(rows.values, rows.counts.tolist())
+    return JSON, await nested_floats_json(rows.values, rows.counts.tolist())
+
+
+async def _tokenized(context: RequestContext, request: EmbedSparseRequest, is_query: bool | None = None) -> Encoded:
+    return await context.tokenize(
+        request.inputs,
+        param="inputs",
+        truncate=request.truncate,
+        direction=request.truncation_direction,
+        task=request.task,
+        prompt_name=request.prompt_name,
+        is_query=is_query,
+    )
+
+
+# --- similarity ---
+
+
+class SimilarityInputs(RequestObject):
+    """One text, and the texts it is compared with."""
+
+    known = SIMILARITY_INPUTS
+    input_forms: ClassVar[InputForms] = {"source_sentence": InputForm(), "sentences": InputForm()}
+
+    source_sentence: str
+    sentences: TextList
+
+
+class SimilarityParameters(RequestObject):
+    """How texts are read."""
+
+    known = SIMILARITY_PARAMETERS
+    truncate: bool | None = None
+    truncation_direction: Direction = MODELS_DIRECTION
+    prompt_name: str | None = None
+    task: str | None = Field(default=None, description=TASK)
+
+
+class SimilarityRequest(RequestBody):
+    """`POST /similarity`: cosine of one text with each of several."""
+
+    known = SIMILARITY
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+
+
+class Similarities(RootModel[list[float]]):
+    """A cosine a sentence."""
+
+
+async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /similarity`."""
+    request = await context.parse(SimilarityRequest)
+    if not request.inputs.source_sentence:
+        raise EmptyInput("`inputs.source_sentence` must not be empty", "inputs")
+    if not request.inputs.sentences:
+        raise EmptyInput("`inputs.sentences` must not be an empty list", "inputs")
+    for index, sentence in enumerate(request.inputs.sentences):
+        if not sentence:
+            raise EmptyInput(f"`inputs.sentences[{index}]` must not be empty", "inputs")
+    parameters = request.parameters or SimilarityParameters()
+    encoded = await context.tokenize(
+        [request.inputs.source_sentence, *request.inputs.sentences],
+        param="inputs",
+        truncate=parameters.truncate,
+        direction=parameters.truncation_direction,
+        task=parameters.task,
+        prompt_name=parameters.prompt_name,
+    )
+    answer = await context.run(encoded)
+    return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,201 @@
+"""text-embeddings-inference's routes of pairs and classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from pydantic import BaseModel, Field, RootModel
+
+from embert.engine import Task
+from embert.engine.heads.description import Classifier
+from embert.engine.heads.scores import scores
+from embert.server.frontend.input.request_body import (
+    MODELS_DIRECTION,
+    Direction,
+    InputForm,
+    InputForms,
+    RequestBody,
+    RequestObject,
+    TextList,
+    TextLists,
+)
+from embert.server.frontend.input.text_pairs import TextPairs
+from embert.server.frontend.request_context import JSON, RequestContext
+from embert.server.http.errors import EmptyInput, Invalid
+from embert.server.protocols.fields import PREDICT, PREDICT_PARAMETERS, TEI_RERANK
+from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
+from embert.server.protocols.rerank import Reranked, RerankFields, ranked, rerank_documents
+
+__all__ = ["PredictRequest", "Predictions", "Ranks", "RerankRequest", "predict", "rerank"]
+
+# --- rerank ---
+
+
+class RerankRequest(RerankFields):
+    """`POST /rerank`: with `texts` TEI's, else with `documents` that of `/v1/rerank`."""
+
+    known = TEI_RERANK
+    input_forms: ClassVar[InputForms] = {
+        "query": InputForm(shortest=0),
+        "texts": InputForm("a list of strings", shortest=0),
+        "documents": DOCUMENTS,
+    }
+
+    texts: TextList | None = Field(None, description="What is ranked, with an answer in TEI's form.")
+    documents: Documents | None = Field(
+        None, description="What is ranked, with the answer of `/v1/rerank`; not read beside `texts`."
+    )
+    truncation_direction: Direction = Field(
+        MODELS_DIRECTION, description="The end of a text that is cut off. Default: right."
+    )
+    return_text: bool = Field(False, description="Answer the texts too.")
+
+
+class Rank(BaseModel):
+    """A text's place in the request, and its score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Ranks(RootModel[list[Rank] | Reranked]):
+    """The texts best first, or the answer of `/v1/rerank`."""
+
+
+async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /rerank`."""
+    request = await context.parse(RerankRequest)
+    direction = request.truncation_side or request.truncation_direction
+    texts, documents = request.texts, request.documents
+    if texts is None:
+        if documents is None:
+            raise Invalid("`texts` is required, or `documents` in its place; the request has neither", "texts")
+        return await rerank_documents(context, request, documents, direction)
+    context.choose(None)  # TEI's routes do not read `model`
+    ranking = await ranked(context, request, texts, "texts", direction)
+    rows = zip(ranking.indices, ranking.scores, strict=True)
+    if request.return_text or request.return_documents:
+        made = (
+            b'{"index":%d,"text":%b,"score":%b}' % (index, orjson.dumps(texts[index]), score) for index, score in rows
+        )
+    else:
+        made = (b'{"index":%d,"score":%b}' % row for row in rows)
+    return JSON, b"[%b]" % await joined(made)
+
+
+# --- predict ---
+
+_INPUTS = InputForm("a text, a pair [first, second], or a list of lists of one or two texts", together=2)
+_FUNCTIONS = {"sigmoid": "sigmoid", "softmax": "softmax", "none": "identity"}
+
+
+class PredictParameters(RequestObject):
+    """What huggingface_hub's `text_classification` sends beside the text."""
+
+    known = PREDICT_PARAMETERS
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = Field(
+        None, description="What makes scores of the model's logits. Default: as without parameters."
+    )
+    top_k: int | None = Field(None, ge=1, description="Answer only the best labels.")
+
+
+class PredictRequest(RequestBody):
+    """`POST /predict`: the labels of texts, or of pairs of texts."""
+
+    known = PREDICT
+    strings_per_text: ClassVar[int] = 2
+    input_forms: ClassVar[InputForms] = {"inputs": _INPUTS}
+
+    inputs: str | TextList | TextLists = Field(
+        description="A text, a pair, or several of either, each in a list of its own."
+    )
+    truncate: bool | None = Field(
+        None, description="Cut texts that are too long. Default: the server's --auto-truncate."
+    )
+    truncation_direction: Direction = Field(
+        MODELS_DIRECTION, description="The end that is cut off. Default: the model's, mostly right."
+    )
+    raw_scores: bool = Field(False, description="Answer the model's logits.")
+    parameters: PredictParameters | None = Field(
+        None,
+        description="Of Hugging Face's inference API, whose answer is a list for each text of `inputs`, even for one.",
+    )
+
+
+class Prediction(BaseModel):
+    """A label and its score."""
+
+    score: float
+    label: str
+
+
+class Predictions(RootModel[list[Prediction] | list[list[Prediction]]]):
+    """All labels, best first: of one text, or of each of several."""
+
+
+async def predict(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /predict`."""
+    service = context.service
+    request = await context.parse(PredictRequest)
+    texts = _pairs(request.inputs)
+    service.limits.check_count(len(texts.seconds), "inputs")
+    encoded = await context.tokenize_pairs(
+        texts,
+        params=("inputs", "inputs"),
+        truncate=request.truncate,
+        direction=request.truncation_direction,
+    )
+    logits = (await context.run(encoded, Task.CLASSIFY)).vectors
+    classifier, parameters = service.served.classifier, request.parameters
+    how = activation(classifier, raw=request.raw_scores)
+    if parameters is not None and parameters.function_to_apply is not None:
+        how = _FUNCTIONS[parameters.function_to_apply]
+    rows = await joined(_rows(logits, how, classifier, None if parameters is None else parameters.top_k))
+    alone = isinstance(request.inputs, str) or isinstance(request.inputs[0], str)
+    if alone and parameters is None and not _is_hugging_face_js(context):
+        return JSON, rows
+    return JSON, b"[%b]" % rows
+
+
+def _is_hugging_face_js(context: RequestContext) -> bool:
+    """Whether the client is @huggingface/inference, which without parameters reads a list of lists as well."""
+    return any(name == b"user-agent" and b"@huggingface/inference" in value for name, value in context.scope["headers"])
+
+
+def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:
+    """The texts. Raises Invalid for more than two that belong together, EmptyInput for empty ones."""
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if not inputs:
+        raise EmptyInput("`inputs` must not be an empty list", "inputs")
+    is_batch = not isinstance(inputs[0], str)
+    together = cast("list[list[str]]", inputs if is_batch else [inputs])
+    for index, texts in enumerate(together):
+        name = f"inputs[{index}]" if is_batch else "inputs"
+        if not texts:
+            raise EmptyInput(f"`{name}` must not be an empty list", "inputs")
+        if len(texts) > 2:
+            raise Invalid(
+                f"`{name}` is a list of {len(texts)} texts; a pair has 2, and several texts are a list of lists",
+                "inputs",
+            )
+        if len(texts) == 1 and not texts[0]:  # a pair may have empty texts, as in TEI
+            raise EmptyInput(f"`{name}[0]` must not be empty" if is_batch else f"`{name}` must not be empty", "inputs")
+    return TextPairs([texts[0] for texts in together], [texts[1] if len(texts) > 1 else None for texts in together])
+
+
+def _rows(logits: npt.NDArray[np.float32], how: str, classifier: Classifier, top_k: int | None) -> Iterator[bytes]:
+    """A list of labels for each text. Logits give the order: the scores of two may both be 1."""
+    labels = [b',"label":%b}' % orjson.dumps(label) for label in classifier.labels]
+    for row in logits:
+        order = np.argsort(-row, kind="stable")[:top_k]
+        numbers = json_numbers(scores(row[None], how)[0, order])
+        made = [
+            b'{"score":%b%b' % (score, labels[column]) for score, column in zip(numbers, order.tolist(), strict=True)
+        ]
+        yield b"[%b]" % b",".join(made)

@@ -1,0 +1,220 @@
+"""The routes of the tokenizer: text-embeddings-inference's, and vLLM's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import ClassVar, TypeVar
+
+import orjson
+from pydantic import BaseModel, Field, RootModel
+
+from embert.engine.tokenization.chunks import Turns
+from embert.engine.tokenization.encoded import TokenInfo
+from embert.server.frontend.input.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
+from embert.server.frontend.input.texts_and_ids import GivenTexts
+from embert.server.frontend.request_context import JSON, RequestContext
+from embert.server.http.errors import EmptyInput, Invalid
+from embert.server.protocols.fields import DECODE, DETOKENIZE, TOKENIZE
+
+__all__ = [
+    "DecodeRequest",
+    "DetokenizeRequest",
+    "Detokenized",
+    "Texts",
+    "TokenizeRequest",
+    "Tokens",
+    "decode",
+    "detokenize",
+    "tokenize",
+]
+
+ResultT = TypeVar("ResultT")
+Turn = list[tuple[int, list[TokenInfo]]]
+
+
+_TOKEN_BYTES = 72  # of an answer's token in JSON
+_WORD_BYTES = 16  # of a token as text
+
+
+class TokenizeRequest(RequestBody):
+    """`POST /tokenize`."""
+
+    known = TOKENIZE
+    input_forms: ClassVar[InputForms] = {"inputs": InputForm("a string or a list of strings", shortest=0)}
+
+    inputs: str | TextList | None = Field(None, description="A text, or texts.")
+    prompt: str | None = Field(None, description="A text, with the answer of vLLM; not read beside `inputs`.")
+    model: str | None = Field(None, description="The served model's name or id, beside `prompt`.")
+    add_special_tokens: bool = Field(True, description="Whether the tokens are those that the model reads.")
+    return_token_strs: bool | None = Field(None, description="Beside `prompt`: answer the tokens as text, too.")
+    prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
+
+
+class Token(BaseModel):
+    """One token, and where it stands in the text."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class TokensOfPrompt(BaseModel):
+    """vLLM's answer."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Tokens(RootModel[list[list[Token]] | TokensOfPrompt]):
+    """Tokens a text, or vLLM's answer."""
+
+
+async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /tokenize`."""
+    request = await context.parse(TokenizeRequest)
+    if request.inputs is None:
+        if request.prompt is None:
+            raise Invalid("`inputs` is required, or `prompt` in its place; the request has neither", "inputs")
+        return await _tokenize_prompt(context, request, request.prompt)
+    service = context.choose(None)  # TEI's routes do not read `model`
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    if not texts:
+        raise EmptyInput("`inputs` must not be an empty list", "inputs")
+    service.limits.check_count(len(texts), "inputs")
+    service.check_open()
+    return JSON, await _run(context, request, texts, "inputs", _written)
+
+
+async def _tokenize_prompt(context: RequestContext, request: TokenizeRequest, prompt: str) -> tuple[bytes, bytes]:
+    service = context.choose(request.model)
+    service.check_open()
+    tokens = await _run(context, request, [prompt], "prompt", _listed)
+    ids = [token.id for token in tokens]
+    facts = {
+        "count": len(ids),
+        "max_model_len": service.model.max_input_length,
+        "tokens": ids,
+        "token_strs": service.tokenizer.words(ids) if request.return_token_strs else None,
+    }
+    return JSON, orjson.dumps(facts)
+
+
+async def _run(
+    context: RequestContext,
+    request: TokenizeRequest,
+    texts: list[str],
+    param: str,
+    collected: Callable[[Iterator[Turn], int], Turns[tuple[int, ResultT]]],
+) -> ResultT:
+    """The tokens of texts in the field `param`, as `collected` makes them."""
+    service = context.service
+    prompt = service.served.prompt(request.prompt_name) if request.prompt_name is not None else ""
+    turns = service.tokenizer.tokenize_turns(
+        texts,
+        add_special_tokens=request.add_special_tokens,
+        prompt=prompt,
+        most_unbroken=service.config.max_unbroken_characters,
+    )
+    characters = context.breakdown.characters = sum(map(len, texts))
+    most = min(characters + (len(prompt) + 2) * len(texts), service.config.max_answer_tokens)
+    context.hold(most * _TOKEN_BYTES, "the answer")
+    began = time.perf_counter()
+    check = service.checking(context.options, partial(service.limits.check_answer, param=param, more=True))
+    context.breakdown.tokens, result = await service.tokenizer_pool.run(
+        collected(turns, len(texts)), characters, context.receive, check
+    )
+    context.breakdown.tokenize_s = time.perf_counter() - began
+    service.limits.check_answer(context.breakdown.tokens, param)
+    return result
+
+
+def _listed(turns: Iterator[Turn], texts: int) -> Turns[tuple[int, list[TokenInfo]]]:  # noqa: ARG001 - as _written
+    """The tokens of one text, and their number."""
+    tokens: list[TokenInfo] = []
+    for turn in turns:
+        for _, more in turn:
+            tokens += more
+        yield len(tokens)
+    return len(tokens), tokens
+
+
+def _written(turns: Iterator[Turn], texts: int) -> Turns[tuple[int, bytes]]:
+    """Write tokens as JSON, turn by turn; returns their number and the JSON."""
+    rows: list[list[bytes]] = [[] for _ in range(texts)]
+    count = 0
+    for turn in turns:
+        for index, tokens in turn:
+            count += len(tokens)
+            if tokens:
+                rows[index].append(orjson.dumps(tokens)[1:-1])
+        yield count
+    return count, b"[%b]" % b",".join(b"[%b]" % b",".join(row) for row in rows)
+
+
+class DecodeRequest(RequestBody):
+    """`POST /decode`."""
+
+    known = DECODE
+    input_forms: ClassVar[InputForms] = {"ids": IDS}
+
+    ids: IdList | IdLists
+    skip_special_tokens: bool = True
+
+
+class Texts(RootModel[list[str]]):
+    """A text a list of ids."""
+
+
+async def decode(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /decode`."""
+    request = await context.parse(DecodeRequest)
+    sequences = GivenTexts.of(request.ids, "ids").items
+    return JSON, orjson.dumps(await _decoded(context, sequences, "ids", skips=request.skip_special_tokens))
+
+
+class DetokenizeRequest(RequestBody):
+    """`POST /detokenize`."""
+
+    known = DETOKENIZE
+    input_forms: ClassVar[InputForms] = {"tokens": InputForm("a list of token ids")}
+
+    tokens: IdList = Field(description="The token ids of one text; special ones stay in the answer.")
+    model: str | None = Field(None, description="The served model's name or id.")
+
+
+class Detokenized(BaseModel):
+    """vLLM's answer."""
+
+    prompt: str
+
+
+async def detokenize(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /detokenize`."""
+    request = await context.parse(DetokenizeRequest)
+    context.choose(request.model)
+    if not request.tokens:
+        raise EmptyInput("`tokens` must not be an empty list", "tokens")
+    (text,) = await _decoded(context, [request.tokens], "tokens", skips=False)
+    return JSON, orjson.dumps({"prompt": text})
+
+
+async def _decoded(context: RequestContext, sequences: Sequence[list[int]], param: str, *, skips: bool) -> list[str]:
+    """The texts of token ids in the field `param`; `skips`: without special tokens."""
+    service = context.service
+    service.limits.check_count(len(sequences), param)
+    service.check_open()
+    tokens = sum(map(len, sequences))
+    service.limits.check_answer(tokens, param)
+    context.hold(tokens * _WORD_BYTES, "the answer")
+    turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=skips)
+    began = time.perf_counter()
+    check = service.checking(context.options, lambda _: None)
+    texts = await service.tokenizer_pool.run(turns, tokens, context.receive, check)
+    context.breakdown.tokenize_s = time.perf_counter() - began
+    return texts

@@ -1,0 +1,111 @@
+"""Vertex AI's dialect: several requests of `POST /` in one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, Field
+
+from embert.server.frontend.input.request_body import FAIL_FAST, RequestBody
+from embert.server.frontend.request_context import JSON, Handler, RequestContext
+from embert.server.http.errors import EmptyInput, PayloadTooLarge, ServerError
+from embert.server.protocols.fields import VERTEX
+
+__all__ = ["VertexPredictions", "VertexRequest", "answer_instances"]
+
+Instance = dict[str, Any]
+AT_ONCE = 64  # instances of a request in work
+
+
+class VertexRequest(RequestBody):
+    """`POST /vertex`: several requests in one."""
+
+    known = VERTEX
+    strings_per_text: ClassVar[int] = 2  # of pairs
+
+    instances: Annotated[list[Instance], FAIL_FAST] = Field(
+        description="Each is a body of `POST /`, and is answered as such."
+    )
+
+
+class VertexPredictions(BaseModel):
+    """An answer for each instance."""
+
+    predictions: list[Any]
+
+
+async def answer_instances(context: RequestContext, handler: Handler) -> tuple[bytes, bytes]:
+    """`POST /vertex`. `handler` answers an instance."""
+    request = await context.parse(VertexRequest)
+    instances = request.instances
+    if not instances:
+        raise EmptyInput("`instances` must not be an empty list", "instances")
+    texts = sum(map(_texts, instances))
+    limit = context.service.config.max_client_batch_size
+    if texts > limit:
+        raise PayloadTooLarge(
+            f"`instances` has {texts} texts; the limit is {limit} (--max-client-batch-size)", "instances"
+        )
+    answers = [b""] * len(instances)
+
+    async def answer(index: int, instance: Instance) -> None:
+        part = context.part(instance, len(instances))
+        answers[index] = await _answer(part, handler, index)
+        context.breakdown.add(part.breakdown)
+        context.truncated += part.truncated
+
+    await _some_at_once(answer(index, instance) for index, instance in enumerate(instances))
+    return JSON, b'{"predictions":[%b]}' % b",".join(answers)
+
+
+def _texts(instance: Instance) -> int:
+    """The texts of an instance; of one that is no valid request, any number."""
+    given = instance.get("inputs")
+    if isinstance(given, dict):
+        given = given.get("sentences")
+    elif given is None:
+        given = instance.get("texts", instance.get("documents"))
+    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+
+
+async def _answer(part: RequestContext, handler: Handler, index: int) -> bytes:
+    try:
+        _, body = await handler(part)
+    except ServerError as error:
+        part.as_sent(error)
+        error.message = f"instances[{index}]: {error.message}"
+        raise
+    return body
+
+
+async def _some_at_once(answers: Iterator[Coroutine[Any, Any, None]]) -> None:
+    """Run all of them, AT_ONCE at a time, and start one for each round of the event loop, which others need too.
+
+    Once one fails, the others are of no use.
+    """
+    places = asyncio.Semaphore(AT_ONCE)
+    tasks: list[asyncio.Task[None]] = []
+    failed: list[asyncio.Task[None]] = []
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        places.release()
+        if task.cancelled() or task.exception() is not None:
+            failed.append(task)
+
+    try:
+        for each in answers:
+            task = asyncio.ensure_future(each)
+            task.add_done_callback(on_end)
+            tasks.append(task)
+            await asyncio.sleep(0)
+            await places.acquire()
+            if failed:
+                break
+        await asyncio.gather(*failed, *tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,8 +1,0 @@
-"""Which texts run together, of which model, and what a batch will take. Pure: the callers have clocks and threads."""
-
-from embert.server.worker.scheduling.queues import BatchLimits
-from embert.server.worker.scheduling.requests import Batch, Request, Slice
-from embert.server.worker.scheduling.scheduler import Scheduler
-from embert.server.worker.scheduling.throughput import ThroughputEstimate
-
-__all__ = ["Batch", "BatchLimits", "Request", "Scheduler", "Slice", "ThroughputEstimate"]

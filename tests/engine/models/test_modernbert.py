@@ -1,0 +1,245 @@
+"""ModernBERT: both spellings of its config.json, windows at their borders, its heads, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from embert import engine
+from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda_shapes import head_shapes
+from embert.engine.errors import BrokenModel, EncoderError, ModelError, UnsupportedModel
+from embert.engine.models import read_architecture
+from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
+from embert.engine.packing import pack
+from embert.engine.tasks import Task
+from tests.engine.conftest import random_sequences
+from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
+from tests.engine.model_cases import build, byte_level
+from tests.engine.models.exact import cosines, hidden_states, near
+from tests.engine.stand_in_gpu import StandInGpu
+from tests.server.models import edit_json
+
+LAYERS = 4
+GLOBAL, LOCAL = Attention(Rotary(160_000, 16)), Attention(Rotary(10_000, 16), window=8)
+
+
+def written(path: Path, drop: tuple[str, ...] = (), **fields: Any) -> EncoderConfig:
+    """Change a config.json, and read it."""
+    content = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({name: value for name, value in content.items() if name not in drop}))
+    return read_architecture(path)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config.json as transformers 5 writes it, of layers that see all, few, few, all."""
+    return build(tmp_path, "modernbert", num_hidden_layers=LAYERS) / "config.json"
+
+
+OLD = ("rope_parameters", "layer_types")  # what transformers 4 does not write
+
+
+@pytest.mark.parametrize(
+    ("fields", "thetas", "every"),
+    [
+        ({"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "global_attn_every_n_layers": 3}, None, 3),
+        ({"global_rope_theta": 80_000, "local_rope_theta": 5_000, "global_attn_every_n_layers": 2}, (8e4, 5e3), 2),
+        ({}, None, 3),
+        ({"global_attn_every_n_layers": 1, "local_attention": 32}, None, 1),
+    ],
+)
+def test_both_spellings(
+    tmp_path: Path, config: Path, fields: dict[str, Any], thetas: tuple[float, float] | None, every: int
+) -> None:
+    """The one of the hub's files, as transformers reads it too, and the one that transformers 5 makes of it."""
+    old = written(config, OLD, **fields, position_embedding_type="absolute", layer_norm_eps=1e-05)
+    theta, local = thetas or (160_000.0, 10_000.0)
+    window = fields.get("local_attention", 16) // 2
+    assert old.attention == tuple(
+        Attention(Rotary(local, 16), window) if layer % every else Attention(Rotary(theta, 16))
+        for layer in range(LAYERS)
+    )
+    theirs: Any = transformers.AutoConfig.from_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert set(OLD) <= set(again)
+    assert read_architecture(tmp_path / "again" / "config.json") == old
+
+
+def test_no_theta_of_local_layers_is_that_of_the_others(config: Path) -> None:
+    """As in transformers 4; transformers 5 does not run such a file."""
+    read = written(config, OLD, local_rope_theta=None, global_rope_theta=80_000.0)
+    assert read.attention[1] == Attention(Rotary(80_000, 16), 8)
+
+
+def test_the_architecture(config: Path) -> None:
+    read = written(config)
+    assert read.attention == (GLOBAL, LOCAL, LOCAL, GLOBAL)
+    assert (read.pre_norm, read.first_norm, read.gated, read.position_table, read.alibi) == (
+        True,
+        False,
+        True,
+        False,
+        False,
+    )
+    assert read.tensors.is_absent("encoder.layer.3.attention.self.key.bias")
+    assert read.tensors.is_absent("encoder.LayerNorm.bias")
+    biased = written(config, norm_bias=True, attention_bias=True, mlp_bias=True, hidden_activation="relu")
+    assert biased.activation == "relu"
+    assert not biased.tensors.is_absent("encoder.layer.3.attention.self.key.bias")
+    assert written(config, layer_types=["sliding_attention"] * 4).attention == (LOCAL,) * 4
+
+
+# Around the window's own end, the block of queries of the CPU encoder, and twice both of them.
+@pytest.mark.parametrize(
+    ("local", "lengths"), [(1, [1, 2, 130]), (15, [7, 8, 9, 16, 141, 143]), (128, [64, 66, 255, 258, 330])]
+)
+def test_windows_at_their_borders(tmp_path: Path, local: int, lengths: list[int]) -> None:
+    folder = build(tmp_path, "modernbert", num_hidden_layers=3, local_attention=local, max_position_embeddings=512)
+    sequences = random_sequences(lengths, 60)
+    expected = hidden_states(folder, sequences)
+    assert near(folder, sequences, expected) >= 0.999999
+    # A window that is one token off is seen.
+    other = hidden_states(folder, sequences[-1:], local_attention=local + 2)
+    assert cosines(other[0], expected[-1]).min() < 0.999
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.99)])  # transformers' own: 0.9926
+def test_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
+    folder = build(tmp_path, "modernbert", local_attention=128, max_position_embeddings=8192)
+    assert engine.models.read_architecture(folder / "config.json").max_positions == 8192
+    sequences = random_sequences([1500, 30], 60)
+    assert near(folder, sequences, hidden_states(folder, sequences, attn_implementation="sdpa"), dtype=dtype) >= cosine
+
+
+def test_a_masked_language_model_without_biases(tmp_path: Path) -> None:
+    folder = build(tmp_path, "modernbert", head="ForMaskedLM", modules=False, decoder_bias=False)
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    theirs: Any = transformers.AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
+    assert not [name for name in load_file(folder / "model.safetensors") if name.endswith("bias")]
+    sequences = random_sequences([9, 40], 60)
+    encoder = engine.load_encoder(engine.load_model(str(folder), pooling="splade"), device="cpu")
+    rows = encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.SPARSE)))[Task.SPARSE]
+    for number, ids in enumerate(sequences):
+        with torch.inference_mode():
+            logits = theirs(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].amax(0).relu()
+        one = rows.slice(number, number + 1)
+        assert one.indices is not None
+        assert one.indices.tolist() == logits.nonzero()[:, 0].tolist()
+        np.testing.assert_allclose(one.values[:, 0], logits.log1p()[logits > 0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("head.dense.weight", (64, 64)), ("head.norm.weight", (64,)), ("classifier.bias", (3,))],
+)
+def test_a_head_without_its_weights(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    path = build_classifier(tmp_path, "modernbert") / "model.safetensors"
+    tensors = load_file(path)
+    assert tuple(tensors.pop(name).shape) == shape
+    save_file(tensors, path)
+    with pytest.raises(BrokenModel) as caught:
+        engine.load_model(str(tmp_path))
+    assert str(caught.value) == f"{path} has no tensor {name}"
+
+
+def test_biases_that_the_config_says_nothing_of(tmp_path: Path) -> None:
+    folder = build(tmp_path, "modernbert, biases")
+    byte_level(300).save(str(folder / "tokenizer.json"))
+    edit_json(folder / "config.json", mlp_bias=False)
+    with pytest.raises(
+        BrokenModel, match=r"has a tensor layers\.0\.mlp\.W[io]\.bias, which config\.json says nothing of"
+    ):
+        engine.load_encoder(engine.load_model(str(folder)), device="cpu")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_on_a_gpu_the_host_computes_the_classification_head(
+    tmp_path: Path, pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extension pools as the head asks; the logits are those of transformers, and of the CPU encoder."""
+    folder = build_classifier(tmp_path, "modernbert", classifier_pooling=pooling)
+    model = engine.load_model(str(folder))
+    gpu = StandInGpu(model)
+    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    encoder = engine.load_encoder(model)
+    assert encoder.device == "cuda:0"
+    assert (gpu.encoders[0].shape["pooling"], gpu.encoders[0].shape["classifier"]) == (pooling, [])
+    sequences = [np.arange(2, 2 + length, dtype=np.int32) for length in (5, 1, 17, 9)]
+    found = encoder.encode(pack(sequences), Task.CLASSIFY)
+    np.testing.assert_allclose(found, hugging_face_logits(folder, sequences), rtol=1e-4, atol=1e-5)
+    for row, ids in enumerate(sequences):
+        assert encoder.encode(pack([ids]), Task.CLASSIFY).tobytes() == found[row].tobytes()
+    *_, normalize, tasks = gpu.encoders[0].batches[-1]
+    assert not normalize.any()
+    assert set(tasks.tolist()) == {Task.EMBED}
+    with pytest.raises(EncoderError, match="the batch wants"):
+        encoder.submit(pack(sequences))  # vectors, which this model does not have
+
+
+def test_a_gpu_does_not_pool_for_vectors_and_for_a_head_on_the_host(tmp_path: Path) -> None:
+    model = engine.load_model(str(build_classifier(tmp_path, "modernbert")), pooling="mean")
+    with pytest.raises(UnsupportedModel) as caught:
+        head_shapes(model)
+    assert str(caught.value) == (
+        f"{tmp_path} embeds and has a classification head that is computed on the host, from pooled rows; the CUDA "
+        "encoder does not run both"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_activation": "silu2"}, "hidden_activation 'silu2' is not supported; supported: 'gelu'"),
+        ({"classifier_activation": "mish"}, "classifier_activation 'mish' is not supported; supported: 'gelu'"),
+        ({"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported; supported: 'cls', 'mean'"),
+        ({"norm_bias": "yes"}, "norm_bias 'yes' is not supported; supported: False, True"),
+        ({"norm_eps": 0}, "norm_eps must be a positive float, found 0"),
+        ({"local_attention": 0}, "local_attention must be a positive int, found 0"),
+        ({"sliding_window": 9}, "sliding_window 9 is not supported; supported: 8"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be a list of 4 types, found 1 of them"),
+        ({"layer_types": 3}, "layer_types must be a list of 4 types, found 3"),
+        (
+            {"layer_types": ["chunked_attention"] * 4},
+            "layer_types 'chunked_attention' is not supported; supported: 'full",
+        ),
+        ({"layer_types": None, "global_attn_every_n_layers": 0}, "global_attn_every_n_layers must be a positive int"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling {'type': 'linear', 'factor': 2} is not supp"),
+        ({"rope_parameters": 5}, "rope_parameters must be an object, found 5"),
+        ({"rope_parameters": {"rope_theta": 5}}, "rope_parameters.rope_theta is not supported; supported: full_atten"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 5}}},
+            "rope_parameters.full_attention.rope_type 'yarn' is not supported; supported: 'default'",
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"factor": 5}}},
+            "rope_parameters.sliding_attention.factor is not supported; supported: rope_theta, rope_type, type, ",
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
+            "rope_parameters.sliding_attention.partial_rotary_factor 0.5 is not supported; supported: 1.0",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": "x"}}},
+            "rope_parameters.full_attention.rope_theta must be a positive float, found 'x'",
+        ),
+        ({"rope_parameters": None, "global_rope_theta": -1}, "global_rope_theta must be a positive float, found -1"),
+        (
+            {"num_attention_heads": 64},
+            "rotary positions turn pairs of a head's columns, and hidden_size / num_attention",
+        ),
+    ],
+)
+def test_what_is_refused_by_name(config: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        written(config, **fields)
+    assert str(caught.value).startswith(f"{config}: {message}")

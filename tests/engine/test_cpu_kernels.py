@@ -1,0 +1,310 @@
+"""Our own kernels for CPUs with AVX-512 beside float64, and beside the definition of eight bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
+
+from embert import engine
+from embert.engine.checkpoint import Checkpoint
+from embert.engine.encoders.cpu import kernels, threads
+from embert.engine.encoders.cpu.attention.distance_bias import DistanceBias
+from embert.engine.encoders.cpu.attention.positions import Positions
+from embert.engine.encoders.cpu.attention.rotation import Rotation, rotate
+from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.layer import Layer
+from embert.engine.encoders.cpu.products.linear import Activation
+from embert.engine.encoders.loader import load_encoder
+from embert.engine.models.encoder_config import Rotary
+from embert.engine.quantization.products import product
+from embert.engine.quantization.rows import quantised_rows
+from embert.engine.quantization.weights import quantised_weight
+from embert.engine.tasks import Task
+from tests.engine.conftest import Ids, random_sequences, small_tokenizer
+from tests.engine.model_cases import build
+
+pytestmark = pytest.mark.skipif(
+    not kernels.has_avx512(), reason="our own kernels were not built, or this CPU lacks AVX-512"
+)
+needs_vnni = pytest.mark.skipif(not kernels.has_vnni(), reason="this CPU lacks VNNI")
+
+EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    threads.allow_threads(request.param)
+    yield
+    threads.allow_threads(1)
+    torch.set_num_threads(before)
+
+
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("activation", EXACT)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 1, 1), (5, 60, 70), (7, 384, 64), (97, 65, 129), (200, 384, 1152)]
+)
+def test_a_linear_layer(rows: int, inputs: int, outputs: int, activation: Activation) -> None:
+    x, weight, bias = drawn(1, rows, inputs), drawn(2, outputs, inputs), drawn(3, outputs)
+    other = drawn(4, rows, outputs)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    allowed: dict[str, Any] = {"rtol": 1e-6, "atol": 2e-6 * math.sqrt(inputs)}  # sums of so many numbers around 1
+    layer = kernels.avx512_linear(weight, bias, activation)
+    torch.testing.assert_close(layer(x).double(), EXACT[activation](exact), **allowed)
+    if activation == "none":
+        torch.testing.assert_close(layer(x, other).double(), exact + other, **allowed)
+        torch.testing.assert_close(layer(x, None, other).double(), exact * other, rtol=1e-6, atol=4 * allowed["atol"])
+    transposed = x.T.contiguous().T  # rows that do not lie end to end
+    assert torch.equal(layer(transposed), layer(x))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "relu"])
+def test_activations_of_every_size(activation: Activation) -> None:
+    x = torch.cat([torch.linspace(-15, 15, 60_001), drawn(1, 5000), torch.tensor([0.0, -0.0, 3e38, -1e30, 1e-40])])
+    layer = kernels.avx512_linear(torch.ones(1, 1), torch.zeros(1), activation)
+    found, exact = layer(x[:, None])[:, 0].double(), EXACT[activation](x.double())
+    assert ((found - exact).abs() <= 2.5e-7 * exact.abs() + 2.5e-8).all()
+    for wrong in (math.nan, math.inf):
+        assert not layer(torch.full((1, 1), wrong)).isfinite().any(), "what is wrong must be seen"
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("columns", [1, 15, 16, 60, 384, 1024])
+@pytest.mark.parametrize("with_beta", [True, False])
+def test_norms(columns: int, with_beta: bool) -> None:
+    x, gamma, beta = 3 + 5 * drawn(1, 200, columns), drawn(2, columns), drawn(3, columns) if with_beta else None
+    if beta is None:
+        exact = F.rms_norm(x.double(), (columns,), gamma.double(), 1e-6)
+    else:
+        exact = F.layer_norm(x.double(), (columns,), gamma.double(), beta.double(), 1e-6)
+    torch.testing.assert_close(kernels.normalised(x, gamma, beta, 1e-6).double(), exact, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("columns", [20, 384])
+@pytest.mark.parametrize("tokens", [0, 1, 300])
+def test_embeddings(tokens: int, columns: int) -> None:
+    words, positions, gamma, beta = drawn(1, 50, columns), drawn(2, 9, columns), drawn(3, columns), drawn(4, columns)
+    random = np.random.default_rng(tokens)
+    ids, places = (torch.from_numpy(random.integers(0, most, tokens)) for most in (50, 9))
+    sums = (words[ids] + positions[places]).double()
+    exact = F.layer_norm(sums, (columns,), gamma.double(), beta.double(), 1e-6)
+    embeddings = kernels.Avx512Embeddings(words, positions, (gamma, beta, 1e-6))
+    torch.testing.assert_close(embeddings(ids, places).double(), exact, rtol=1e-5, atol=2e-6)
+    for wrong in (-1, 50):
+        with pytest.raises(IndexError, match="outside of its table"):
+            embeddings(torch.tensor([0, wrong]), torch.tensor([0, 0]))
+    with pytest.raises(IndexError, match="outside of its table"):
+        embeddings(torch.tensor([0]), torch.tensor([9]))
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("columns", [20, 384])
+def test_means(columns: int) -> None:
+    groups = [Group(0, 3, 1), Group(3, 2, 7), Group(17, 1, 129), Group(146, 4, 300)]
+    hidden = 3 + drawn(1, 1346, columns)
+    exact = [hidden[start : start + n * length].double().view(n, length, -1).mean(1) for start, n, length, _ in groups]
+    torch.testing.assert_close(kernels.means(hidden, groups).double(), torch.cat(exact), rtol=1e-6, atol=1e-6)
+
+
+def exact_attention(qkv: torch.Tensor, group: Group, heads: int, positions: Positions) -> torch.Tensor:
+    start, n, length, keys = group
+    size = qkv.shape[1] // 3 // heads
+    q, k, v = qkv[start : start + n * length].double().view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+    if positions.rotation is not None:
+        cosines, sines = positions.rotation(length)
+        turned = [torch.empty_like(each, dtype=torch.float32) for each in (q, k)]
+        for to, given in zip(turned, (q, k), strict=True):
+            rotate(to, given.float(), cosines, sines)
+        q, k = (each.double() for each in turned)
+    scores = q @ k.transpose(-1, -2)
+    if positions.bias is not None:
+        scores += positions.bias.rows(slice(0, length), length, torch.float32)
+    unseen = torch.zeros(length, length, dtype=torch.bool)
+    unseen[:, keys or length :] = True
+    if positions.window is not None:
+        place = torch.arange(length)
+        unseen |= (place - place[:, None]).abs() > positions.window
+    shares = scores.masked_fill(unseen, -math.inf).softmax(-1).nan_to_num(0.0)
+    mixed: torch.Tensor = shares @ v
+    return mixed.transpose(1, 2).reshape(n * length, heads * size)
+
+
+POSITIONS = {
+    "plain": lambda heads, size: Positions(),
+    "rotated": lambda heads, size: Positions(Rotation(Rotary(10_000.0, size), 600)),
+    "half rotated": lambda heads, size: Positions(Rotation(Rotary(10_000.0, size // 2), 600)),
+    "biased": lambda heads, size: Positions(bias=DistanceBias(drawn(9, heads, 2 * 600 - 1).numpy(), torch.float32)),
+    "window": lambda heads, size: Positions(window=20),
+    "narrow window": lambda heads, size: Positions(window=1),
+    "all": lambda heads, size: Positions(
+        Rotation(Rotary(10_000.0, size), 600), DistanceBias(drawn(9, heads, 2 * 600 - 1).numpy(), torch.float32), 64
+    ),
+}
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("kind", POSITIONS)
+@pytest.mark.parametrize(("heads", "size"), [(12, 32), (3, 64), (2, 16), (2, 80), (1, 128)])
+def test_attention(heads: int, size: int, kind: str) -> None:
+    positions = POSITIONS[kind](heads, size)
+    lengths = [1, 2, 15, 16, 17, 64, 65, 100, 191, 300]
+    groups, start = [], 3
+    for number, length in enumerate(lengths):
+        groups.append(Group(start, 1 + number % 3, length, (length + 1) // 2 if number % 4 == 3 else 0))
+        start += groups[-1].sequences * length
+    qkv = 0.4 * drawn(5, start + 2, 3 * heads * size)
+    context = torch.full((start + 2, heads * size), 7.0)
+    for group in groups:
+        kernels.attend(qkv, group, heads, positions, context)
+        rows = slice(group.start, group.start + group.sequences * group.length)
+        wanted = exact_attention(qkv, group, heads, positions)
+        torch.testing.assert_close(context[rows].double(), wanted, rtol=1e-5, atol=3e-6)
+    assert (context[:3] == 7).all(), "what comes before and after is left alone"
+    assert (context[start:] == 7).all()
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("kind", ["plain", "window", "all"])
+def test_attention_of_a_long_text(kind: str) -> None:
+    positions = {
+        "plain": Positions(),
+        "window": Positions(window=64),
+        "all": Positions(Rotation(Rotary(10_000.0, 32), 1500), DistanceBias(drawn(9, 1, 2999).numpy(), torch.float32)),
+    }[kind]
+    qkv, group = 0.4 * drawn(5, 1300, 3 * 32), Group(0, 1, 1300)
+    context = torch.empty(1300, 32)
+    kernels.attend(qkv, group, 1, positions, context)
+    torch.testing.assert_close(context.double(), exact_attention(qkv, group, 1, positions), rtol=1e-5, atol=3e-6)
+
+
+def test_attention_of_what_is_no_number_is_no_number() -> None:
+    for positions in (Positions(), Positions(window=2)):
+        qkv = drawn(1, 40, 3 * 64)
+        qkv[20, 64] = math.nan  # a key
+        context = torch.zeros(40, 64)
+        kernels.attend(qkv, Group(0, 1, 40), 1, positions, context)
+        assert context[20].isnan().all()
+
+
+@needs_vnni
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("rows", [1, 5, 6, 7, 97, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 30), (384, 1536), (1536, 384)])
+def test_a_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int, outputs: int) -> None:
+    """To the bit: integers, sums and what scales them."""
+    weight, bias = drawn(2, outputs, inputs).numpy(), drawn(3, outputs)
+    x = drawn(1, rows, inputs) * torch.logspace(-20, 5, rows)[:, None]
+    x[rows // 2] = 0
+    wanted = product(quantised_rows(x.numpy()), quantised_weight(weight, "w"), bias.numpy())
+    parts = [quantised_weight(weight[: outputs // 3], "w"), quantised_weight(weight[outputs // 3 :], "w")]
+    np.testing.assert_array_equal(kernels.avx512_int8_linear(parts, bias)(x).numpy(), wanted)
+
+
+@needs_vnni
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_stays_visible_in_eight_bits(wrong: float) -> None:
+    x = drawn(1, 8, 384)
+    x[3, 200] = wrong
+    layer = kernels.avx512_int8_linear([quantised_weight(drawn(2, 64, 384).numpy(), "w")], drawn(3, 64))
+    found = layer(x).isfinite().all(1)
+    assert found.tolist() == [row != 3 for row in range(8)]
+
+
+@needs_vnni
+def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
+    """Every integer 127 or -127: no product saturates."""
+    weight = quantised_weight(drawn(2, 64, 384).numpy(), "w")
+    hard = weight._replace(integers=np.where(weight.integers < 0, -127, 127).astype(np.int8))
+    x = drawn(1, 3, 384)
+    wanted = product(quantised_rows(x.numpy()), hard, np.zeros(64, np.float32))
+    np.testing.assert_array_equal(kernels.avx512_int8_linear([hard], torch.zeros(64))(x).numpy(), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_a_text_has_the_same_bits_in_any_company(dtype: str, pooling: str) -> None:
+    model = engine.load_model(pooling=pooling)
+    has_the_same_bits(model, dtype, random_sequences([5, 90, 5, 256, 1, 31, 90, 17, 18, 33], 30_000))
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
+@pytest.mark.parametrize("family", ["nomic_bert", "gte", "modernbert", "mpnet", "albert"])
+def test_other_families_have_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
+    wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+    folder = build(tmp_path / "model", family, **wide)
+    small_tokenizer(64).save(str(folder / "tokenizer.json"))
+    model = engine.load_model(str(folder))
+    # Without the padding token, whose position is not the next one.
+    has_the_same_bits(model, dtype, [np.maximum(ids, 4) for ids in random_sequences([3, 17, 60, 17, 1, 33, 100], 64)])
+
+
+def has_the_same_bits(model: engine.Model, dtype: str, sequences: list[Ids]) -> None:
+    encoder = load_encoder(model, device="cpu", dtype=dtype)
+    whole = encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.TOKENS)))[Task.TOKENS].values
+    vectors = encoder.encode(engine.pack(sequences))
+    starts = np.cumsum([0, *map(len, sequences)])
+    for number, ids in enumerate(sequences):
+        alone = engine.pack([ids])
+        rows = encoder.wait(encoder.submit(alone.wanting(Task.TOKENS)))[Task.TOKENS].values
+        np.testing.assert_array_equal(rows, whole[starts[number] : starts[number + 1]])
+        np.testing.assert_array_equal(encoder.encode(alone)[0], vectors[number])
+    encoder.close()
+
+
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=needs_vnni)])
+def test_a_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> None:
+    """To the bit: one kernel for all of it, and one for each part where only some rows go on after attention."""
+    layer = Layer(
+        default_model.architecture, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8
+    )
+    groups, x = [Group(0, 3, 7), Group(21, 1, 90, 40)], drawn(1, 111, 384)
+    for positions in (Positions(), POSITIONS["biased"](12, 32)):
+        whole, parts = layer(x, groups, positions), layer(x, groups, positions, rows=torch.arange(111))
+        assert torch.equal(whole, parts)
+    assert not torch.equal(whole, layer(x, groups, Positions()))
+
+
+def test_callers_of_one_team_do_not_disturb_each_other() -> None:
+    layer, x = kernels.avx512_linear(drawn(1, 512, 256), drawn(2, 512)), drawn(3, 90, 256)
+    wanted = layer(x)
+
+    def ask(number: int) -> bool:
+        threads.allow_threads(1 + number % 4)
+        return all(torch.equal(layer(x), wanted) for _ in range(50))
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(ask, range(24)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((np.zeros((3, 4), np.float32), np.zeros(2, np.float32)), "differ in their rows"),
+        ((np.zeros((3, 4), np.float64), np.zeros(3, np.float32)), "incompatible function arguments"),
+    ],
+)
+def test_layers_that_make_no_sense(arguments: Any, said: str) -> None:
+    from embert.engine import _cpu
+
+    with pytest.raises((ValueError, TypeError), match=said):
+        _cpu.Linear(*arguments)

@@ -1,0 +1,27 @@
+"""Schedulers of models whose batches cost what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from embert.server.engine_worker.scheduling import BatchLimits, Scheduler, ThroughputEstimate
+
+__all__ = ["scheduler_of"]
+
+
+def scheduler_of(
+    tokens: int,
+    texts: int | None = None,
+    longest_text: int | None = None,
+    *,
+    models: Sequence[Hashable] = (None, "small", "large"),
+    fixed_s: float = 0.0,
+    token_s: float = 1e-6,
+) -> Scheduler:
+    """A scheduler of these models, each with these limits of a batch, which takes `fixed_s` and `token_s` a token."""
+    scheduler = Scheduler()
+    for model in models:
+        cost = ThroughputEstimate(tokens)
+        cost.calibrate(fixed_s, token_s)
+        scheduler.add_model(model, BatchLimits.of(cost, tokens, texts, longest_text))
+    return scheduler

@@ -1,0 +1,109 @@
+"""Forwards that fail and encoders that are lost: only the request at fault gets an error."""
+
+from __future__ import annotations
+
+from tests.server.engine_worker.harness import BUDGET, FAILS, LOST, NOT_FINITE, Harness, rows, vector_of
+
+
+def test_a_failing_request_fails_alone(engine: Harness) -> None:
+    """The batch it was in is halved until it is alone; its neighbours get their vectors."""
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    good, bad, fine = engine.send([[2, 3]], [[4], [FAILS]], [[5], [6]])
+    engine.wait_until(lambda: engine.queued() == 5)
+    engine.encoder.free = True
+    engine.release()
+    parts = engine.receive(5)
+    assert rows(parts[good][0]) == [vector_of([2, 3])]
+    assert rows(parts[fine][0]) == [vector_of([5]), vector_of([6])]
+    assert [(part.error, part.message) for part in parts[bad]] == [("backend", "a kernel failed")]
+
+
+def test_a_vector_that_is_not_finite_fails_its_request_alone(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    good, bad = engine.send([[2]], [[NOT_FINITE], [3]])
+    engine.wait_until(lambda: engine.queued() == 3)
+    engine.encoder.free = True
+    engine.release()
+    parts = engine.receive(3)
+    assert rows(parts[good][0]) == [vector_of([2])]
+    assert [part.error for part in parts[bad]] == ["backend"]
+    assert "not finite" in parts[bad][0].message
+
+
+def test_a_lost_encoder_answers_and_ends_the_process(engine: Harness) -> None:
+    bad, *_ = engine.send([[LOST]])
+    parts = engine.receive(1)
+    assert [part.error for part in parts[bad]] == ["backend"]
+    engine.wait_until(lambda: engine.exits == [70])
+
+
+def test_the_shared_counters_tell_what_runs_until_it_has_run(engine: Harness) -> None:
+    engine.hold()
+    first, second, _ = engine.send([[1] * BUDGET], [[2] * BUDGET], [[3] * 9])
+    engine.wait_until_running()
+    assert engine.counters.running(0) == {first, second}  # one runs, one is handed over
+    engine.release()
+    engine.receive(1)
+    engine.wait_until(lambda: engine.counters.running(0) == {second})
+    engine.release(2)
+    engine.receive(2)
+    assert engine.counters.running(0) == set()
+
+
+def test_who_may_have_lost_an_engine_is_alone_on_the_encoder(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    suspects = engine.send([[2], [2, 2]], [[3]], alone=True)
+    others = [*engine.send([[4]], [[5]]), *engine.send([[6] * BUDGET], [[7] * BUDGET])]  # full ones are handed over
+    engine.wait_until(lambda: engine.queued() == 7)
+    engine.release(20)
+    parts = engine.receive(8)
+    assert rows(parts[suspects[0]][0]) == [vector_of([2]), vector_of([2, 2])]
+    assert set(parts) >= {*suspects, *others}
+    for batch in engine.encoder.batches[1:]:
+        assert set(batch.ids.tolist()) in ({2}, {3}) or not {2, 3} & set(batch.ids.tolist())
+    engine.wait_until(lambda: not engine.loop._queue._running)
+
+
+def test_nothing_is_handed_over_beside_who_may_have_lost_an_engine(engine: Harness) -> None:
+    engine.hold()
+    (suspect,) = engine.send([[2]], alone=True)
+    engine.wait_until_running()
+    engine.send([[6] * BUDGET], [[7] * BUDGET])
+    engine.wait_until(lambda: engine.queued() == 2)
+    assert engine.counters.running(0) == {suspect}
+    engine.release(3)
+    engine.receive(3)
+    assert [batch.tokens for batch in engine.encoder.batches] == [1, BUDGET, BUDGET]
+
+
+def test_a_suspect_whose_client_leaves_is_not_run(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    suspects = engine.send([[2]], [[3]], [[4]], alone=True)
+    engine.wait_until(lambda: engine.queued() == 3)
+    engine.release()
+    engine.wait_until_running()  # the first of them
+    engine.send(cancelled=suspects[1:2])
+    engine.wait_until(lambda: len(engine.loop._queue._disconnected) == 1)
+    engine.release(2)
+    assert set(engine.receive(3)) == {1, suspects[0], suspects[2]}
+    assert not any(3 in batch.ids for batch in engine.encoder.batches)
+    engine.wait_until(lambda: not engine.loop._queue._running and not engine.loop._queue._disconnected)
+
+
+def test_what_was_with_others_on_a_lost_encoder_is_left_to_be_sent_again(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1]])
+    engine.wait_until_running()
+    together = engine.send([[LOST]], [[2]])
+    engine.wait_until(lambda: engine.queued() == 2)
+    engine.release(2)
+    engine.wait_until(lambda: engine.exits == [70])
+    assert engine.counters.running(0) == set(together)

@@ -1,0 +1,64 @@
+"""Models load side by side, but for what a GPU does for them."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from embert.server.engine_worker import loader
+from embert.server.engine_worker.loader import Loader
+
+
+class Encoders:
+    """Each load waits, in `load_encoder`, until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.changed = threading.Condition()
+        self.free = False
+
+    def load(self, model: int, **_: Any) -> SimpleNamespace:
+        with self.changed:
+            self.begun.append(model)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.free)
+        return SimpleNamespace()
+
+
+@pytest.mark.parametrize(("device", "at_once"), [("cpu", 2), ("auto", 2), ("x:0", 2), ("cuda:0", 1)])
+def test_loads_take_turns_on_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str, at_once: int) -> None:
+    encoders = Encoders()
+    both_read, ended, ready = threading.Semaphore(0), threading.Event(), []
+    config = SimpleNamespace(pooling=None, dtype="auto", max_batch_tokens=None, encoder="auto", min_agreement=0.0)
+
+    def step(_: int, said: str) -> None:
+        if said == "reading the model":
+            both_read.release()
+
+    monkeypatch.setattr(loader, "load_model", lambda folder, **_: folder)
+    monkeypatch.setattr(loader, "load_encoder", encoders.load)
+    monkeypatch.setattr(loader, "LoadedModel", lambda number, *_: SimpleNamespace(number=number, warm_up=lambda: None))
+    failed: list[str] = []
+    made = Loader(
+        device,
+        on_step=step,
+        on_ready=lambda model, _: ready.append(model.number),
+        on_failed=lambda _, said: failed.append(said),
+        on_lost=lambda error: failed.append(str(error)),
+        on_end=ended.set,
+    )
+    models: Any = [SimpleNamespace(number=n, folder=n, name="", model_id="", config=config) for n in range(2)]
+    made.start(models)
+    for _ in models:
+        both_read.acquire()
+    with encoders.changed:
+        assert encoders.changed.wait_for(lambda: len(encoders.begun) >= at_once, 60)
+        if at_once == 1:
+            assert not encoders.changed.wait_for(lambda: len(encoders.begun) > 1, 0.2)
+        encoders.free = True
+        encoders.changed.notify_all()
+    assert ended.wait(60)
+    assert (sorted(ready), failed) == ([0, 1], [])

@@ -1,0 +1,147 @@
+"""The scheduler with several models: shares of the device's time, and whose batch is next."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embert.server.engine_worker.scheduling import Batch, Request, Scheduler
+from embert.server.engine_worker.scheduling.scheduler import BULK_INTERVAL
+from tests.server.engine_worker.schedulers import scheduler_of
+
+
+@pytest.mark.parametrize("bulk_model", ["small", "large"])
+def test_interactive_requests_of_any_model_go_before_bulk_ones(bulk_model: str) -> None:
+    """Even bulk that came first; and in one batch of eight it goes first, so that it moves on."""
+    scheduler = scheduler_of(2048)
+    scheduler.add(Request("bulk", [200] * 500, bulk_model, bulk=True))
+    for number in range(400):
+        scheduler.add(Request(number, [12] * 20, "small"))
+    led_by_bulk = []
+    for _ in range(4 * BULK_INTERVAL):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        led_by_bulk.append("bulk" in {piece.request.key for piece in batch.slices})
+    assert led_by_bulk == ([False] * (BULK_INTERVAL - 1) + [True]) * 4
+
+
+def test_models_get_equal_shares_however_many_requests_have_them() -> None:
+    scheduler = scheduler_of(1000)
+    scheduler.add(Request("one", [100] * 1000, "large"))
+    for number in range(200):
+        scheduler.add(Request(number, [100] * 5, "small"))
+    served = {"large": 0, "small": 0}
+    for _ in range(50):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        served[str(batch.model)] += batch.tokens
+        assert abs(served["large"] - served["small"]) <= 1000
+
+
+def test_small_batches_of_a_model_do_not_hold_up_another() -> None:
+    """A batch takes time however small it is, so turns are not counted by tokens alone."""
+    scheduler = scheduler_of(1000, fixed_s=125.0, token_s=0.875)
+    scheduler.add(Request("large", [100] * 1000, "large"))
+    in_a_row = longest = 0
+    for number in range(100):
+        scheduler.add(Request(number, [5], "small"))
+        batch = scheduler.next_batch()
+        assert batch is not None
+        in_a_row = in_a_row + 1 if batch.model == "small" else 0
+        longest = max(longest, in_a_row)
+    assert 1 <= longest <= 8
+
+
+def test_a_model_that_was_away_has_nothing_to_make_up_for() -> None:
+    scheduler = scheduler_of(100)
+    for number in range(50):
+        scheduler.add(Request(("small", number), [100], "small"))
+        assert scheduler.next_batch() is not None
+    for number in range(10):
+        for model in ("large", "small"):
+            scheduler.add(Request((model, "again", number), [100], model))
+    models = [batch.model for batch in (scheduler.next_batch() for _ in range(20)) if batch is not None]
+    assert all(set(pair) == {"small", "large"} for pair in zip(models[::2], models[1::2], strict=True))
+
+
+def run(scheduler: Scheduler, took_s: Callable[[Batch], float], until_s: float) -> dict[Hashable, float]:
+    """Device time of each model, when batches take this long."""
+    spent: defaultdict[Hashable, float] = defaultdict(float)
+    while sum(spent.values()) < until_s:
+        batch = scheduler.next_batch()
+        assert batch is not None
+        spent[batch.model] += took_s(batch)
+        scheduler.settle(batch, took_s(batch))
+    return dict(spent)
+
+
+@given(st.floats(0.3, 7), st.floats(0.3, 7), st.booleans())
+def test_models_share_the_devices_time_whatever_their_batches_take(small: float, large: float, bulk: bool) -> None:
+    """Up to what one batch takes; expectations that are wrong by a factor are corrected by what batches took."""
+    scheduler = scheduler_of(100, token_s=1.0)
+    for model in ("small", "large"):
+        for number in range(3):
+            scheduler.add(Request((model, number), [20] * 2000, model, bulk=bulk))
+    wrong_by = {"small": small, "large": large}
+    spent = run(scheduler, lambda batch: batch.tokens * wrong_by[str(batch.model)], until_s=20_000)
+    assert abs(spent["small"] - spent["large"]) <= 100 * (small + large)
+
+
+def test_a_machine_that_slept_does_not_make_a_model_wait_for_as_long() -> None:
+    scheduler = scheduler_of(100, token_s=1.0)
+    for model in ("small", "large"):
+        scheduler.add(Request(model, [100] * 1000, model))
+    asleep = scheduler.next_batch()
+    assert asleep is not None
+    scheduler.settle(asleep, 1e6)
+    following = [batch.model for batch in (scheduler.next_batch() for _ in range(12)) if batch is not None]
+    assert asleep.model in following
+
+
+def test_a_batch_is_settled_once() -> None:
+    scheduler = scheduler_of(100, token_s=1.0)
+    for model in ("small", "large"):
+        scheduler.add(Request(model, [100] * 1000, model))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    for _ in range(9):
+        scheduler.settle(batch, 800.0)
+    assert {batch.model for batch in (scheduler.next_batch() for _ in range(10)) if batch is not None} == {
+        "small",
+        "large",
+    }
+
+
+def test_bulk_of_one_model_waits_for_interactive_requests_of_another() -> None:
+    """An interactive reranker beside a bulk embedder: its request is in the next batch but one batch of eight."""
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("bulk", [100] * 1000, "large", bulk=True))
+    waited = []
+    for number in range(64):
+        scheduler.add(Request(number, [10], "small"))
+        batches = 1
+        while (batch := scheduler.next_batch()) is not None and batch.model != "small":
+            batches += 1
+        waited.append(batches)
+    assert max(waited) == 2
+    assert waited.count(2) <= len(waited) / (BULK_INTERVAL - 1) + 1
+
+
+def test_a_request_for_a_model_that_is_not_here_is_refused() -> None:
+    with pytest.raises(ValueError, match="'other' is not loaded here"):
+        scheduler_of(100).add(Request("x", [5], "other"))
+
+
+def test_a_full_batch_is_one_of_the_model_that_comes_next() -> None:
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("few", [10], model="small"))
+    scheduler.add(Request("many", [50] * 10, model="large"))
+    assert not scheduler.full()
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert batch.model == "small"
+    assert scheduler.full()

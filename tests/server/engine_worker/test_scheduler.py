@@ -1,0 +1,387 @@
+"""The scheduler: no text lost, doubled or reordered; budgets kept; batches bound late; shares fair."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from embert.server.engine_worker.scheduling import Batch, Request
+from embert.server.engine_worker.scheduling.scheduler import BULK_INTERVAL
+from tests.server.engine_worker.schedulers import scheduler_of
+
+BUDGET, TEXT_BUDGET, LONGEST = 1024, 64, 300
+QUANTUM, SMALL, SMALL_TEXTS = 256, 32, 2  # a quarter of a batch, and an eighth of that
+
+lengths_of_a_request = st.one_of(
+    st.lists(st.integers(1, 20), min_size=1, max_size=2),
+    st.lists(st.integers(1, LONGEST), min_size=1, max_size=40),
+)
+
+
+def is_small(lengths: list[int]) -> bool:
+    return sum(lengths) <= SMALL and len(lengths) <= SMALL_TEXTS
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any order of arrivals, batches, cancellations and deadlines, against a model of lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = scheduler_of(BUDGET, TEXT_BUDGET)
+        self.clock = 0.0
+        self.count = 0
+        self.waiting: dict[int, list[tuple[int, int]]] = {}  # key → (text, tokens) not yet in a batch
+        self.models: dict[int, str] = {}
+        self.deadlines: dict[int, float] = {}
+        self.bulk: set[int] = set()
+        self.small: set[int] = set()
+        self.events = 0
+        self.last: dict[Hashable, int] = {}  # the event of a request's last batch, or of its arrival
+        self.passed: dict[Hashable, int] = {}  # batches of its lane without the request that waited longest
+        self.batches_before_bulk = 0
+
+    @rule(
+        lengths=lengths_of_a_request,
+        model=st.sampled_from(["small", "small", "large"]),
+        patience=st.integers(1, 8),
+        bulk=st.sampled_from([False, False, True]),
+    )
+    def add(self, lengths: list[int], model: str, patience: int, bulk: bool) -> None:
+        key = self.count
+        self.count += 1
+        self.waiting[key], self.models[key] = list(enumerate(lengths)), model
+        self.deadlines[key] = self.clock + patience
+        self.bulk |= {key} if bulk else set()
+        self.small |= {key} if is_small(lengths) else set()
+        self.events += 1
+        self.last[key] = self.events
+        self.scheduler.add(Request(key, lengths, model, self.deadlines[key], bulk))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.waiting)))
+        assert self.scheduler.cancel(key) == len(self.waiting.pop(key))
+        assert self.scheduler.cancel(key) == 0
+
+    @rule()
+    def let_time_pass(self) -> None:
+        self.clock += 1.0
+        late = {request.key for request in self.scheduler.expire(self.clock)}
+        assert late == {key for key in self.waiting if self.deadlines[key] < self.clock}
+        for key in list(self.waiting):
+            if self.deadlines[key] < self.clock:
+                del self.waiting[key]
+
+    @rule()
+    def run_a_batch(self) -> None:
+        full = self.scheduler.full()
+        waited = set(self.waiting)
+        batch = self.scheduler.next_batch()
+        if batch is None:
+            assert not self.waiting
+            return
+        self._check_contents(batch)
+        served = {piece.request.key for piece in batch.slices}
+        candidates = {key for key in waited if self.models[key] == batch.model}
+        interactive = candidates - self.bulk
+        bulk_first = self._check_lanes(waited, interactive)
+        leading = candidates & self.bulk if bulk_first else interactive
+        self._check_nobody_is_passed_over(leading, served)
+        assert not leading & self.small or leading & served, "a small request waited for nothing"
+        self._check_little_more_fits(batch, leading if full and bulk_first else interactive)
+        self.events += 1
+        self.last |= dict.fromkeys(served, self.events)
+
+    def _check_lanes(self, waited: set[int], interactive: set[int]) -> bool:
+        """Interactive requests go first, but every eighth time; whether it was that, or none were there."""
+        bulk_due = self.batches_before_bulk == BULK_INTERVAL - 1 and bool(waited & self.bulk)
+        bulk_first = bulk_due or waited <= self.bulk
+        if not bulk_first:
+            assert interactive, "bulk of one model went before interactive requests of another"
+        self.batches_before_bulk = (
+            self.batches_before_bulk + 1 if not bulk_first and self.bulk & set(self.waiting) else 0
+        )
+        if not bulk_due:  # bulk runs in what others left
+            left = [self.waiting[key][0][1] for key in interactive if key in self.waiting]
+            assert not left or max(left) > self.bulk_tokens_run
+        return bulk_first
+
+    def _check_nobody_is_passed_over(self, leading: set[int], served: set[Any]) -> None:
+        """Whoever waits longest is in the batch, or in the next one if a quantum was going on in this one."""
+        longest = min(self.last[key] for key in leading)
+        for key in leading:
+            if self.last[key] == longest and not any(self.last[each] == longest for each in served & leading):
+                self.passed[key] = self.passed.get(key, 0) + 1
+                assert self.passed[key] <= 1, "the one waiting longest got nothing"
+        for key in served:
+            self.passed.pop(key, None)
+
+    def _check_contents(self, batch: Batch) -> None:
+        assert 1 <= batch.texts <= TEXT_BUDGET
+        assert 1 <= batch.tokens <= BUDGET
+        assert len({piece.request.key for piece in batch.slices}) == len(batch.slices)
+        tokens = 0
+        self.bulk_tokens_run = sum(piece.tokens for piece in batch.slices if piece.request.key in self.bulk)
+        for piece in batch.slices:
+            key = piece.request.key
+            assert isinstance(key, int)
+            assert self.models[key] == batch.model
+            mine = self.waiting[key]
+            taken, rest = mine[: piece.stop - piece.start], mine[piece.stop - piece.start :]
+            assert [text for text, _ in taken] == list(
+                range(piece.start, piece.stop)
+            )  # in order, none missing, none twice
+            assert sum(length for _, length in taken) == piece.tokens
+            tokens += piece.tokens
+            if rest:
+                self.waiting[key] = rest
+            else:
+                del self.waiting[key]
+        assert tokens == batch.tokens
+
+    def _check_little_more_fits(self, batch: Batch, lane: set[int]) -> None:
+        """Bound late: the batch ends with a text, or a small request, that does not fit."""
+        left = [sum(tokens for _, tokens in self.waiting[key]) for key in lane & self.small & set(self.waiting)]
+        left += [self.waiting[key][0][1] for key in (lane - self.small) & set(self.waiting)]
+        if left and batch.texts <= TEXT_BUDGET - SMALL_TEXTS:
+            assert batch.tokens + max(left) > BUDGET
+
+    @invariant()
+    def counters_are_right(self) -> None:
+        assert self.scheduler.queue_texts == sum(map(len, self.waiting.values()))
+        assert self.scheduler.queue_tokens == sum(tokens for texts in self.waiting.values() for _, tokens in texts)
+        assert set(self.scheduler.waiting()) == set(self.waiting)
+
+    @invariant()
+    def what_is_ahead_is_at_most_twice_what_runs_before(self) -> None:
+        for model in ("small", "large"):
+            sizes = {
+                key: sum(tokens for _, tokens in texts)
+                for key, texts in self.waiting.items()
+                if self.models[key] == model
+            }
+            interactive = {key: tokens for key, tokens in sizes.items() if key not in self.bulk}
+            bulk = {key: tokens for key, tokens in sizes.items() if key in self.bulk}
+            for tokens in (1, 50, 300, 10_000):
+                exactly = self._before(interactive, tokens)
+                assert exactly <= self.scheduler.ahead(model, tokens, bulk=False) <= 2 * exactly
+                exactly = sum(interactive.values()) + self._before(bulk, tokens)
+                assert exactly <= self.scheduler.ahead(model, tokens, bulk=True) <= 2 * exactly
+            assert self.scheduler.tokens_of(model, bulk=True) == sum(sizes.values())
+            assert self.scheduler.tokens_of(model, bulk=False) == sum(interactive.values())
+
+    def _before(self, sizes: dict[int, int], tokens: int) -> int:
+        """Tokens of a lane that run before a new request of so many: of large ones only before another large one."""
+        small = sum(size for key, size in sizes.items() if key in self.small)
+        return small + sum(min(size, tokens) for key, size in sizes.items() if key not in self.small and tokens > SMALL)
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestScheduler = SchedulerMachine.TestCase
+
+
+@given(st.lists(lengths_of_a_request, min_size=1, max_size=20))
+def test_every_text_leaves_once_and_in_order(requests: list[list[int]]) -> None:
+    scheduler = scheduler_of(BUDGET)
+    for key, lengths in enumerate(requests):
+        scheduler.add(Request(key, lengths))
+    seen: dict[object, list[int]] = {key: [] for key in range(len(requests))}
+    while (batch := scheduler.next_batch()) is not None:
+        for piece in batch.slices:
+            seen[piece.request.key] += range(piece.start, piece.stop)
+    assert seen == {key: list(range(len(lengths))) for key, lengths in enumerate(requests)}
+    assert scheduler.queue_texts == scheduler.queue_tokens == 0
+
+
+def test_a_small_request_waits_for_one_batch_at_most_behind_large_ones() -> None:
+    scheduler = scheduler_of(2048)
+    for key in range(50):
+        scheduler.add(Request(f"large-{key}", [50] * 400))
+    assert scheduler.next_batch() is not None  # this one runs when the small request arrives
+    scheduler.add(Request("small", [30, 30]))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert batch.slices[0].request.key == "small"
+    assert batch.tokens > 2048 - 50
+
+
+def test_many_small_requests_do_not_starve_a_large_one() -> None:
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("large", [60] * 10))
+    batches = 0
+    while "large" in scheduler.waiting():
+        for key in range(9):  # these alone are nine tenths of what can be run
+            scheduler.add(Request((batches, key), [10]))
+        assert scheduler.next_batch() is not None
+        batches += 1
+        assert batches <= 10 * 10
+
+
+@pytest.mark.parametrize("clients", [40, 128, 200])
+def test_requests_of_clients_that_come_again_and_again_take_about_equally_long(clients: int) -> None:
+    """Equal shares mean a time in proportion to the size, for those that came first as for those that came last."""
+    rng = Random(7)
+    scheduler = scheduler_of(2048)
+    came: dict[Hashable, int] = {}  # request → the batch before it
+    took: list[int] = []
+
+    def come(batch: int) -> None:
+        key = len(came)
+        came[key] = batch
+        scheduler.add(Request(key, [rng.randint(16, 130) for _ in range(8)]))
+
+    for _ in range(clients):
+        come(0)
+    for number in range(1, 2000):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        assert batch.tokens > 2048 - 130
+        for piece in batch.slices:
+            if piece.stop == 8:
+                took.append(number - came[piece.request.key])
+                come(number)
+    settled = sorted(took[2 * clients :])
+    mean = sum(settled) / len(settled)
+    assert settled[int(0.99 * len(settled))] < 1.7 * mean
+    assert settled[-1] < 2.2 * mean
+
+
+def test_one_text_beside_a_hundred_requests_waits_for_its_share() -> None:
+    """One that has just come is not behind anybody; but those that are behind their shares go first."""
+    rng = Random(7)
+    scheduler = scheduler_of(2048)
+    for key in range(100):
+        scheduler.add(Request(key, [rng.randint(16, 130) for _ in range(400)]))
+    for number in range(200):
+        scheduler.next_batch()
+        scheduler.add(Request(f"single {number}", [64]))
+    waiting = [key for key in scheduler.waiting() if isinstance(key, str)]
+    assert len(waiting) <= 3, waiting  # a share of 2048 / 103 tokens a batch is a text in three batches
+
+
+def test_bulk_runs_in_what_others_leave() -> None:
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("bulk", [30] * 20, bulk=True))
+    for number in range(6):
+        scheduler.add(Request(number, [20, 20]))
+    batches = [scheduler.next_batch() for _ in range(4)]
+    shares = [{p.request.key: p.tokens for p in batch.slices} for batch in batches if batch is not None]
+    assert [sum(tokens for key, tokens in share.items() if key != "bulk") for share in shares] == [100, 100, 40, 0]
+    assert [share.get("bulk", 0) for share in shares] == [0, 0, 60, 90]
+
+
+def test_bulk_is_not_starved_by_others_without_end() -> None:
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("bulk", [60] * 5, bulk=True))
+    batches = 0
+    while "bulk" in scheduler.waiting():
+        for key in range(10):  # all that can be run, again and again
+            scheduler.add(Request((batches, key), [10]))
+        assert scheduler.next_batch() is not None
+        batches += 1
+        assert batches <= 5 * BULK_INTERVAL
+    assert batches >= 4 * BULK_INTERVAL
+
+
+def test_a_crowd_is_not_cut_into_crumbs() -> None:
+    scheduler = scheduler_of(10_000)
+    for number in range(256):
+        scheduler.add(Request(number, [10] * 40))
+    for _ in range(10):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        assert batch.tokens == 10_000
+        assert len(batch.slices) == 25  # whole requests, each within a quantum
+
+
+def test_everyone_has_a_quantum_before_anyone_has_two() -> None:
+    """A large request of texts longer than a quantum included: what it takes too much, it pays back."""
+    scheduler = scheduler_of(1000)
+    for number in range(20):
+        scheduler.add(Request(number, [[60] * 300, [400] * 45][number % 2]))
+    tokens: dict[Any, int] = dict.fromkeys(range(20), 0)
+    for _ in range(200):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        for piece in batch.slices:
+            tokens[piece.request.key] += piece.tokens
+        assert max(tokens.values()) - min(tokens.values()) <= 250 + 400 + 60
+    assert min(tokens.values()) > 6000
+
+
+def test_a_remainder_as_small_as_a_small_request_runs_with_the_quantum_before_it() -> None:
+    scheduler = scheduler_of(1024)
+    for number in range(8):
+        scheduler.add(Request(number, [30] * 9))  # 14 tokens more than a quantum
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert [(piece.start, piece.stop) for piece in batch.slices[:3]] == [(0, 9)] * 3
+
+
+def test_half_of_a_batch_is_for_small_requests_while_large_ones_wait() -> None:
+    scheduler = scheduler_of(1024)
+    scheduler.add(Request("large", [64] * 100))
+    for number in range(200):
+        scheduler.add(Request(number, [16]))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert [piece.request.key for piece in batch.slices] == [*range(32), "large"]
+    assert batch.tokens == 1024
+
+
+def test_texts_longer_than_half_of_a_batch_and_small_requests_alternate() -> None:
+    scheduler = scheduler_of(1024, longest_text=4000)
+    scheduler.add(Request("large", [4000] * 10))
+    for number in range(200):
+        scheduler.add(Request(number, [16]))
+    batches = [scheduler.next_batch() for _ in range(6)]
+    large = ["large" in {piece.request.key for piece in batch.slices} for batch in batches if batch is not None]
+    assert large == [True, False] * 3
+
+
+def test_neither_budget_lets_bulk_go_first() -> None:
+    scheduler = scheduler_of(2048, 8)
+    scheduler.add(Request("bulk", [3] * 400, bulk=True))
+    scheduler.add(Request("interactive", [12]))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert {piece.request.key: piece.stop - piece.start for piece in batch.slices} == {"interactive": 1, "bulk": 7}
+
+
+def test_a_batch_closes_when_it_is_taken_and_not_before() -> None:
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("first", [10]))
+    assert not scheduler.full()  # so nobody may take it ahead
+    scheduler.add(Request("second", [10]))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert [piece.request.key for piece in batch.slices] == ["first", "second"]
+    scheduler.add(Request("third", [60, 60]))
+    assert scheduler.full()
+
+
+@pytest.mark.parametrize(("lengths", "why"), [([0], "0 tokens"), ([5, 101], "101 tokens"), ([-3], "-3 tokens")])
+def test_impossible_texts_are_refused(lengths: list[int], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        scheduler_of(100).add(Request("x", lengths))
+
+
+def test_a_key_is_queued_once() -> None:
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("x", [1]))
+    with pytest.raises(ValueError, match="'x' is queued already"):
+        scheduler.add(Request("x", [1]))
+
+
+def test_a_request_without_texts_is_nothing() -> None:
+    scheduler = scheduler_of(100)
+    scheduler.add(Request("x", []))
+    assert scheduler.next_batch() is None
+    assert scheduler.cancel("x") == 0

@@ -1,0 +1,78 @@
+"""What a batch costs the scheduler: in proportion to what is in it, however much waits. Lines are counted, not time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embert.server.engine_worker import scheduling
+from embert.server.engine_worker.scheduling import Batch, Request
+from tests.server.engine_worker.schedulers import scheduler_of
+
+CODE = Path(scheduling.__file__).parent
+
+
+def lines_run(work: Callable[[], Any]) -> int:
+    """Lines of the scheduler's code that this runs: what it costs, on any machine."""
+    lines = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if Path(frame.f_code.co_filename).parent != CODE:
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("lengths", [[12], [104] * 32])
+def test_what_a_batch_costs_does_not_grow_with_the_queue(lengths: list[int]) -> None:
+    def cost(requests: int) -> int:
+        scheduler = scheduler_of(2048)
+        for number in range(requests):
+            model, bulk = "small" if number % 2 else "large", number % 3 == 0
+            scheduler.add(Request(number, lengths, model, 100.0 + number, bulk))
+
+        def three_batches() -> None:
+            for _ in range(3):
+                assert scheduler.full()
+                assert scheduler.expire(50.0) == []
+                assert scheduler.next_batch() is not None
+
+        return lines_run(three_batches)
+
+    assert cost(60_000) <= 1.5 * cost(2000)
+
+
+def test_a_request_of_one_text_costs_a_batch_little() -> None:
+    """Its slice is made when it is added: the encoder may be waiting for the batch."""
+    scheduler = scheduler_of(12_000)
+    for number in range(2000):
+        scheduler.add(Request(number, [12]))
+    made: list[Batch | None] = []
+    assert lines_run(lambda: made.append(scheduler.next_batch())) <= 16 * 1000
+    assert made[0] is not None
+    assert made[0].texts == 1000
+
+
+def test_requests_that_are_done_do_not_stay_with_those_that_wait_for_their_deadline() -> None:
+    scheduler = scheduler_of(100)
+    for number in range(20_000):
+        scheduler.add(Request(number, [10], deadline=1e6 + number))
+        assert scheduler.next_batch() is not None
+    assert len(scheduler._deadlines) < 2000
+    scheduler.add(Request("late", [10], deadline=5.0))
+    scheduler.add(Request("in time", [10], deadline=2e6))
+    assert [request.key for request in scheduler.expire(6.0)] == ["late"]
+    assert scheduler.waiting() == ["in time"]

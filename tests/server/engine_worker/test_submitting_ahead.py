@@ -1,0 +1,161 @@
+"""The next batch is submitted while the last one runs: a full one at once, any other shortly before its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.engine_worker.harness import BUDGET, FAILS, Clock, Harness
+
+
+def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engine: Harness, clock: Clock) -> None:
+    engine.model.throughput.calibrate(0.09, 0.0)
+    engine.hold()
+    clock.wake.clear()
+    engine.send([[1, 2]])
+    assert clock.asleep.wait(60)
+    engine.send([[10]])
+    engine.send([[11]], [[12]])
+    engine.wait_until(lambda: engine.queued() == 3)
+    assert len(engine.encoder.batches) == 1  # gathering until then
+    clock.wake.set()
+    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
+    assert engine.encoder.batches[1].sequences == 3
+    assert 0.06 < clock.slept_s[0] < 0.0895
+    engine.release(2)
+    engine.receive(4)
+
+
+def test_an_expectation_that_is_too_long_is_given_up(engine: Harness, clock: Clock) -> None:
+    # Of a machine that was busy while the encoder warmed up, say: here a batch takes no time at all.
+    engine.model.throughput.calibrate(0.09, 0.0)
+    for number in range(20):
+        engine.send([[number, 2]])
+        engine.receive(1)
+    assert 10 <= len(clock.slept_s) <= 13  # then it is too short to wait for
+    assert engine.model.throughput.expected_s(2) < 0.002
+
+
+@pytest.mark.parametrize("batch_s", [0.0008, 0.11])
+def test_batches_too_short_or_too_long_for_it_are_waited_for(engine: Harness, clock: Clock, batch_s: float) -> None:
+    engine.model.throughput.calibrate(batch_s, 0.0)
+    engine.hold()
+    engine.send([[1] * (BUDGET - 1)], [[3, 3]])  # not both in one batch, and neither fills one
+    engine.wait_until_running()
+    assert clock.slept_s == []
+    assert engine.queued() == 1
+    assert len(engine.encoder.batches) == 1
+    engine.release(2)
+    engine.receive(2)
+
+
+def test_a_full_batch_is_handed_over_while_another_runs(engine: Harness) -> None:
+    engine.hold()
+    engine.send([[1] * BUDGET], [[2] * BUDGET], [[3] * BUDGET])
+    engine.wait_until_running()
+    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
+    engine.release(3)
+    engine.receive(3)
+    assert [batch.tokens for batch in engine.encoder.batches] == [BUDGET] * 3
+
+
+@pytest.fixture
+def handed_over(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of batches that the encoder has been given, each time one is answered."""
+    counts: list[int] = []
+    answer = engine.loop._responder.answer
+
+    def counted(*arguments: Any) -> None:
+        counts.append(len(engine.encoder.batches))
+        answer(*arguments)
+
+    monkeypatch.setattr(engine.loop._responder, "answer", counted)
+    return counts
+
+
+def test_the_encoder_works_on_while_answers_are_made(engine: Harness, handed_over: list[int]) -> None:
+    engine.hold()
+    engine.send([[1, 2]])
+    engine.wait_until_running()
+    engine.send([[3]])
+    engine.wait_until(lambda: engine.queued() == 1)
+    engine.release(2)
+    engine.receive(2)
+    assert handed_over == [2, 2]
+
+
+def test_a_second_full_batch_is_handed_over_before_an_answer_is_made(engine: Harness, handed_over: list[int]) -> None:
+    engine.model.throughput.calibrate(0.5, 0.0)
+    engine.hold()
+    engine.send(*[[[number] * BUDGET] for number in range(1, 6)])
+    engine.wait_until_running()
+    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
+    engine.release(5)
+    engine.receive(5)
+    assert handed_over == [3, 4, 5, 5, 5]
+
+
+def test_answers_wait_while_the_encoder_has_next_to_nothing_to_do(engine: Harness, handed_over: list[int]) -> None:
+    """Batches that take no time, beside which an answer takes long: up to three answers wait."""
+    engine.model.answer_s = 0.01
+    engine.hold()
+    engine.send(*[[[number] * BUDGET] for number in range(1, 9)])
+    engine.wait_until_running()
+    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
+    engine.release(8)
+    engine.receive(8)
+    assert handed_over == [5, 6, 7, 8, 8, 8, 8, 8]
+
+
+def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = most = 0
+    submit, wait = engine.encoder.submit, engine.encoder.wait
+
+    def submitted(batch: Any) -> Any:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        return submit(batch)
+
+    def waited(ticket: Any) -> Any:
+        nonlocal held
+        try:
+            return wait(ticket)
+        finally:
+            held -= 1
+
+    monkeypatch.setattr(engine.encoder, "submit", submitted)
+    monkeypatch.setattr(engine.encoder, "wait", waited)
+    engine.hold()
+    half = BUDGET // 2
+    sent = [[[number] * half] for number in range(1, 21)]
+    for failing in (4, 5, 12):
+        sent[failing] = [[FAILS] * half]
+    engine.send(*sent)
+    engine.release(100)
+    parts = engine.receive(20)
+    assert sum(bool(each[0].error) for each in parts.values()) == 3
+    assert (held, most) == (0, 2)
+
+
+@pytest.mark.parametrize("beside_interactive", [False, True])
+def test_full_batches_of_bulk_wait_only_while_interactive_requests_come(
+    engine: Harness, clock: Clock, beside_interactive: bool
+) -> None:
+    engine.model.throughput.calibrate(0.0, 0.009)
+    if beside_interactive:
+        engine.send([[1, 1]])
+        engine.receive(1)
+    before = len(engine.encoder.batches)
+    engine.hold()
+    engine.send(*[[[number] * BUDGET] for number in range(1, 4)], bulk=True)
+    engine.wait_until_running()
+    if beside_interactive:
+        engine.wait_until(lambda: engine.queued() == 2)
+        assert len(engine.encoder.batches) == before + 1
+    else:
+        engine.wait_until(lambda: len(engine.encoder.batches) == before + 2)
+    engine.encoder.free = True
+    engine.release(3)
+    engine.receive(3)

@@ -1,0 +1,129 @@
+"""The engine's account of itself."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embert.server.engine_worker.scheduling.throughput import BusyTime, ThroughputEstimate
+
+BATCH = 2048
+FIXED_S, TOKEN_S = 0.003, 0.0002  # MiniLM on two CPU cores
+
+
+def calibrated(fixed_s: float = FIXED_S, token_s: float = TOKEN_S, tokens: int = BATCH) -> ThroughputEstimate:
+    estimate = ThroughputEstimate(tokens)
+    estimate.calibrate(fixed_s, token_s)
+    return estimate
+
+
+def test_nothing_is_expected_of_the_unknown() -> None:
+    estimate = ThroughputEstimate(BATCH)
+    estimate.add_batch(1.0, 100)
+    assert estimate.expected_s(100) == estimate.tokens_per_s == 0.0
+    assert estimate.tokens_within(0.001) == BATCH
+
+
+def test_at_first_a_batch_takes_what_was_calibrated() -> None:
+    estimate = calibrated(0.001, 1e-6)
+    assert estimate.expected_s(500) == estimate.seconds(500) == pytest.approx(0.0015)
+    assert estimate.tokens_per_s == pytest.approx(BATCH / (0.001 + BATCH * 1e-6))
+    assert estimate.tokens_within(0.0015) in (499, 500)
+    assert (estimate.tokens_within(0.0005), estimate.tokens_within(1.0)) == (0, BATCH)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 2 * BATCH)), max_size=60))
+def test_what_is_learned_is_bounded(batches: list[tuple[float, int]]) -> None:
+    """Whatever is measured: half of the calibrated time at least, and at most what a batch has taken."""
+    estimate = calibrated()
+    for seconds, tokens in batches:
+        estimate.add_batch(seconds, tokens)
+        estimate.note_prediction(too_long=False)
+        longest_s = max([FIXED_S, *(each for each, _ in batches)])
+        assert FIXED_S / 2 <= estimate.fixed_s <= FIXED_S + 3 * longest_s
+        assert 0 < estimate.tokens_per_s <= 2 / TOKEN_S
+        assert estimate.expected_s(500) <= FIXED_S + 500 * TOKEN_S + 1e-9
+
+
+@given(
+    st.floats(0.5, 20),
+    st.floats(0.5, 20),
+    st.lists(st.integers(1, BATCH), min_size=2, max_size=5).filter(lambda sizes: max(sizes) > 8 * min(sizes)),
+)
+def test_the_fixed_time_and_that_of_a_token_are_learned(fixed: float, token: float, sizes: list[int]) -> None:
+    estimate = calibrated()
+    for _ in range(80):
+        for tokens in sizes:
+            estimate.add_batch(fixed * FIXED_S + token * TOKEN_S * tokens, tokens)
+    for tokens in sizes:
+        assert estimate.seconds(tokens) == pytest.approx(fixed * FIXED_S + token * TOKEN_S * tokens, rel=0.15)
+
+
+@pytest.mark.parametrize("tokens", [3, 12, 40, 200])
+def test_short_batches_say_nothing_of_full_ones(tokens: int) -> None:
+    """Their fixed time is ten times what it was, as beside busy HTTP processes."""
+    rng, estimate = Random(7), calibrated()
+    rate = estimate.tokens_per_s
+    for _ in range(3000):
+        tokens_now = rng.randint(max(1, tokens // 2), tokens)
+        estimate.add_batch(rng.choice([0.02, 0.03, 0.04]) + tokens_now * TOKEN_S, tokens_now)
+    assert estimate.fixed_s == pytest.approx(0.03, rel=0.5)
+    assert estimate.tokens_per_s == pytest.approx(rate, rel=0.25)
+
+
+def test_a_slower_machine_is_noticed_and_a_pause_hardly() -> None:
+    estimate = calibrated()
+    rate, full_s = estimate.tokens_per_s, FIXED_S + BATCH * TOKEN_S
+    for _ in range(20):
+        estimate.add_batch(full_s, BATCH)
+    estimate.add_batch(60.0, BATCH)
+    assert estimate.tokens_per_s > 0.9 * rate
+    for number in range(30):
+        estimate.add_batch(4 * full_s, BATCH - number)
+    assert estimate.tokens_per_s == pytest.approx(rate / 4, rel=0.2)
+    for number in range(60):
+        estimate.add_batch(full_s, BATCH - number)
+    assert estimate.tokens_per_s == pytest.approx(rate, rel=0.1)
+
+
+def test_a_start_on_a_busy_machine_does_not_bound_the_rate_for_ever() -> None:
+    estimate = calibrated(2 * FIXED_S, 2 * TOKEN_S)
+    for _ in range(60):
+        estimate.add_batch(FIXED_S + BATCH * TOKEN_S, BATCH)
+    assert estimate.tokens_per_s == pytest.approx(1 / TOKEN_S, rel=0.05)
+
+
+def test_batches_that_are_looked_for_late_do_not_double_the_rate() -> None:
+    """They seem to have begun late."""
+    estimate = calibrated()
+    rate = estimate.tokens_per_s
+    for _ in range(100):
+        estimate.add_batch(1e-6, BATCH)
+    assert estimate.tokens_per_s <= 2.001 * rate
+
+
+def test_a_batch_handed_over_ahead_begins_when_the_one_before_ends() -> None:
+    busy = BusyTime()
+    assert busy.add(0.0, 1.0) == 1.0
+    assert busy.add(0.5, 2.0) == 1.0  # waited for the first
+    assert busy.last_ended == busy.total_s == 2.0
+
+
+def test_batches_found_ended_are_expected_to_be_shorter_for_a_while() -> None:
+    estimate = calibrated(0.02, 0.0)
+    for _ in range(9):
+        estimate.note_prediction(too_long=True)
+    assert estimate.expected_s(100) < 0.001
+    for _ in range(200):
+        estimate.note_prediction(too_long=False)
+    assert estimate.expected_s(100) == pytest.approx(0.02)
+
+
+def test_the_busy_part_of_a_window() -> None:
+    busy = BusyTime()
+    busy.add(0.0, 1.0)
+    busy.add(3.0, 4.0)
+    assert busy.ratio(5.0) == pytest.approx(0.4)

@@ -1,0 +1,155 @@
+"""Two models on one device: batches of one model each, the time shared equally, and neither waits for the other's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from embert.engine import PackedBatch, Rows, Task
+from embert.server.engine_worker.scheduling import Batch
+from tests.server.engine_worker.harness import BUDGET, FAILS, Harness, Recorder, rows, vector_of
+
+
+class Doubled(Recorder):
+    """Another model: its vectors are twice the other's."""
+
+    def __init__(self, order: list[str]) -> None:
+        super().__init__()
+        self.order = order
+
+    def submit(self, batch: PackedBatch) -> PackedBatch:
+        self.order.append("second")
+        return super().submit(batch)
+
+    def wait(self, ticket: PackedBatch) -> dict[Task, Rows]:
+        answer = super().wait(ticket)
+        return {task: Rows(2 * each.values, each.offsets) for task, each in answer.items()}
+
+
+class TwoModels(Harness):
+    """A third one is the server's, too, and not loaded here."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, models=3)
+        self.order: list[str] = []  # of the batches
+        submit = self.encoder.submit
+
+        def noted(batch: PackedBatch) -> PackedBatch:
+            self.order.append("first")
+            return submit(batch)
+
+        self.encoder.submit = noted  # type: ignore[method-assign]
+        self.second = self.add(1, Doubled(self.order))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[TwoModels]:
+    harness = TwoModels(tmp_path)
+    yield harness
+    harness.close()
+
+
+def test_each_request_runs_on_its_model(two: TwoModels) -> None:
+    texts = [[index, index + 1] for index in range(1, 9)]
+    first = two.send(*[[text] for text in texts])
+    second = two.send(*[[text] for text in texts], model=1)
+    parts = two.receive(16)
+    for text, one, other in zip(texts, first, second, strict=True):
+        assert rows(parts[one][0]) == [vector_of(text)]
+        assert rows(parts[other][0]) == [[2 * value for value in vector_of(text)]]
+
+
+def test_two_models_under_load_take_turns_by_time(two: TwoModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of the second are expected to take, and take, three times as long."""
+    two.model.throughput.calibrate(0.0, 0.001)
+    two.second.throughput.calibrate(0.0, 0.003)
+    settle = two.loop._queue.settle
+
+    def settle_as_expected(batch: Batch, _: float) -> None:
+        settle(batch, batch.charged.seconds if batch.charged else 0.0)
+
+    monkeypatch.setattr(two.loop._queue, "settle", settle_as_expected)
+    two.hold()
+    two.send([[1, 1]])
+    two.wait_until_running()
+    two.send([[5] * BUDGET] * 30)
+    two.send([[5] * BUDGET] * 30, model=1)
+    two.wait_until(lambda: two.queued() >= 58)
+    two.encoder.free = True
+    two.release(100)
+    two.receive(61)
+    order = two.order[2:42]
+    assert 0.2 < order.count("second") / len(order) < 0.3
+
+
+def test_a_failed_batch_of_one_model_is_run_again_in_halves_on_it(two: TwoModels) -> None:
+    two.hold()
+    two.send([[1, 1]])
+    two.wait_until_running()
+    bad, good = two.send([[FAILS, 2]], [[7, 8]], model=1)
+    two.wait_until(lambda: two.queued() == 2)
+    two.release(2)
+    two.encoder.free = True
+    parts = two.receive(3)
+    assert parts[bad][0].error == "backend"
+    assert rows(parts[good][0]) == [[2 * value for value in vector_of([7, 8])]]
+
+
+def test_a_model_that_is_not_here_is_an_error_and_no_end(two: TwoModels) -> None:
+    (lost,) = two.send([[1, 2]], model=2)
+    (part,) = two.receive(1)[lost]
+    assert part.error == "backend"
+    assert "not loaded on this engine" in part.message
+    (well,) = two.send([[1, 2]])
+    assert rows(two.receive(1)[well][0]) == [vector_of([1, 2])]
+
+
+def test_a_deadline_counts_the_work_of_both(two: TwoModels) -> None:
+    """Of the other model only as much as this one's own: the two share the device."""
+    for model in (two.model, two.second):
+        model.throughput.calibrate(0.0, 1.0)  # a token a second
+    two.hold()
+    two.send([[1, 1]])
+    two.wait_until_running()
+    two.send([[3] * 20], [[4] * 20], model=1)
+    two.wait_until(lambda: two.queued() == 2)
+    # 10 tokens of its own, and as long for the other model's: 20 s.
+    (early,) = two.send([[5] * 10], patience_s=15.0)
+    assert two.receive(1)[early][0].error == "cannot_meet_deadline"
+    (enough,) = two.send([[5] * 10], patience_s=25.0)
+    two.encoder.free = True
+    two.release(10)
+    assert not two.receive(4)[enough][0].error
+
+
+def test_a_request_that_expires_gives_no_place_to_a_model_whose_encoder_is_full(
+    two: TwoModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.hold()
+    two.send([[1, 1]])
+    two.wait_until_running()
+    (late,) = two.send([[5, 5]])
+    two.send([[6, 6]], model=1, patience_s=600.0)
+    two.wait_until(lambda: two.queued() == 2)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 300)
+    monkeypatch.setattr("embert.server.engine_worker.work_queue.time", later)
+    assert two.loop._queue.take_ahead(full=False, but={1}) is None
+    assert two.receive(1)[late][0].error == "deadline"
+    assert two.queued() == 1
+
+
+def test_an_idle_engine_probes_each_of_its_models(two: TwoModels) -> None:
+    two.wait_until(lambda: not two.queued())
+    for _ in range(4):
+        two.loop._health.last_success = 0.0
+        two.loop._on_idle()
+    assert two.order.count("first") == two.order.count("second") == 2
+
+
+def test_the_status_tells_the_rate_of_every_model_of_the_server(two: TwoModels) -> None:
+    two.second.throughput.calibrate(0.0, 1 / 40)
+    assert two.loop._health.status().tokens_per_s == pytest.approx([0.0, 40.0, 0.0])

@@ -1,0 +1,172 @@
+"""What a person types, clicks and sees: similarity, times, code, live figures."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from embert.server.frontend.routes import TASKS
+from tests.server.frontend.playground.page import CONTRASTS, cells, compare, contents, look_like, text
+from tests.server.live import ROOT, Live, until
+
+HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.fixture(scope="module")
+def page(chrome: Chrome, server: Live) -> Chrome:
+    chrome.get("about:blank")
+    chrome.get_log("browser")  # type: ignore[no-untyped-call]  # what others left there
+    chrome.get(server.url)
+    until(lambda: cells(chrome), what="the first matrix")
+    return chrome
+
+
+# --- the answer ---
+
+
+def test_browsers_get_the_page_and_others_a_hint(http: httpx.Client) -> None:
+    page = http.get("/", headers=HTML)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert len(page.content) < 60_000
+    assert http.head("/", headers=HTML).status_code == 200
+    hint = http.get("/")
+    assert hint.headers["content-type"].startswith("text/plain")
+    assert "/docs" in hint.text
+    for refused in ("text/html;q=0", "text/html;q=0.1, text/plain", "*/*"):
+        assert http.get("/", headers={"accept": refused}).headers["content-type"].startswith("text/plain")
+    assert http.post("/", json={"inputs": "a"}, headers=HTML).json()[0]
+
+
+def test_the_page_is_self_contained(http: httpx.Client) -> None:
+    page = http.get("/", headers=HTML)
+    icon, *links = re.findall(r"""(?:src|href)=["']([^"']*)""", page.text)
+    assert base64.b64decode(icon.removeprefix("data:image/png;base64,"), validate=True).startswith(b"\x89PNG")
+    assert links == ["docs", "metrics", "docs"]
+    assert not re.findall(r"https?://(?!\$)", page.text)
+    policy = page.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+
+
+def test_the_live_figures_know_every_route_of_work() -> None:
+    source = (ROOT / "server/frontend/playground/live.js").read_text()
+    known = set(re.findall(r'"(/[^"]*)"', source.partition("const WORK")[2].partition("];")[0]))
+    assert {path for task in TASKS for path in task.paths} - known == {"/tokenize", "/decode", "/detokenize"}
+
+
+# --- what a person does ---
+
+
+def test_model_limits_and_state(page: Chrome, http: httpx.Client) -> None:
+    info = http.get("/info").json()
+    assert text(page, "#state") == "ready"
+    assert text(page, "#model") == info["served_model_name"]
+    facts = text(page, "#facts").replace("\n", " ")
+    for fact in ("dimensions 384", "longest text 256 tokens", "texts a request 2 048", info["device_name"], "float32"):
+        assert fact in facts
+
+
+def test_a_heat_map_of_what_was_typed(page: Chrome, http: httpx.Client) -> None:
+    texts = ["a cat on a mat", "<b>the kitten</b> & 'the' \"rug\"", "interest rates", "Zinsen 利率 🏦"]
+    compare(page, texts)
+    vectors = http.post("/embed", json={"inputs": texts}).json()
+    expected = [sum(x * y for x, y in zip(a, b, strict=True)) for a in vectors for b in vectors]
+    assert cells(page) == pytest.approx(expected, abs=0.0051)
+    script = "return [...document.querySelectorAll('#matrix td')].map((cell) => cell.style.getPropertyValue('--heat'))"
+    heats = [float(heat.rstrip("%")) for heat in page.execute_script(script) if heat]
+    assert heats == pytest.approx([100 * min(1, max(0, value)) for value in expected], abs=0.51)
+    colours = {cell.value_of_css_property("background-color") for cell in page.find_elements(By.TAG_NAME, "td")}
+    assert len(colours) > 4
+    assert text(page, "#pair").startswith("Closest, ")
+
+
+def test_the_parts_of_the_time_add_up(page: Chrome) -> None:
+    compare(page, ["one", "two"])
+    assert contents(page, "#part-list tbody th")[:3] == ["tokenise", "queue", "inference"]
+    *parts, total = (float(ms) for ms in contents(page, "#part-list tbody td:nth-child(2)"))
+    assert len(parts) == 5
+    assert sum(parts) == pytest.approx(total, abs=0.05)
+    assert parts[2] > 0
+    assert len(page.find_elements(By.CSS_SELECTOR, "#parts i")) == 5
+
+
+def test_the_snippets_run(page: Chrome) -> None:
+    texts = ['it\'s a "quoted" \\ text $HOME', "`date` 🏦"]
+    compare(page, texts)
+    page.find_element(By.ID, "tab-curl").click()
+    curl = shlex.split(text(page, "#snippet").replace("\\\n", " "))
+    ran = subprocess.run(curl, capture_output=True, text=True, check=True)
+    assert ran.stdout.count('"embedding":[') == 2, ran.stdout
+    page.find_element(By.ID, "tab-curl").send_keys(Keys.ARROW_RIGHT)
+    assert page.switch_to.active_element.get_attribute("id") == "tab-python"
+    python = text(page, "#snippet")
+    ran = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, check=True)
+    printed = [float(value) for value in re.findall(r"-?\d+\.\d*", ran.stdout)]
+    assert printed == pytest.approx(cells(page), abs=0.011)
+
+
+def test_live_numbers_come_from_the_metrics(page: Chrome, http: httpx.Client) -> None:
+    def numbers(tile: str) -> list[float]:
+        (shown,) = contents(page, f"#live-{tile} p")
+        return [float(part.replace(" ", "")) for part in shown.split("·") if "–" not in part]  # noqa: RUF001
+
+    def send() -> bool:
+        http.post("/embed", json={"inputs": ["some text"] * 4})
+        return len(numbers("latency")) == 2
+
+    http.post("/embed", json={"inputs": "some text"})
+    until(lambda: re.match("latency, ms: mean of [0-9]+ requests?$", text(page, "#live-latency h3")), what="a mean")
+    assert len(numbers("latency")) == 1
+    until(send, what="quantiles")
+    assert text(page, "#live-latency h3") == "latency, ms: p50 · p99"
+    assert numbers("requests")[0] > 1
+    assert numbers("tokens")[0] > 10
+    half, most = numbers("latency")
+    assert 0 < half <= most < 10_000
+    assert numbers("queue") == [0, 1]
+    until(lambda: page.find_elements(By.CSS_SELECTOR, "#live-latency polyline"), what="a curve")
+
+
+def test_errors_are_said(page: Chrome) -> None:
+    page.find_element(By.ID, "texts").clear()
+    page.find_element(By.ID, "texts").send_keys(Keys.CONTROL, Keys.ENTER)
+    until(lambda: text(page, "#message") == "Write at least one text.")
+    for section in ("result", "timing", "code"):  # what stood there answered another question
+        assert not page.find_element(By.ID, section).is_displayed()
+    compare(page, ["a", "b"])
+    assert text(page, "#message") == ""
+    page.execute_script("document.getElementById('dimensions').removeAttribute('max')")
+    page.find_element(By.ID, "dimensions").send_keys("1000")
+    page.find_element(By.ID, "go").click()
+    until(lambda: text(page, "#message") == "`dimensions` must be 1 to 384; it is 1000")
+    page.find_element(By.ID, "dimensions").clear()
+
+
+def test_every_control_has_a_name_and_the_console_is_silent(page: Chrome) -> None:
+    nameless = page.execute_script("""
+        return [...document.querySelectorAll('input, select, textarea, button')].filter(
+            (control) => !control.labels?.length && !control.textContent.trim()).map((control) => control.outerHTML)""")
+    assert nameless == []
+    console: Any = page.get_log("browser")  # type: ignore[no-untyped-call]
+    assert [entry for entry in console if "422" not in entry["message"]] == []
+
+
+def test_texts_can_be_read_on_their_backgrounds(page: Chrome) -> None:
+    """WCAG's contrast of 4.5, light and dark, on every cell of the heat map too."""
+    compare(page, ["one", "two", "three"])
+    for dark in (False, True):
+        look_like(page, width=390, dark=dark)
+        assert page.execute_script(CONTRASTS) == []
+        overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.execute_script(overflow) <= 0  # a phone need not scroll sideways
+    look_like(page, width=1280)

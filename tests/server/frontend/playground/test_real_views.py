@@ -1,0 +1,81 @@
+"""Each view of a model that has its task, with the answers of the real routes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+
+from tests.server.frontend.playground.page import CONTRASTS, cells, contents, look_like, text
+from tests.server.live import Live, until
+from tests.server.stand_in import token_vectors
+
+
+def ask(chrome: Chrome, server: Live, view: str, **fields: str) -> None:
+    """Open the view of this server's page, fill its form, send it, and look at what it shows on a narrow screen."""
+    chrome.get("about:blank")  # another hash alone would not load the page
+    chrome.get_log("browser")  # type: ignore[no-untyped-call]  # what others left there
+    chrome.get(f"{server.url}/#{view}")
+    result = chrome.find_element(By.CSS_SELECTOR, f"#view-{view} .result")
+    until(result.is_displayed, what="the answer to what stands in the form")
+    for name, value in fields.items():
+        chrome.execute_script("document.getElementById(arguments[0]).value = arguments[1]", f"{view}-{name}", value)
+    chrome.find_element(By.CSS_SELECTOR, f"#view-{view} button.main").click()
+    until(lambda: not chrome.find_elements(By.CSS_SELECTOR, f"#view-{view} [aria-disabled]"), what="its answer")
+    assert result.is_displayed(), text(chrome, f"#view-{view} .message")
+    look_like(chrome, width=390, dark=True)
+    assert chrome.execute_script("return document.documentElement.scrollWidth") <= 390
+    assert chrome.execute_script(CONTRASTS) == []
+    look_like(chrome, width=1280)
+    assert chrome.get_log("browser") == []  # type: ignore[no-untyped-call]
+
+
+def values(chrome: Chrome, view: str) -> list[float]:
+    """The numbers of a list with bars."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.value)"
+    return [float(value) for value in chrome.execute_script(script, f"#{view}-list data")]
+
+
+def test_documents_by_a_reranker(chrome: Chrome, reranker: Live) -> None:
+    query, documents = "Why do cats purr?", ["a tax form", "cats purr", "kitten " * 400]
+    ask(chrome, reranker, "rerank", query=query, documents="\n".join(documents))
+    ranking = reranker.post("/rerank", {"query": query, "texts": documents}).json()
+    assert values(chrome, "rerank") == pytest.approx([each["score"] for each in ranking], abs=1e-6)
+    names = contents(chrome, "#rerank-list .name p:first-child")
+    assert [name[:9] for name in names] == [documents[each["index"]][:9] for each in ranking]
+    assert text(chrome, "#rerank-note").endswith("1 of 3 documents cut, to 128 tokens with the query.")
+    assert not chrome.find_elements(By.CSS_SELECTOR, "#views [role=tab]:not([hidden]) + [role=tab]")  # its only view
+
+
+def test_labels_by_a_classifier(chrome: Chrome, classifier: Live) -> None:
+    ask(chrome, classifier, "classify", text="what a day")
+    labels = classifier.post("/predict", {"inputs": "what a day"}).json()
+    assert values(chrome, "classify") == pytest.approx([each["score"] for each in labels], abs=1e-6)
+    assert contents(chrome, "#classify-list p") == [each["label"] for each in labels]
+
+
+def test_words_by_a_model_of_sparse_vectors(chrome: Chrome, three_heads: Live) -> None:
+    said = "The parcel was delivered to our old address, the parcel."
+    ask(chrome, three_heads, "sparse", text=said)
+    (weights,) = three_heads.post("/embed_sparse", {"inputs": said}).json()
+    weights.sort(key=lambda each: -each["value"])
+    assert values(chrome, "sparse") == pytest.approx([each["value"] for each in weights], abs=1e-6)
+    words = [three_heads.post("/decode", {"ids": [each["index"]]}).json()[0] for each in weights]
+    assert contents(chrome, "#sparse-list p") == words
+    assert text(chrome, "#sparse-note") == f"14 tokens, {len(weights)} weights"
+
+
+def test_tokens_by_a_model_of_late_interaction(chrome: Chrome, late_interaction: Live) -> None:
+    """Each row and column is named by its own token, where others of the text have no vector."""
+    ask(chrome, late_interaction, "match", query="a, cat", document="the, " * 30 + "cat")
+    query, document = [101, 1, 1037, 1010, 4937, 102, 103, 103], [101, 2, *[1996] * 11, 102]
+    rows = ["[CLS]", "[unused0]", "a", ",", "cat", "[SEP]", "[MASK]", "[MASK]"]
+    columns = ["[CLS]", "[unused1]", *["the"] * 11, "[SEP]"]
+    assert contents(chrome, "#match-grid tbody th[scope]") == rows
+    assert contents(chrome, "#match-grid thead th")[2:] == columns
+    expected = token_vectors(query, 16) @ token_vectors(document, 16).T
+    assert cells(chrome, "#match-grid") == pytest.approx(expected.flatten().tolist(), abs=0.0051)
+    best = np.array(columns)[expected.argmax(axis=1)]
+    assert [each.rpartition(" ")[0] for each in contents(chrome, "#match-grid .found")] == best.tolist()
+    assert text(chrome, "#match-note") == "Query: 5 tokens, 8 vectors. Document: cut to 24 of 63 tokens, 14 vectors."

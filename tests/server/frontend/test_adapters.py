@@ -1,0 +1,231 @@
+"""A model with adapters over HTTP: what chooses one, in every dialect, and texts of several in one batch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embert.engine import Task
+from embert.engine.heads.description import Heads
+from embert.engine.models.encoder_config import Adapters
+from embert.server.cli.main import main
+from embert.server.config import ModelConfig
+from embert.server.engine_worker.batching import Payload, pack
+from embert.server.engine_worker.scheduling import Request
+from embert.server.frontend.models.model_handle import ModelHandle
+from embert.server.ipc.messages import EncodeRequest
+from tests.engine.jina import INSTRUCTIONS, TASKS, VOCABULARY, Jina, flash
+from tests.engine.model_cases import byte_level
+from tests.server.live import Live, live, until
+
+Floats = npt.NDArray[np.float64]
+QUERY, PASSAGE = "retrieval.query", "retrieval.passage"
+
+
+@pytest.fixture(scope="module")
+def jina(tmp_path_factory: pytest.TempPathFactory) -> Jina:
+    return flash(tmp_path_factory.mktemp("jina"))
+
+
+@pytest.fixture(scope="module")
+def adapted(jina: Jina) -> Iterator[Live]:
+    with live(str(jina.folder), "--device", "cpu", "--served-model-name", "jina", "--accept-token-ids") as running:
+        yield running
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = byte_level(VOCABULARY).encode(text).ids
+    return ids
+
+
+def expected(jina: Jina, text: str | list[int], task: str | None, prompt: str | None = None) -> Floats:
+    """The oracle's vector. The prompt of a text is its task's unless it has another."""
+    if isinstance(text, str):
+        text = ids_of((INSTRUCTIONS.get(task or "", "") if prompt is None else prompt) + text)
+    pooled: Floats = jina.hidden(np.array(text), task).mean(0)
+    return pooled / np.linalg.norm(pooled)
+
+
+def vectors(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    if isinstance(found, dict):
+        return [item.get("embedding") or item["data"] for item in found["data"]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "task", "prompt"),
+    [
+        ({}, None, None),
+        *(({"task": task}, task, None) for task in TASKS),
+        ({"prompt_name": PASSAGE}, PASSAGE, None),
+        ({"task": "separation", "prompt_name": QUERY}, "separation", "query: "),
+        ({"input_type": "query"}, QUERY, None),
+        ({"input_type": "search_document"}, PASSAGE, None),
+        ({"input_type": "query", "task": "text-matching"}, "text-matching", None),
+        ({"input_type": "document", "prompt_name": QUERY}, QUERY, None),
+    ],
+)
+def test_what_chooses_an_adapter(
+    adapted: Live, jina: Jina, fields: dict[str, Any], task: str | None, prompt: str | None
+) -> None:
+    wanted = expected(jina, "a cat", task, prompt)
+    for path, field in (("/v1/embeddings", "input"), ("/embed", "inputs"), ("/", "inputs")):
+        if "input_type" in fields and field == "inputs":
+            continue
+        np.testing.assert_allclose(vectors(adapted.post(path, {field: "a cat", **fields}))[0], wanted, atol=1e-5)
+
+
+def test_other_routes(adapted: Live, jina: Jina) -> None:
+    for fields, task in (({"input_type": "query"}, QUERY), ({"input_type": "document"}, PASSAGE), ({}, None)):
+        wanted = expected(jina, "a cat", task)
+        np.testing.assert_allclose(
+            vectors(adapted.post("/pooling", {"input": "a cat", **fields}))[0], wanted, atol=1e-5
+        )
+        hidden = jina.hidden(np.array(ids_of(INSTRUCTIONS.get(task or "", "") + "a cat")), task)
+        every = adapted.post("/embed_all", {"inputs": "a cat", **fields}).json()[0]
+        np.testing.assert_allclose(every, hidden, atol=2e-4)
+    body = {"inputs": {"source_sentence": "a cat", "sentences": ["a dog"]}, "parameters": {"task": "text-matching"}}
+    cosine = expected(jina, "a cat", "text-matching") @ expected(jina, "a dog", "text-matching")
+    np.testing.assert_allclose(adapted.post("/similarity", body).json(), [cosine], atol=1e-5)
+    tokens = adapted.post("/tokenize", {"inputs": "a cat", "prompt_name": QUERY}).json()[0]
+    assert [token["id"] for token in tokens] == ids_of("query: a cat")
+
+
+def test_token_ids_have_an_adapter_and_no_prompt(adapted: Live, jina: Jina) -> None:
+    ids = ids_of("a cat")
+    body: dict[str, Any] = {"inputs": [ids, "a cat"], "task": QUERY}
+    wanted = [expected(jina, ids, QUERY), expected(jina, "a cat", QUERY)]
+    np.testing.assert_allclose(vectors(adapted.post("/embed", body)), wanted, atol=1e-5)
+    body = {"input": ids, "task": QUERY, "model": "jina"}
+    np.testing.assert_allclose(vectors(adapted.post("/v1/embeddings", body))[0], wanted[0], atol=1e-5)
+    refused = adapted.post("/embed", {"inputs": ids, "prompt_name": QUERY})
+    assert "`prompt_name` cannot be used with token ids" in refused.json()["error"]
+
+
+def batches_written(server: Live) -> float:
+    """The batches so far, once an idle engine has written its metrics."""
+    counts: list[float] = []
+
+    def is_settled() -> bool:
+        counts.append(server.metrics()['embert_batches_total{engine="0"}'])
+        time.sleep(0.2)  # an engine writes ten times a second
+        return counts[-2:-1] == counts[-1:]
+
+    until(is_settled, what="the engine's metrics")
+    return counts[-1]
+
+
+def test_texts_of_all_adapters_in_one_batch(adapted: Live, jina: Jina) -> None:
+    before = batches_written(adapted)
+    tasks = [*TASKS, None, QUERY]
+    texts = [f"{'a cat ' * number}{number}" for number in range(len(tasks))]
+    body = {"instances": [{"inputs": text, "task": task} for text, task in zip(texts, tasks, strict=True)]}
+    answers = adapted.post("/vertex", body).json()["predictions"]
+    wanted = [expected(jina, text, task) for text, task in zip(texts, tasks, strict=True)]
+    np.testing.assert_allclose([answer[0] for answer in answers], wanted, atol=1e-5)
+    # Seven without sharing. /vertex starts one instance a round of its event loop: the first may have a batch alone.
+    assert batches_written(adapted) - before <= 2
+
+
+def test_slices_of_requests_keep_their_adapters() -> None:
+    def piece(adapter: int, *lengths: int) -> Any:
+        ids = bytes(4 * sum(lengths))
+        message = EncodeRequest(0, Task.EMBED, ids, b"", b"", 0, True, 60.0, 0.0, adapter=adapter)
+        payload = Payload(SimpleNamespace(), message)  # type: ignore[arg-type]
+        return Request(adapter, lengths, payload=payload).piece(0, len(lengths))
+
+    found = pack([piece(2, 1, 3), piece(-1, 2), piece(0, 4, 1, 1)]).adapters
+    assert found is not None
+    assert found.dtype == np.int8
+    assert found.tolist() == [2, 2, -1, 0, 0, 0]
+    assert pack([piece(-1, 1), piece(-1, 2)]).adapters is None
+
+
+def test_info_and_the_document_list_them(adapted: Live) -> None:
+    info = adapted.get("/info").json()
+    assert (info["adapters"], info["prompts"]) == ([*TASKS], sorted(TASKS))
+    schemas = adapted.get("/openapi.json").json()["components"]["schemas"]
+    for name in ("EmbeddingsRequest", "EmbedRequest", "SimilarityParameters"):
+        assert schemas[name]["properties"]["task"]["anyOf"] == [{"type": "string", "enum": [*TASKS]}, {"type": "null"}]
+    assert "separation" not in schemas["PoolingRequest"]["properties"]["task"]["anyOf"][0]["enum"]
+
+
+LISTED = f"`task` must be one of the model's adapters ({', '.join(TASKS)}); it is 'retrieval'"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/v1/embeddings", {"input": "a", "task": "retrieval"}, LISTED),
+        ("/v1/embeddings", {"input": "a", "task": 3}, "`task` must be a valid string; it is 3"),
+        ("/v1/embeddings", {"input": "a", "input_type": "image"}, "`input_type` must be query or document"),
+        ("/embed", {"inputs": "a", "task": "retrieval"}, LISTED),
+        ("/embed_all", {"inputs": "a", "task": "x" * 200}, "it is a string of 200 characters"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["a"]}, "parameters": {"task": "retrieval"}},
+            LISTED,
+        ),
+        ("/vertex", {"instances": [{"inputs": "a", "task": "retrieval"}]}, f"instances[0]: {LISTED}"),
+    ],
+)
+def test_what_is_refused(adapted: Live, path: str, body: dict[str, Any], says: str) -> None:
+    refused = adapted.post(path, body)
+    assert refused.status_code == 422
+    error = refused.json()["error"]
+    if path == "/v1/embeddings":
+        assert (error["type"], error["param"]) == ("invalid_request_error", says[1:].partition("`")[0])
+        assert says in error["message"]
+    else:
+        assert refused.json()["error_type"] == "Validation"
+        assert says in error
+
+
+def test_a_model_without_adapters_refuses_a_task(http: httpx.Client) -> None:
+    says = "`task` is for models with adapters, and sentence-transformers/all-MiniLM-L6-v2 has none"
+    refused = http.post("/v1/embeddings", json={"input": "a", "task": QUERY})
+    assert (refused.status_code, refused.json()["error"]["message"]) == (422, says)
+    refused = http.post("/embed", json={"inputs": "a", "task": QUERY})
+    assert (refused.status_code, refused.json()["error"]) == (422, says)
+    for path, body in (("/embed_all", {"inputs": "a"}), ("/v1/embeddings", {"input": "a"})):
+        plain = http.post(path, json=body).text
+        same = http.post(path, json={**body, "input_type": "query", "task": None}).text
+        assert same.partition('"object"')[1:] == plain.partition('"object"')[1:]
+
+
+def test_a_default_prompt_of_an_adapters_name_chooses_it() -> None:
+    model: Any = SimpleNamespace(
+        model_id="", max_input_length=24, prompts={"a": "a: ", "b": ""}, default_prompt_name=None, heads=Heads(),
+        architecture=SimpleNamespace(adapters=Adapters(("a", "b"), 4, 1.0)),
+    )  # fmt: skip
+    anything: Any = SimpleNamespace(admissions=[None])
+    for config, expected_ in ((ModelConfig(default_prompt_name="b"), 1), (ModelConfig(default_prompt="b"), -1)):
+        service = ModelHandle(config, model, anything, anything, anything, anything)
+        assert service.served.chosen(None, None) == (None, expected_)
+        assert service.served.chosen("a", None) == ("a", 0)
+        assert service.served.chosen(None, None, is_query=True) == (None, expected_)  # no such adapter here
+
+
+def test_command_line(jina: Jina, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str) -> tuple[str, str]:
+        with pytest.raises(SystemExit):
+            main((*arguments, "--device", "cpu"))
+        out, err = capsys.readouterr()
+        return out, err
+
+    model = ("--model", str(jina.folder), "--quiet")
+    written = json.loads(run("embed", "a cat", "--task", QUERY, *model)[0])
+    np.testing.assert_allclose(written["embedding"], expected(jina, "a cat", QUERY), atol=1e-5)
+    refused = run("embed", "a cat", "--task", "query", *model)
+    assert refused == ("", f"embert: error: `task` 'query' is not known; this model's adapters: {', '.join(TASKS)}\n")
+    assert f"adapters             {', '.join(TASKS)}\n" in run("info", str(jina.folder))[0]

@@ -1,0 +1,341 @@
+"""How many tokens are admitted, by number and by time, and the errors of requests that cannot enter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embert.server.config import ServeConfig
+from embert.server.engine_client.admission import Admission
+from embert.server.engine_client.shares import wait_s, work_within
+from embert.server.frontend.input.request_options import RequestOptions
+from embert.server.http.errors import Overloaded, Unavailable
+from embert.server.ipc.control import EngineState, ModelInfo, ModelState
+from embert.server.ipc.messages import EngineStatus
+from embert.server.ipc.shared_counters import SharedCounters
+
+INFO = ModelInfo("test", "cpu", "a test", "float32", "", 1000, 2, 2, 0.0, 0.1, 0.3)
+READY = ModelState("ready", "", INFO)
+
+
+@dataclass
+class Engine:
+    state: EngineState
+    status: EngineStatus | None = None
+
+    @property
+    def running(self) -> frozenset[int]:
+        return frozenset(number for number, model in self.state.models.items() if model.state == "ready")
+
+
+def ready_engine(index: int, rates: dict[int, float]) -> Engine:
+    """With these models, by number, and their rates in tokens/s."""
+    status = EngineStatus(index, 0.0, 0, [rates.get(number, 0.0) for number in range(1 + max(rates))])
+    return Engine(EngineState(index, "ready", "", "/nonexistent", dict.fromkeys(rates, READY)), status)
+
+
+def admission_of(rates: list[float | None], **options: Any) -> Admission:
+    """With ready engines of these rates in tokens/s; None: an engine that has not told its rate yet."""
+    engines = {index: ready_engine(index, {0: rate or 0.0}) for index, rate in enumerate(rates)}
+    for index, rate in enumerate(rates):
+        if rate is None:
+            engines[index].status = None
+    admission = Admission(ServeConfig(**options), SharedCounters.create(1, max(1, len(rates))), 0, engines)
+    for engine in engines.values():
+        admission.note(engine.state)
+    return admission
+
+
+def admissions_of(*engines: dict[int, float], **options: Any) -> list[Admission]:
+    """Of models that are called a, b, …: each engine has some, by number, at rates in tokens/s."""
+    found = {index: ready_engine(index, rates) for index, rates in enumerate(engines)}
+    models = 1 + max(number for rates in engines for number in rates)
+    counters = SharedCounters.create(1, len(engines), models)
+    for engine in found.values():
+        assert engine.status is not None
+        engine.status.tokens_per_s += [0.0] * (models - len(engine.status.tokens_per_s))
+    admissions = [
+        Admission(ServeConfig(**options), counters, 0, found, number, "abc"[number]) for number in range(models)
+    ]
+    for admission in admissions:
+        for engine in found.values():
+            admission.note(engine.state)
+    return admissions
+
+
+def asks(*, bulk: bool = False, deadline: float = math.inf) -> RequestOptions:
+    return RequestOptions(60.0, "--request-timeout", deadline, bulk)
+
+
+# --- the limit ---
+
+
+@pytest.mark.parametrize(
+    ("rates", "options", "tokens"),
+    [
+        ([1000.0], {}, 10_000),
+        ([1000.0], {"max_queue_seconds": 3.5}, 3500),
+        ([1000.0, 2500.0], {}, 35_000),  # engines work side by side
+        ([1000.0, None], {}, 10_000),
+        ([1000.0], {"max_queue_seconds": 0.0}, 256_000),  # tokens alone
+        ([None], {}, 256_000),  # nothing is known of the rate
+        ([1e6], {}, 256_000),
+        ([1000.0], {"max_queue_tokens": 5000}, 5000),
+        ([0.1], {}, 2000),  # two batches, or the engine would wait for work
+        ([0.1, 0.1], {"max_queue_seconds": 0.01}, 4000),
+        ([0.1], {"max_queue_tokens": 50}, 50),
+    ],
+)
+def test_the_smaller_of_tokens_and_time_holds(rates: list[float | None], options: dict[str, Any], tokens: int) -> None:
+    assert admission_of(rates, **options).queue_limit == tokens
+
+
+# --- one request ---
+
+
+@pytest.mark.parametrize(
+    ("options", "bulk", "limit"),
+    [
+        ({"max_queue_tokens": 1000}, False, "the limit is 1000 (--max-queue-tokens)"),
+        ({"max_queue_tokens": 1000}, True, "(--max-queue-tokens), of which bulk requests may fill 75%"),
+        ({"max_queue_seconds": 5.0}, False, "the limit is 5000 (--max-queue-seconds 5 at 1000 tokens/s)"),
+    ],
+)
+def test_a_refusal_names_the_numbers(options: dict[str, Any], bulk: bool, limit: str) -> None:
+    admission = admission_of([1000.0], **options)
+    admission.check(1_000_000, asks(bulk=bulk))  # alone, a request enters whatever its size
+    room = int(admission.queue_limit * (0.75 if bulk else 1.0))
+    admission.add(room - 10)
+    admission.check(10, asks(bulk=bulk))
+    with pytest.raises(Overloaded) as refused:
+        admission.check(11, asks(bulk=bulk))
+    assert f"the queue holds {room - 10} tokens and this request has 11; " in refused.value.message
+    assert limit in refused.value.message
+    assert refused.value.retry_after_s == math.ceil((room - 10) / 1000)
+    admission.add(10 - room)
+    assert admission.admitted_tokens == 0
+    admission.check(room + 1, asks(bulk=bulk))
+
+
+def test_words_are_counted_only_where_the_upper_bound_does_not_fit() -> None:
+    admission = admission_of([1000.0], max_queue_tokens=1000)
+    admission.add(900)
+    counted: list[int] = []
+
+    def least() -> int:
+        counted.append(90)
+        return counted[-1]
+
+    admission.check_room(least, 100, asks())
+    assert not counted
+    admission.check_room(least, 110, asks())
+    assert counted == [90]
+    admission.add(20)
+    with pytest.raises(Overloaded, match="this request has at least 90; the limit is 1000"):
+        admission.check_room(least, 110, asks())
+    with pytest.raises(Overloaded, match="this request has 90; the limit is 1000"):
+        admission.check_room(least, 90, asks())
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_large_request_neither_needs_an_empty_queue_nor_fills_it(bulk: bool) -> None:
+    admission = admission_of([1000.0], max_queue_tokens=1000)
+    admission.add(300)  # of a few others
+    assert admission.check(1_000_000, asks(bulk=bulk)) == 125
+    admission.check_room(lambda: 1_000_000, 1_000_000, asks(bulk=bulk))
+    admission.add(125)
+    assert admission.check(3, asks()) == 3
+
+
+@pytest.mark.parametrize(("bulk", "limit"), [(False, 1000), (True, 750)])
+def test_large_requests_leave_an_eighth_to_small_ones(bulk: bool, limit: int) -> None:
+    admission = admission_of([1000.0], max_queue_tokens=1000)
+    for _ in range(limit // 125 - 1):
+        admission.add(admission.check(10_000, asks(bulk=bulk)))
+    with pytest.raises(Overloaded, match="over 125 tokens counts as 125 and leaves 125 free"):
+        admission.check(10_000, asks(bulk=bulk))
+    with pytest.raises(Overloaded, match="has at least 9000"):
+        admission.check_room(lambda: 9000, 10_000, asks(bulk=bulk))
+    for _ in range(12):
+        admission.add(admission.check(10, asks(bulk=bulk)))
+    with pytest.raises(Overloaded) as refused:
+        admission.check(10, asks(bulk=bulk))
+    assert "counts as" not in refused.value.message
+
+
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.booleans(), st.booleans()), max_size=60), st.integers(8, 100_000))
+def test_no_client_fills_the_queue_for_others(requests: list[tuple[int, bool, bool]], limit: int) -> None:
+    """Whatever large and bulk requests came: they hold their part at most, and small ones enter until it is full."""
+    admission = admission_of([1e9], max_queue_tokens=limit)
+    small = max(1, limit // 8)
+    entered: list[int] = []
+    for tokens, bulk, leaves in requests:
+        if leaves and entered:
+            admission.add(-entered.pop(0))
+        try:
+            counted = admission.check(tokens, asks(bulk=bulk))
+        except Overloaded:
+            assert admission.admitted_tokens > 0
+            assert admission.admitted_tokens + 2 * min(tokens, small) > (0.75 if bulk else 1.0) * limit - 1
+            continue
+        assert counted == min(tokens, small)
+        admission.add(counted)
+        entered.append(counted)
+        assert admission.admitted_tokens <= limit
+        if tokens > small:
+            assert admission.admitted_tokens <= limit - limit // 8
+
+
+def test_a_server_that_takes_nothing_answers_503() -> None:
+    admission = admission_of([])
+    with pytest.raises(Unavailable, match=r"the engine is not ready \(starting\)") as refused:
+        admission.check(1, asks())
+    assert (refused.value.retry_after_s, refused.value.reason) == (2, "loading")
+    admission = admission_of([1000.0])
+    with pytest.raises(Unavailable, match=r"was not answered within 60 s \(--request-timeout\)") as refused:
+        admission.check(1, asks(deadline=0.0))
+    assert refused.value.reason == "deadline"
+    admission.draining = True
+    with pytest.raises(Unavailable, match="the server is shutting down") as refused:
+        admission.check(1, asks())
+    assert (refused.value.retry_after_s, refused.value.reason) == (1, "draining")
+    admission.check_room(lambda: 1, 1, asks())  # which leaves it to `check`
+
+
+State = Literal["loading", "ready", "down"]
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        (["ready"], "connecting"),
+        (["loading", "down"], "loading: weights; down: weights"),
+    ],
+)
+def test_the_reason_names_the_engines_states(states: list[State], reason: str) -> None:
+    engines = {
+        index: Engine(
+            EngineState(index, state, "weights", "", {0: ModelState("ready" if state == "ready" else "loading")})
+        )
+        for index, state in reversed(list(enumerate(states)))
+    }
+    admission = Admission(ServeConfig(), SharedCounters.create(1, len(states)), 0, engines)
+    assert admission.unready_reason() == f"the engine is not ready ({reason})"
+
+
+# --- several models ---
+
+
+@pytest.mark.parametrize(
+    ("limit", "others", "work"),
+    [
+        (10.0, [], 10.0),
+        (10.0, [100.0], 5.0),  # both have work all the time: half of it each
+        (10.0, [5.0], 5.0),
+        (10.0, [2.0], 8.0),  # the other one is done before
+        (10.0, [100.0, 100.0], 10 / 3),
+        (10.0, [1.0, 100.0], 4.5),
+        (10.0, [0.0, 0.0], 10.0),
+        (0.0, [1.0], 0.0),
+    ],
+)
+def test_work_that_is_done_in_time(limit: float, others: list[float], work: float) -> None:
+    assert math.isclose(work_within(limit, others), work)
+
+
+SECONDS = st.floats(0.0, 1e6)
+
+
+@given(limit=SECONDS, others=st.lists(SECONDS, max_size=6))
+def test_the_most_work_takes_as_long_as_the_limit(limit: float, others: list[float]) -> None:
+    work = work_within(limit, others)
+    assert math.isclose(wait_s(work, others), limit, abs_tol=1e-6)
+    assert limit / (1 + len(others)) <= work * (1 + 1e-9) + 1e-9
+    assert work <= limit
+
+
+def test_a_flood_of_one_model_leaves_the_others_room() -> None:
+    a, b = admissions_of({0: 1000.0, 1: 500.0})
+    assert (a.max_queue_tokens, b.max_queue_tokens) == (256_000, 256_000)
+    assert (a.queue_limit, b.queue_limit) == (10_000, 5_000)
+    a.add(1_000_000)
+    assert b.queue_limit == 2500  # half of the time is its own
+    b.check(1_000_000, asks())
+    b.add(2400)
+    b.check(100, asks())
+    with pytest.raises(Overloaded) as refused:
+        b.check(101, asks())
+    assert refused.value.message == (
+        "the queue of b holds 2400 tokens and this request has 101; the limit is 2500 "
+        "(--max-queue-seconds 10 at 500 tokens/s, shared with other models)"
+    )
+    assert refused.value.retry_after_s == 10  # 4.8 s of its own, and as much of the other one's
+    a.add(-1_000_000 + 1000)  # a second of work
+    assert b.queue_limit == 4500
+
+
+def test_models_on_other_engines_take_no_time_of_this_one() -> None:
+    a, b, c = admissions_of({0: 1000.0, 2: 1000.0}, {1: 1000.0})
+    b.add(1_000_000)
+    assert (a.queue_limit, c.queue_limit) == (10_000, 10_000)
+    c.add(2000)
+    assert (a.queue_limit, b.queue_limit) == (8000, 10_000)
+
+
+def test_work_of_unknown_rate_counts_as_none() -> None:
+    a, b = admissions_of({0: 1000.0, 1: 0.0})
+    b.add(1_000_000)
+    assert a.queue_limit == 10_000
+    assert b.queue_limit == 256_000
+
+
+def test_the_least_room_of_a_model_is_its_own() -> None:
+    a, b = admissions_of({0: 0.1, 1: 1000.0}, {0: 0.1})
+    b.add(1_000_000)
+    assert a.queue_limit == 4000  # two batches of both engines
+    assert a.max_queue_tokens == 512_000
+
+
+def test_the_budget_is_that_of_the_engines_which_have_the_model() -> None:
+    """Also of those that have not told their batch yet, and not of those on which it has failed."""
+    loading, failed = ModelState("loading"), ModelState("failed", "no room")
+    admission = Admission(ServeConfig(), SharedCounters.create(1, 4), 0, {}, 1, "b")
+    for index, state, tokens in (
+        (0, {1: loading}, 0),
+        (1, {0: loading}, 0),
+        (2, {1: loading}, 0),
+        (0, {1: READY}, 512_000),
+        (2, {1: failed}, 256_000),
+        (0, {1: loading}, 256_000),  # as after a restart
+        (0, {}, 256_000),
+    ):
+        admission.note(EngineState(index, "loading", "", "", state))
+        assert admission.max_queue_tokens == tokens
+    assert admission.was_ready
+
+
+@pytest.mark.parametrize(
+    ("models", "failed", "says"),
+    [
+        ([{0: READY, 1: ModelState("failed", "no room")}], True, "b has failed (failed: no room)"),
+        (
+            [{1: ModelState("failed", "no room")}, {1: ModelState("loading", "weights")}],
+            False,
+            "b is not ready (failed: no room; loading: weights)",
+        ),
+        ([{0: READY}, {1: ModelState("loading")}], False, "b is not ready (loading)"),
+        ([{1: ModelState("failed", "no room")}, {}], False, "b is not ready (failed: no room; ready)"),
+    ],
+)
+def test_a_model_that_has_failed_says_why(models: list[dict[int, ModelState]], failed: bool, says: str) -> None:
+    engines = {index: Engine(EngineState(index, "ready", "", "", each)) for index, each in enumerate(models)}
+    admission = Admission(ServeConfig(), SharedCounters.create(1, 2, 2), 0, engines, 1, "b")
+    assert (admission.ready, admission.failed) == (False, failed)
+    with pytest.raises(Unavailable) as refused:
+        admission.check(1, asks())
+    assert (refused.value.message, refused.value.retry_after_s) == (says, None if failed else 2)

@@ -1,0 +1,154 @@
+"""Bulk requests give way to others on the event loop of an API process, in turns."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from embert.engine import Rows, Task
+from embert.server.engine_client.pending import Answer
+from embert.server.frontend.input.request_options import RequestOptions
+from embert.server.frontend.latency_breakdown import LatencyBreakdown
+from embert.server.frontend.low_priority_throttle import LowPriorityThrottle
+from embert.server.frontend.models.model_handle import ModelHandle
+from embert.server.frontend.models.model_selector import ModelSelector
+from embert.server.frontend.request_context import RequestContext
+from embert.server.http.held_bytes import HeldBytes
+from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
+
+SMALL, LARGE = 1_000, 20_000  # bytes of a body; a round has 16 384
+
+
+async def _order(costs: list[int], cancelled: tuple[int, ...] = ()) -> list[str]:
+    """In which order bulk requests work, and rounds of the event loop end."""
+    turns, order = LowPriorityThrottle(), []
+
+    async def bulk(number: int, cost: int) -> None:
+        await turns.before_tokenizing(cost)
+        order.append(f"bulk {number}")
+
+    tasks = [asyncio.create_task(bulk(number, cost)) for number, cost in enumerate(costs)]
+    waiting = set(tasks)
+    await asyncio.sleep(0)  # each has asked for its turn
+    for number in cancelled:
+        tasks[number].cancel()
+    while waiting:
+        order.append("|")
+        await asyncio.sleep(0)
+        waiting = {task for task in waiting if not task.done()}
+    return order
+
+
+def _rounds(order: list[str]) -> list[list[str]]:
+    """What worked between two looks of the event loop."""
+    rounds: list[list[str]] = [[]]
+    for entry in order:
+        if entry == "|":
+            rounds.append([])
+        else:
+            rounds[-1].append(entry)
+    return [each for each in rounds if each]
+
+
+def test_a_large_bulk_request_has_a_round_for_itself() -> None:
+    assert _rounds(asyncio.run(_order([LARGE] * 8))) == [[f"bulk {number}"] for number in range(8)]
+
+
+def test_small_bulk_requests_share_a_round() -> None:
+    assert _rounds(asyncio.run(_order([SMALL] * 40))) == [
+        [f"bulk {number}" for number in span] for span in (range(16), range(16, 32), range(32, 40))
+    ]
+
+
+def test_a_request_that_is_cancelled_while_it_waits_holds_up_nobody() -> None:
+    assert _rounds(asyncio.run(_order([LARGE] * 4, cancelled=(1, 2)))) == [["bulk 0"], ["bulk 3"]]
+
+
+def test_one_bulk_request_does_not_wait() -> None:
+    async def alone() -> None:
+        turns = LowPriorityThrottle()
+        for _ in range(3):
+            work = turns.before_tokenizing(LARGE)
+            with pytest.raises(StopIteration):  # it ends without waiting for anything
+                work.send(None)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    asyncio.run(alone())
+
+
+def test_answers_have_their_turns_by_their_bytes() -> None:
+    async def answers() -> int:
+        turns, done = LowPriorityThrottle(), 0
+
+        async def answer() -> None:
+            nonlocal done
+            await turns.before_answering(8 * LARGE)
+            done += 1
+
+        tasks = [asyncio.create_task(answer()) for _ in range(3)]
+        await asyncio.sleep(0)
+        at_once = done
+        await asyncio.gather(*tasks)
+        assert done == 3
+        return at_once
+
+    assert asyncio.run(answers()) == 1
+
+
+class _Recorder(LowPriorityThrottle):
+    """Remembers who asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, int]] = []
+
+    async def before_tokenizing(self, body_bytes: int) -> None:
+        self.asked.append(("tokenize", body_bytes))
+
+    async def before_answering(self, vector_bytes: int) -> None:
+        self.asked.append(("answer", vector_bytes))
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_only_bulk_requests_take_turns(bulk: bool) -> None:
+    turns, encoded = _Recorder(), SimpleNamespace(truncated=0)
+    answer = Answer({Task.EMBED: Rows.one_each(np.zeros((2, 4), np.float32))}, 0.0, 0.0)
+
+    async def tokenize(*_: Any, **__: Any) -> Any:
+        return encoded
+
+    async def encode(*_: Any, **__: Any) -> Answer:
+        return answer
+
+    context = object.__new__(RequestContext)
+    context.options = cast("RequestOptions", SimpleNamespace(bulk=bulk))
+    context.breakdown, context.trace, context.receive, context.truncated = LatencyBreakdown(), None, receive, 0
+    services = SimpleNamespace(bulk_turns=turns, held=HeldBytes(1 << 20))
+    context._choice = cast("ModelSelector", SimpleNamespace(services=services))
+    context._size, context._param = 300, ""
+    context.scope = {SCOPE_KEY: RequestRecord("", b"")}
+    heads = SimpleNamespace(heads=SimpleNamespace(multi_vector=None))
+    service = SimpleNamespace(
+        tokenize=tokenize,
+        router=SimpleNamespace(encode=encode),
+        number=0,
+        model=heads,
+        answer_bytes=lambda *_: 32,
+    )
+    context.service = cast("ModelHandle", service)
+
+    async def request() -> None:
+        found = await context.tokenize(["a"], param="input", truncate=None)
+        await context.run(found)
+
+    asyncio.run(request())
+    assert turns.asked == ([("tokenize", 300), ("answer", 32)] if bulk else [])
+
+
+async def receive() -> Any:
+    raise AssertionError("nothing is received")

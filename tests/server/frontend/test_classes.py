@@ -1,0 +1,152 @@
+"""The routes that classify: what they answer on a model of three labels, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.server.frontend.oracle import Floats, logits_of, sigmoid, softmax
+from tests.server.live import Live
+
+LABELS = ("negative", "neutral", "positive")
+TEXTS: list[tuple[str, ...]] = [
+    ("I like it",), ("a cat", "a kitten"), ("I do not",), ("word " * 300,), ("dogs", "word " * 300), ("naïve", "x"),
+]  # fmt: skip
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def client(classifier: Live) -> Iterator[httpx.Client]:
+    with classifier.client() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def logits(classifier: Live) -> Floats:
+    """HuggingFace's logits of the texts and pairs."""
+    return logits_of(classifier, TEXTS)
+
+
+def check_labels(rows: list[dict[str, Any]], expected: Floats, *, of: int = 3) -> None:
+    """All labels of one text with their scores, best first."""
+    order = np.argsort(-expected)[:of]
+    assert [row["label"] for row in rows] == [LABELS[index] for index in order]
+    assert np.allclose([row["score"] for row in rows], expected[order], rtol=0, atol=TOLERANCE)
+
+
+# --- /predict ---
+
+
+def test_texts_and_pairs_together(client: httpx.Client, logits: Floats) -> None:
+    answer = client.post("/predict", json={"inputs": TEXTS})
+    for rows, expected in zip(answer.json(), softmax(logits), strict=True):
+        check_labels(rows, expected)
+    assert answer.headers["x-truncated-texts"] == "2"
+    assert int(answer.headers["x-compute-characters"]) == sum(len(text) for texts in TEXTS for text in texts)
+    for rows, expected in zip(
+        client.post("/predict", json={"inputs": TEXTS, "raw_scores": True}).json(), logits, strict=True
+    ):
+        check_labels(rows, expected)
+    for kind in (1, 2):  # the same without the other kind
+        chosen = [index for index, texts in enumerate(TEXTS) if len(texts) == kind]
+        found = client.post("/predict", json={"inputs": [TEXTS[index] for index in chosen], "raw_scores": True}).json()
+        for rows, index in zip(found, chosen, strict=True):
+            check_labels(rows, logits[index])
+
+
+def test_one_text_or_pair_is_answered_with_one_list(client: httpx.Client, logits: Floats) -> None:
+    expected = softmax(logits)
+    check_labels(client.post("/predict", json={"inputs": "I like it"}).json(), expected[0])
+    check_labels(client.post("/predict", json={"inputs": ["I like it"]}).json(), expected[0])
+    check_labels(client.post("/predict", json={"inputs": ["a cat", "a kitten"]}).json(), expected[1])
+    (rows,) = client.post("/predict", json={"inputs": [["a cat", "a kitten"]]}).json()
+    check_labels(rows, expected[1])
+
+
+def test_what_huggingface_hub_sends(client: httpx.Client, logits: Floats) -> None:
+    (rows,) = client.post("/predict", json={"inputs": "I like it", "parameters": {}}).json()
+    check_labels(rows, softmax(logits)[0])
+    for name, function in (("none", lambda x: x), ("sigmoid", sigmoid), ("softmax", softmax)):
+        parameters = {"function_to_apply": name, "top_k": 2}
+        (rows,) = client.post("/predict", json={"inputs": "I like it", "parameters": parameters}).json()
+        check_labels(rows, function(logits[0]), of=2)
+
+
+def test_one_label_has_a_sigmoid(reranker: Live) -> None:
+    (logit,) = logits_of(reranker, [("a cat",)])[0]
+    (row,) = reranker.post("/predict", {"inputs": "a cat"}).json()
+    assert row["label"] == "relevance"
+    assert abs(row["score"] - sigmoid(logit)) < TOLERANCE
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+def test_what_is_cut(client: httpx.Client, classifier: Live, direction: str) -> None:
+    text = " ".join(f"word{i} {i}" for i in range(200))
+    body = {"inputs": text, "truncation_direction": direction.upper(), "raw_scores": True}
+    check_labels(client.post("/predict", json=body).json(), logits_of(classifier, [(text,)], side=direction)[0])
+    both = client.post("/predict", json=body | {"inputs": [["a", "b"], [text]], "truncate": False})
+    assert both.status_code == 422
+    assert "`inputs`: text 1 has " in both.json()["error"]
+
+
+# --- /classify ---
+
+
+def test_classify(client: httpx.Client, logits: Floats) -> None:
+    chosen = [0, 2, 3]
+    texts = [TEXTS[index][0] for index in chosen]
+    answer = client.post("/classify", json={"model": "classifier", "input": texts})
+    found = answer.json()
+    assert list(found) == ["id", "object", "created", "model", "data", "usage"]
+    for index, (row, expected) in enumerate(zip(found["data"], softmax(logits[chosen]), strict=True)):
+        assert (row["index"], row["num_classes"]) == (index, 3)
+        assert np.allclose(row["probs"], expected, rtol=0, atol=TOLERANCE)
+        assert row["label"] == LABELS[expected.argmax()]
+    tokens = int(answer.headers["x-compute-tokens"])
+    assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    raw = client.post("/classify", json={"input": texts[0], "use_activation": False}).json()["data"]
+    assert np.allclose([row["probs"] for row in raw], logits[:1], rtol=0, atol=TOLERANCE)
+    how = {"truncate_prompt_tokens": 4, "truncation_side": "left", "use_activation": False}
+    (cut,) = client.post("/classify", json={"input": "one two three four", **how}).json()["data"]
+    (short,) = client.post("/classify", json={"input": "three four", "use_activation": False}).json()["data"]
+    assert cut == short
+
+
+# --- what is refused ---
+
+REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
+    ("/predict", {}, 422, "`inputs` is required"),
+    ("/predict", {"inputs": []}, 400, "`inputs` must not be an empty list"),
+    ("/predict", {"inputs": ""}, 400, "`inputs` must not be empty"),
+    ("/predict", {"inputs": [["a"], [""]]}, 400, "`inputs[1][0]` must not be empty"),
+    ("/predict", {"inputs": [["a"], []]}, 400, "`inputs[1]` must not be an empty list"),
+    ("/predict", {"inputs": ["a", "b", "c"]}, 422, "`inputs` is a list of 3 texts; a pair has 2, and several"),
+    ("/predict", {"inputs": [["a"], ["a", "b", "c"]]}, 422, "`inputs[1]` is a list of 3 texts; a pair has 2"),
+    ("/predict", {"inputs": [["a"], "b"]}, 422, "list of lists of one or two texts; `inputs[1]` is a string"),
+    ("/predict", {"inputs": [["a", 1]]}, 422, "`inputs[0][1]` is 1"),
+    ("/predict", {"inputs": [["a"]] * 2049}, 413, "`inputs` has 2049 texts; the limit is 2048 (--max-client-b"),
+    ("/predict", {"inputs": "a", "parameters": {"top_k": 0}}, 422, "`parameters.top_k` must be greater than or equal"),
+    ("/predict", {"inputs": "a", "parameters": {"function_to_apply": "x"}}, 422, "`parameters.function_to_apply` must"),
+    ("/classify", {}, 422, "`input` is required"),
+    ("/classify", {"input": []}, 400, "`input` must not be an empty list"),
+    ("/classify", {"input": ["a", ""]}, 400, "`input[1]` must not be empty"),
+    ("/classify", {"input": [1, 2]}, 422, "`input` must be a string or a list of strings; `input[0]` is 1"),
+    ("/classify", {"input": "a", "model": "gpt-4"}, 404, "`model` must be classifier; it is 'gpt-4'"),
+    ("/classify", {"input": "a", "truncate_prompt_tokens": 2}, 422, "`truncate_prompt_tokens` must be -1 or at least"),
+    ("/classify", {"input": "a", "truncate_prompt_tokens": -2}, 422, "`truncate_prompt_tokens` must be greater than"),
+    ("/classify", {"input": "a", "add_special_tokens": False}, 422, "`add_special_tokens` must be true"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"), REFUSED, ids=[f"{path} {str(body)[:50]}" for path, body, *_ in REFUSED]
+)
+def test_refused(client: httpx.Client, path: str, body: dict[str, Any], status: int, says: str) -> None:
+    answer = client.post(path, json=body)
+    error = answer.json()["error"]
+    assert says in (error if path == "/predict" else error["message"])
+    assert answer.status_code == status

@@ -1,0 +1,282 @@
+"""The reference documentation says what is there, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import dataclasses
+import json
+import re
+import shlex
+import typing
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import pytest
+
+from embert.engine import Task
+from embert.server.cli.main import _parser
+from embert.server.config import ServeConfig, environment_name, option_name
+from embert.server.frontend.input.request_body import RequestBody
+from embert.server.frontend.routes import METRIC_ROUTES, OPERATIONS, ROUTES, TASKS, TaskRoute, keyless_paths
+from embert.server.http import errors
+from tests.server.live import ROOT, Live, run_cli
+
+API = (ROOT / "docs" / "api.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+
+# --- configuration.md ---
+
+OPTION = re.compile(r"^\| `(MODEL|--[\w-]+)` \| `(EMBERT_\w+)` \| (.+?) \| (.+?) \|$", re.MULTILINE)
+
+
+def shown(value: Any) -> str | None:
+    """A default as the table shows it, or None when it is words."""
+    match value:
+        case None | ():
+            return None
+        case bool():
+            return "`true`" if value else "`false`"
+        case tuple():
+            return "`" + ",".join(item if isinstance(item, str) else f"{item:g}" for item in value) + "`"
+        case float():
+            return f"`{value:g}`"
+        case _:
+            return f"`{value}`"
+
+
+def test_every_option_is_documented_and_no_other() -> None:
+    rows = {name: (variable, default) for name, variable, default, _ in OPTION.findall(CONFIGURATION)}
+    options = {
+        "MODEL" if option.metadata.get("positional") else option_name(option.name): option
+        for option in dataclasses.fields(ServeConfig)
+    }
+    assert sorted(rows) == sorted(options)
+    for name, option in options.items():
+        variable, default = rows[name]
+        assert variable == environment_name(option.name)
+        expected = shown(option.default)
+        if expected is None:
+            assert "`" not in default, name
+        else:
+            assert default == expected, name
+
+
+def test_choices_are_documented() -> None:
+    meanings = {variable: meaning for _, variable, _, meaning in OPTION.findall(CONFIGURATION)}
+    for option in dataclasses.fields(ServeConfig):
+        for choice in option.metadata.get("choices", ()):
+            assert f"`{choice}`" in meanings[environment_name(option.name)]
+
+
+def test_help_names_every_option() -> None:
+    text = run_cli("serve", "--help").stdout
+    for option in dataclasses.fields(ServeConfig):
+        assert ("MODEL" if option.metadata.get("positional") else option_name(option.name)) in text
+
+
+@pytest.mark.parametrize("command", ["embed", "info"])
+def test_options_of_the_other_commands_are_documented(command: str) -> None:
+    table = CONFIGURATION.partition("# The other commands")[2]
+    rows = re.findall(r"^\| (`--.+?) \| ([\w, ]+) \|", table, re.MULTILINE)
+    documented = {
+        name for names, commands in rows if command in commands for name in re.findall(r"`(--[\w-]+)`", names)
+    }
+    (commands,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    actual = {name for action in commands.choices[command]._actions for name in action.option_strings}
+    assert documented == {name for name in actual if name.startswith("--")} - {"--help"}
+
+
+# --- api.md ---
+
+
+def documented_routes() -> set[tuple[str, str]]:
+    return set(re.findall(r"`(GET|POST) (/[^`\s]*)`", API))
+
+
+def test_every_route_is_documented_and_no_other(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    served = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
+    # Left out of the document on purpose.
+    served |= {("GET", path) for path in ("/ping", "/docs", "/openapi.json")}
+    assert documented_routes() == served
+    assert served == {(route.method, path) for route in ROUTES for path in route.paths}
+    assert {path for _, path in served} | {"other"} == set(METRIC_ROUTES)
+
+
+def test_the_plain_text_at_the_root_names_every_route(http: httpx.Client) -> None:
+    hint = http.get("/").text
+    for route in ROUTES:
+        assert f"  {route.name} " in hint
+
+
+def test_every_group_of_keyless_routes_can_be_chosen() -> None:
+    (option,) = (each for each in dataclasses.fields(ServeConfig) if each.name == "keyless")
+    assert {each.keyless for each in OPERATIONS} - {None} | {"none"} == set(option.metadata["choices"])
+    assert keyless_paths(["none"]) == set()
+    probes = {"/health", "/ping", "/livez", "/readyz"}
+    assert keyless_paths(["probes"]) == probes
+    assert keyless_paths(["probes"], ["a", "b/c"]) == probes | {"/readyz/a", "/readyz/b/c"}
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(documented_routes()))
+def test_documented_routes_answer(request: pytest.FixtureRequest, http: httpx.Client, method: str, path: str) -> None:
+    if method == "GET":
+        assert http.get(re.sub("{.+}", "sentence-transformers/all-MiniLM-L6-v2", path)).status_code == 200
+    else:
+        with server_for(request, path).client() as client:
+            assert client.post(path).status_code == 400  # it is there, and wants a body
+
+
+def server_for(request: pytest.FixtureRequest, path: str, command: str = "") -> Live:
+    """A server whose model has the task of a route."""
+    row = next((row for row in TASKS if path in row.paths), None)
+    if row is not None and row.needs == Task.CLASSIFY:
+        return cast("Live", request.getfixturevalue("reranker" if row.reranks else "classifier"))
+    several = row is not None and (row.needs == Task.SPARSE or not command or "sparse" in command)
+    return cast("Live", request.getfixturevalue("three_heads" if several else "server"))
+
+
+def body_fields(body: type[RequestBody]) -> dict[str, bool]:
+    """The fields of a body and of the objects in it; true for those that must be there."""
+    fields = {}
+    for name, field in body.model_fields.items():
+        fields[name] = field.is_required()
+        for inner in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, RequestBody):
+                fields |= body_fields(inner)
+    return fields
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.path)
+def test_every_field_is_documented_where_its_route_is(task: TaskRoute) -> None:
+    fields = body_fields(task.request)
+    (section,) = re.findall(rf"^### `{task.name}`$(.+?)(?=^##)", API, re.MULTILINE | re.DOTALL)
+    if task.also:
+        assert {task.path for task in TASKS if f"`{task.path}`" in section} >= {*task.also}
+        return
+    as_another = re.search(r"fields are\s+those of `(\S+)`,( with .+? and)? without\s+(.+?)\.", section)
+    if as_another:
+        (other,) = (each for each in TASKS if each.path == as_another[1])
+        more, fewer = (set(re.findall(r"`(\w+)`", as_another[group] or "")) for group in (2, 3))
+        assert fields.keys() == (body_fields(other.request).keys() | more) - fewer
+        return
+    for field in fields:
+        assert f"`{field}`" in section or f'"{field}"' in section, field
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| (.+) \|$", section, re.MULTILINE))
+    if rows:  # a table is whole, and says which fields must be there
+        assert rows.keys() == fields.keys()
+        required = {field for field, is_required in fields.items() if is_required}
+        assert {field for field, meaning in rows.items() if meaning.startswith("required")} == required
+
+
+EXAMPLE = re.compile(r"```sh\n(curl .+?)\n```\n```json\n(.+?)\n```", re.DOTALL)
+
+
+def run_example(http: httpx.Client, command: str) -> httpx.Response:
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[0] == "curl"
+    path = words[1].removeprefix("localhost:8080")
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    assert set(options) <= {"-H", "-d"}
+    if "-d" not in options:
+        return http.get(path)
+    name, _, value = options["-H"].partition(": ")
+    return http.post(path, content=options["-d"], headers={name: value})
+
+
+def alike(found: Any, expected: Any) -> bool:
+    """Equal. Floats may differ a little, and facts of this machine need only be there."""
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and list(found) == list(expected)
+            and all(name in LOCAL or alike(found[name], expected[name]) for name in expected)
+        )
+    if isinstance(expected, list):
+        return isinstance(found, list) and len(found) == len(expected) and all(map(alike, found, expected))
+    if isinstance(expected, str) and BASE64.fullmatch(expected):
+        return alike(*(np.frombuffer(base64.b64decode(each), "<f4").tolist() for each in (found, expected)))
+    if isinstance(expected, str) and RANDOM.search(expected):
+        return isinstance(found, str) and RANDOM.sub("", found) == RANDOM.sub("", expected)
+    if isinstance(expected, float):
+        return isinstance(found, float) and abs(found - expected) < 2e-3
+    return bool(found == expected)
+
+
+BASE64 = re.compile("[A-Za-z0-9+/]{16}")  # 3 numbers
+RANDOM = re.compile("[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}")  # of a UUID
+LOCAL = {"created", "device", "device_name", "backend", "backend_choice", "model_dtype", "last_success_age_s",
+         "tokenization_workers", "max_batch_tokens", "max_queue_tokens", "queue_limit_tokens",
+         "max_concurrent_requests"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "expected"), EXAMPLE.findall(API), ids=lambda text: text[:60])
+def test_examples(request: pytest.FixtureRequest, command: str, expected: str) -> None:
+    path = command.split()[1].removeprefix("localhost:8080")
+    with server_for(request, path, command).client() as client:
+        answer = run_example(client, command)
+    if "…" in expected:
+        assert answer.status_code == 200
+        return
+    assert alike(answer.json(), json.loads(expected)), answer.text
+
+
+def test_there_are_examples_of_all_routes_that_answer_json() -> None:
+    paths = re.findall(r"^curl localhost:8080(\S+)", API, re.MULTILINE)
+    named = {re.sub("/v1/models/.*", "/v1/models/{id}", path) for path in paths}
+    named = {re.sub("^/(models|readyz)/[^{]+?(/info|/embed)?$", r"/\1/{name}\2", path) for path in named}
+    named -= {"/models/{name}/embed"}  # which stands for all of its kind
+    assert named == {path for _, path in documented_routes()} - {
+        "/embeddings", "/openai/deployments/{name}/embeddings", "/invocations", "/v1/score", "/v1/classify",
+        "/v1/embed", "/ping", "/metrics", "/docs", "/openapi.json",
+    }  # fmt: skip
+
+
+def test_headers_are_documented(http: httpx.Client) -> None:
+    raw = {"accept": "application/octet-stream"}
+    several = {"input": "a", "model": "text-embeddings-inference", "encoding_format": "bytes", "colour": 1}
+    answers = [
+        http.post("/embed", json={"inputs": "a"}, headers=raw),
+        http.post("/embed_all", json={"inputs": "a " * 300}, headers=raw),
+        http.post("/pooling", json=several),
+    ]
+    sent = {name for answer in answers for name in answer.headers} - {"date", "content-type", "content-length"}
+    documented = set(re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|$", API.partition("## Headers")[2], re.MULTILINE))
+    assert sent == documented
+
+
+def test_errors_are_documented(http: httpx.Client) -> None:
+    table = API.partition("## Errors")[2].partition("## Keys")[0]
+    operation = http.get("/openapi.json").json()["paths"]["/v1/embeddings"]["post"]
+    for status in set(operation["responses"]) - {"200"}:
+        assert re.search(rf"^\| [\d, ]*\b{status}\b", table, re.MULTILINE), status
+
+    rows = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("| 4")]
+    rows += [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("| 5")]
+    for kind in errors.ServerError.__subclasses__():
+        error = kind("")
+        facts = (error.tei_type, error.openai_type, error.openai_code or "–")  # noqa: RUF001 - the table's dash
+        found = [
+            row
+            for row in rows
+            if str(error.status) in row[0] and tuple(row[3:]) == facts[1:] and row[2] in ("–", facts[0])  # noqa: RUF001
+        ]
+        assert found, kind
+
+
+# --- /docs without internet ---
+
+
+def test_docs_load_nothing_from_elsewhere(http: httpx.Client) -> None:
+    page = http.get("/docs").text
+    urls = re.findall(r"""(?:src|href)=["']([^"']+)""", page) + re.findall(r"""url:\s*["']([^"']+)""", page)
+    assert len(urls) >= 3
+    for url in urls:
+        assert url.startswith("/"), url
+        answer = http.get(url)
+        assert answer.status_code == 200
+        assert len(answer.content) > 100
+    assert "//cdn" not in page
+    assert http.get("/redoc").status_code == 404

@@ -1,0 +1,179 @@
+"""Bodies of many values: what is refused before it is parsed, and ids that are read beside the fields."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from embert.server.frontend.input.large_bodies import CooperativeSteps, check_values, memory_of, split_ids
+from embert.server.frontend.input.request_body import RequestBody, parse
+from embert.server.http.errors import BadRequest, Invalid, PayloadTooLarge
+from embert.server.protocols.openai import EmbeddingsRequest
+from embert.server.protocols.tei import EmbedRequest
+from embert.server.protocols.tei_tokens import DecodeRequest
+
+texts = st.text(st.sampled_from('a,"\\[]{}:é\n'), max_size=12)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=20,
+)
+ids = st.integers(-3, 2**70)
+given_ids = st.one_of(st.lists(ids, max_size=5), st.lists(st.lists(ids, max_size=4), max_size=4))
+odd: st.SearchStrategy[Any] = st.sampled_from([1.0, 1e3, 1.5, True, None, "1", [[1]], [], {}])
+
+
+def counts(value: Any) -> tuple[int, int]:
+    """Strings and values of a JSON document."""
+    if isinstance(value, str):
+        return 1, 1
+    inside = []
+    if isinstance(value, list):
+        inside = [counts(each) for each in value]
+    elif isinstance(value, dict):
+        inside = [counts(each) for pair in value.items() for each in pair]
+    return sum(strings for strings, _ in inside), 1 + sum(number for _, number in inside)
+
+
+@given(value=values, ascii_only=st.booleans())
+def test_what_the_limits_allow_is_never_refused(value: Any, ascii_only: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embert.server.frontend.input.large_bodies._OTHER_STRINGS", 0)
+        patch.setattr("embert.server.frontend.input.large_bodies._OTHER_VALUES", 0)
+        strings, number = counts(value)
+        check_values(json.dumps(value, ensure_ascii=ascii_only).encode(), strings, number)
+
+
+def test_what_they_do_not_allow_is() -> None:
+    with pytest.raises(
+        PayloadTooLarge, match=r"has 7001 strings or more; the limit is 6144, for 2048 texts \(--max-cl"
+    ):
+        check_values(b'{"inputs": [' + b",".join([b'"a"'] * 7000) + b"]}", 2048, 1 << 19)
+    with pytest.raises(PayloadTooLarge, match="has 100000 values or more; the limit is 66536"):
+        check_values(b'{"inputs": [' + b"1," * 100_000 + b"1]}", 2048, 1000)
+    with pytest.raises(PayloadTooLarge, match="has 100001 values or more"):
+        check_values(b'{"inputs": "a, \\", \\\\", "x": [' + b"{}," * 100_000 + b"1]}", 2048, 1000)
+    check_values(b'{"inputs": "' + b'a, \\" b\\\\,' * 1_000_000 + b'"}', 1, 1)
+
+
+@given(
+    inputs=st.one_of(given_ids, values, st.lists(st.one_of(ids, odd), max_size=4)),
+    others=st.dictionaries(st.one_of(texts, st.sampled_from(["truncate", "input", "x"])), values, max_size=2),
+    last=st.booleans(),
+    spaces=st.sampled_from(["", " ", "\n\t"]),
+)
+def test_ids_read_beside_the_fields_are_what_fields_would_hold(
+    inputs: Any, others: dict[str, Any], last: bool, spaces: str
+) -> None:
+    document = {**others, "inputs": inputs} if last else {"inputs": inputs, **others}
+    body = json.dumps(document, separators=(f",{spaces}", f"{spaces}:{spaces}")).encode()
+    assert len(set(readings(body))) == 1
+
+
+def readings(body: bytes) -> list[str]:
+    """What `parse` makes of a body as a whole, with its ids beside it, and as it reads large ones."""
+    found = []
+    for split, large in ((None, 1 << 30), (split_ids(body), 1 << 30), (None, 0)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("embert.server.frontend.input.request_body.LARGE", large)
+            try:
+                found.append(repr(parse(EmbedRequest, body, split)))
+            except (BadRequest, Invalid) as error:
+                found.append(error.message)
+    return found
+
+
+@pytest.mark.parametrize("schema", [EmbedRequest, EmbeddingsRequest])
+def test_a_large_body_is_read_by_orjson(schema: type[EmbedRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "model_validate_json", None)
+    body = b'{"input": ["%b"], "inputs": ["%b"], "truncate": true}' % ((b"\\u00e9" * 20_000,) * 2)
+    request = parse(schema, body)
+    assert getattr(request, "inputs" if schema is EmbedRequest else "input") == ["é" * 20_000]
+    assert request.truncate
+
+
+@pytest.mark.parametrize(
+    ("schema", "field"), [(EmbedRequest, "inputs"), (EmbeddingsRequest, "input"), (DecodeRequest, "ids")]
+)
+@pytest.mark.parametrize("given_", [[1, 2**80], [[1, 2], [3]]])
+def test_ids_of_every_route(schema: type[RequestBody], field: str, given_: list[Any]) -> None:
+    body = json.dumps({"truncate": True, field: given_, "user": "a"}).encode()
+    split = split_ids(body)
+    assert split is not None
+    assert getattr(parse(schema, body, split), field) == given_
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs": [1], "inputs": "a"}', b'{"inputs": [1], "inputs": [2]}', b'{"x": {"inputs": [1]}, "inputs": "a"}',
+        b'{"inputs": [1]} x', b'{"inputs": [1', b'{"inputs": [01]}', b'{"inputs": [1],}', b'{"inputs": [1], "a": [1]]}',
+        b'{"inputs": [[1], 2]}', b'{"inputs": [1.0]}', b'{"inputs": [1E2]}', b'{"inputs": ["\\"inputs\\": [1]"]}',
+        b'{"inputs": [-1099511627776]}', b'{"truncate": 3, "inputs": [1]}', b'\xff{"inputs": [1]}',
+    ],
+)  # fmt: skip
+def test_bodies_that_are_not_quite_right(body: bytes) -> None:
+    assert len(set(readings(body))) == 1
+
+
+def test_others_have_the_loop_between_the_steps_of_large_bodies() -> None:
+    """After each step they get as much of it as that took; steps of two bodies do not follow one another."""
+    done: list[str] = []
+
+    async def run() -> None:
+        long_steps = CooperativeSteps()
+
+        def step(name: str) -> Callable[[], None]:
+            def work() -> None:
+                done.append(name)
+                time.sleep(0.005)
+
+            return work
+
+        async def others() -> None:
+            while True:
+                await asyncio.sleep(0)
+                done.append("other")
+
+        beside = asyncio.create_task(others())
+        await asyncio.gather(*(long_steps.run([step(name), step(name)], lambda: None) for name in "ab"))
+        beside.cancel()
+
+    asyncio.run(run())
+    places = [place for place, name in enumerate(done) if name != "other"]
+    assert [done[place] for place in places] == ["a", "a", "b", "b"]
+    assert all(later - earlier > 1 for earlier, later in pairwise(places))
+
+
+class Inner(BaseModel):
+    text: str
+
+
+class Outer(BaseModel):
+    inputs: Any = None
+    rest: list[Inner] = []
+
+
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        (Outer(inputs="a" * 1000), 1000),
+        (Outer(inputs="a" * 1000 + "🙂"), 4004),  # four bytes for each letter
+        (Outer(inputs=["é" * 1000, "a" * 500]), 1500),
+        (Outer(rest=[Inner(text="a" * 100)] * 3), 300),
+        (Outer(inputs=[[300, 301, 302]] * 10), 30 * 28),  # sys.getsizeof(300)
+        ({"instances": [{"inputs": "a" * 10}]}, 10),
+    ],
+    ids=["ascii", "emoji", "list", "objects", "ids", "dict"],
+)
+def test_the_memory_of_a_parsed_body(body: object, least: int) -> None:
+    assert least <= memory_of(body) <= 2 * least + 200

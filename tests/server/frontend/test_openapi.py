@@ -1,0 +1,136 @@
+"""The OpenAPI document, and schemathesis over all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from embert.engine import Task
+from embert.server.frontend.models.served_model import TEI_NAME
+from embert.server.frontend.routes import BY_MODEL, TASKS, dialects_by_path
+from embert.server.http.errors import Dialect
+from tests.server.live import STAND_IN, Live, live
+from tests.server.models import build_classifier
+
+DIALECTS = dialects_by_path()
+ERRORS = {Dialect.OPENAI: "OpenAIError", Dialect.TEI: "TeiError", Dialect.COHERE: "CohereError"}
+
+
+@pytest.fixture(scope="module")
+def small(three_heads_folder: Path) -> Iterator[Live]:
+    """A server whose largest requests are small, since boundary values are sent."""
+    with live(str(three_heads_folder), *STAND_IN, "--max-client-batch-size", "16") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def small_reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """As `small`, of scores, classes and vectors."""
+    folder = build_classifier(tmp_path_factory.mktemp("reranker"), "relevance")
+    limits = ("--max-client-batch-size", "16", "--max-client-documents", "16")
+    with live(str(folder), "--pooling", "mean", *STAND_IN, *limits) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def document(http: httpx.Client) -> dict[str, Any]:
+    found: dict[str, Any] = http.get("/openapi.json").json()
+    return found
+
+
+def schemathesis(server: Live, folder: Path, *options: str) -> str:
+    """Examples, boundary values and random bodies: no 5xx, and every answer as the document has it.
+
+    One check is left out: to JSON Schema 473.0 is an integer, and a token id it is not.
+    """
+    (folder / "schemathesis.toml").write_text('[checks]\nnegative_data_rejection.expected-statuses = ["4xx"]\n')
+    ended = subprocess.run(
+        [
+            sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "all",
+            "--phases", "examples,coverage,fuzzing", "--max-examples", "30", "--generation-deterministic",
+            "--suppress-health-check", "all", "--warnings", "off", "--exclude-checks", "positive_data_acceptance",
+            "--request-timeout", "30", "--continue-on-failure", "--no-color", *options,
+        ],
+        cwd=folder,  # it reads its configuration and writes caches there
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+    assert server.get("/health").status_code == 200
+    return ended.stdout
+
+
+def test_schemathesis(small: Live, tmp_path: Path) -> None:
+    """On a model of vectors; routes that it cannot answer refuse everything."""
+    operations = sum(map(len, small.get("/openapi.json").json()["paths"].values()))
+    assert f"{operations} selected / {operations} total" in schemathesis(small, tmp_path)
+
+
+def test_schemathesis_of_scores_and_classes(small_reranker: Live, tmp_path: Path) -> None:
+    paths = [path for row in TASKS if row.needs == Task.CLASSIFY for path in row.paths if path not in BY_MODEL]
+    said = schemathesis(small_reranker, tmp_path, "--include-path-regex", f"^({'|'.join(paths)})$")
+    assert f"{len(paths)} selected / " in said
+
+
+def test_the_document_states_the_models_bounds(document: dict[str, Any]) -> None:
+    fields = document["components"]["schemas"]["EmbeddingsRequest"]["properties"]
+    assert fields["dimensions"]["anyOf"][0] == {"type": "integer", "minimum": 0, "maximum": 384}
+    text, texts, ids, lists = fields["input"]["anyOf"]
+    assert text == {"type": "string", "minLength": 1}
+    assert (texts["minItems"], texts["maxItems"]) == (1, 2048)
+    assert ids["items"] == {"type": "integer", "minimum": 0, "maximum": 30521}
+    assert "maxItems" not in ids  # one text, which is cut
+    assert lists["maxItems"] == 2048
+
+
+def test_every_operation_says_what_its_errors_are(document: dict[str, Any]) -> None:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            assert operation["summary"]
+            for status, response in operation["responses"].items():
+                content = response.get("content", {})
+                assert content, (method, path, status)
+                if status[0] == "4":
+                    name = ERRORS[DIALECTS[path]]
+                    assert content == {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+def test_the_document_states_the_bounds_of_pairs(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    documents = schemas["RerankDocumentsRequest"]["properties"]["documents"]
+    assert (documents["minItems"], documents["maxItems"]) == (1, 10_000)
+    assert documents["items"]["anyOf"][0] == {"type": "string", "minLength": 0}
+    text, pair, several = schemas["PredictRequest"]["properties"]["inputs"]["anyOf"]
+    assert text["minLength"] == 1
+    assert (pair["minItems"], pair["maxItems"]) == (1, 2)
+    assert (several["minItems"], several["maxItems"], several["items"]["maxItems"]) == (1, 2048, 2)
+    assert document["paths"]["/v1/rerank"]["post"]["x-task-missing"]
+    assert "x-task-missing" not in document["paths"]["/embed"]["post"]
+
+
+def test_ids_of_operations_are_unique(document: dict[str, Any]) -> None:
+    ids = [operation["operationId"] for item in document["paths"].values() for operation in item.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_examples_work(small: Live, small_reranker: Live, splade: Live, late_interaction: Live) -> None:
+    answered = set()
+    for server in (small, small_reranker, splade, late_interaction):
+        for path, item in server.get("/openapi.json").json()["paths"].items():
+            if "post" not in item:
+                continue
+            operation = item["post"]
+            example = operation["requestBody"]["content"]["application/json"]["example"]
+            answer = server.post(path.replace("{name}", TEI_NAME), example)
+            missing = 424 if DIALECTS[path] is Dialect.TEI else 400
+            assert answer.status_code == (missing if operation.get("x-task-missing") else 200), (path, answer.text)
+            answered |= {path} if answer.status_code == 200 else set()
+    assert answered == {path for row in TASKS for path in row.paths}

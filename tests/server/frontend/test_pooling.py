@@ -1,0 +1,138 @@
+"""vLLM's `/pooling`, as its clients read it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embert.server.protocols.pooling import MOST_DESCRIBED
+from tests.server.live import Live
+from tests.server.stand_in import token_vectors
+
+Floats = npt.NDArray[np.float32]
+
+TEXTS = ["Hello, world", "a"]
+
+
+def ask(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    answer = http.post("/pooling", json={"input": TEXTS, **body})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def arrays(answer: dict[str, Any]) -> list[Floats]:
+    return [np.array(item["data"], np.float32) for item in answer["data"]]
+
+
+def test_embed_is_the_default_of_a_model_that_embeds(http: httpx.Client) -> None:
+    answer = ask(http, model="text-embeddings-inference", user="somebody", priority=0, truncate_prompt_tokens=-1)
+    assert list(answer) == ["id", "object", "created", "model", "data", "usage"]
+    assert answer["id"].startswith("pool-")
+    assert answer["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert answer["usage"] == {"prompt_tokens": 8, "total_tokens": 8}
+    assert [list(item) for item in answer["data"]] == [["index", "object", "data"]] * 2
+    for body, options in (({}, {}), ({"use_activation": False}, {"normalize": False}), ({"dimensions": 5},) * 2):
+        embedded = http.post("/embed", json={"inputs": TEXTS, **options}).json()
+        assert (np.array(arrays(ask(http, task="embed", **body))) == np.array(embedded, np.float32)).all()
+
+
+def test_token_embed_of_hidden_states_is_of_length_1(http: httpx.Client) -> None:
+    raw = ask(http, task="token_embed", use_activation=False)
+    hidden = [np.array(rows, np.float32) for rows in http.post("/embed_all", json={"inputs": TEXTS}).json()]
+    for found, unit, expected in zip(arrays(raw), arrays(ask(http, task="token_embed")), hidden, strict=True):
+        assert (found == expected).all()
+        assert np.allclose(unit, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["embed", "token_embed"])
+@pytest.mark.parametrize(("dtype", "endianness"), [("float32", "native"), ("float16", "little"), ("float32", "big")])
+def test_formats(http: httpx.Client, task: str, dtype: str, endianness: str) -> None:
+    form = {"embed_dtype": dtype, "endianness": endianness}
+    expected = arrays(ask(http, task=task))
+    read = np.dtype((">" if endianness == "big" else "<") + {"float32": "f4", "float16": "f2"}[dtype])
+    coded = ask(http, task=task, encoding_format="base64", **form)
+    body = {"input": TEXTS, "task": task, "encoding_format": "bytes", **form}
+    answer = http.post("/pooling", json=body)
+    metadata = json.loads(answer.headers["metadata"])
+    assert {**metadata, "id": "", "created": 0, "data": 0} == {**coded, "id": "", "created": 0, "data": 0}
+    for index, (item, place) in enumerate(zip(coded["data"], metadata["data"], strict=True)):
+        assert {**place, "start": 0, "end": 0} == {
+            "index": index, **form, "start": 0, "end": 0, "shape": list(expected[index].shape),
+        }  # fmt: skip
+        found = answer.content[place["start"] : place["end"]]
+        assert found == base64.b64decode(item["data"])
+        vectors = np.frombuffer(found, read).reshape(place["shape"])
+        assert (vectors == expected[index].astype(read)).all()
+    only = http.post("/pooling", json={**body, "encoding_format": "bytes_only"})
+    assert "metadata" not in only.headers
+    assert only.content == answer.content
+
+
+def test_texts_are_cut_as_asked(http: httpx.Client, late_interaction: Live) -> None:
+    answer = http.post("/pooling", json={"input": "Hello, world", "truncate_prompt_tokens": 4})
+    assert answer.headers["x-truncated-texts"] == "1"
+    assert answer.json()["usage"]["total_tokens"] == 4
+    cut = http.post("/embed", json={"inputs": [101, 7592, 1010, 102]}).json()
+    assert np.allclose(answer.json()["data"][0]["data"], cut[0], atol=1e-6)
+    left = {"input": "Hello, world", "truncate_prompt_tokens": 4, "truncation_side": "left", "task": "token_embed"}
+    ends = http.post("/embed_all", json={"inputs": [101, 1010, 2088, 102]}).json()
+    found = http.post("/pooling", json={**left, "use_activation": False}).json()
+    assert np.allclose(found["data"][0]["data"], ends[0], atol=1e-5)
+    document = late_interaction.post("/pooling", {"input": "cat a a a", "truncate_prompt_tokens": 5}).json()
+    assert np.allclose(document["data"][0]["data"], token_vectors([101, 2, 4937, 1037, 102], 16), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "says"),
+    [
+        (
+            {"task": "token_classify"},
+            422,
+            "`task` must be 'embed', 'token_embed' or 'classify'; it is 'token_classify'",
+        ),
+        ({"task": "plugin"}, 422, "it is 'plugin'"),
+        ({"task": "classify"}, 400, "does not have the task classify; it has embed, tokens"),
+        ({"task": "token_embed", "dimensions": 3}, 422, "`dimensions` is for the task embed"),
+        ({"dimensions": 385}, 422, "`dimensions` must be 1 to 384; it is 385"),
+        ({"truncate_prompt_tokens": 2}, 422, "`truncate_prompt_tokens` must be -1 or at least 3; it is 2"),
+        ({"truncate_prompt_tokens": 0}, 422, "at least 3; it is 0"),
+        ({"truncate_prompt_tokens": -2}, 422, "`truncate_prompt_tokens` must be greater than or equal to -1"),
+        ({"add_special_tokens": False}, 422, "`add_special_tokens` must be true or left out"),
+        ({"normalize": False}, 422, "`normalize` is not supported and must be null"),
+        ({"embed_dtype": "bfloat16"}, 422, "`embed_dtype` must be 'float32' or 'float16'; it is 'bfloat16'"),
+        ({"input": ["a"] * (MOST_DESCRIBED + 1), "encoding_format": "bytes"}, 422, "for at most 512 texts"),
+        ({"input": [101, 102]}, 422, "`input` holds token ids"),
+        ({"input": ["a", [101]]}, 422, "`input[1]` is a list of 1"),
+        ({"input": ["a", ""]}, 400, "`input[1]` must not be empty"),
+        ({"input": None}, 422, "`input` must be a string"),
+        ({"input": None, "messages": []}, 422, "`messages` is not supported"),
+        ({"model": "gpt"}, 404, "`model` must be"),
+    ],
+    ids=str,
+)
+def test_refused(http: httpx.Client, given: dict[str, Any], status: int, says: str) -> None:
+    refused = http.post("/pooling", json={"input": "a", **given})
+    assert refused.status_code == status
+    assert says in refused.json()["error"]["message"]
+
+
+def test_multi_vectors_have_length_1(late_interaction: Live, splade: Live) -> None:
+    refused = late_interaction.post("/pooling", {"input": "a", "use_activation": False})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "use_activation")
+    nothing = splade.post("/pooling", {"input": "a"})
+    assert "has no task for /pooling; it has sparse" in nothing.json()["error"]["message"]
+
+
+def test_ids_of_this_models_tokenizer(http: httpx.Client) -> None:
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    by_ids = http.post("/pooling", json={"input": [[101, 7592, 1010, 2088, 102], [101, 1037, 102]], "model": name})
+    assert np.allclose(arrays(by_ids.json()), arrays(ask(http)), atol=1e-6)
+    body = {"input": [101, 102], "model": "text-embeddings-inference"}
+    assert http.post("/pooling", json=body).status_code == 422  # a name that says nothing of the tokenizer

@@ -1,0 +1,132 @@
+"""What is said about bodies that are not requests: always a sentence, never the text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from embert.server.frontend.input.request_body import RequestBody, describe_name, parse
+from embert.server.frontend.routes import TASKS
+from embert.server.http.errors import BadRequest, Invalid, ServerError
+from embert.server.protocols.openai import EmbeddingsRequest
+from embert.server.protocols.tei import EmbedAllRequest, EmbedRequest, EmbedSparseRequest
+from embert.server.protocols.tei_tokens import TokenizeRequest
+
+SCHEMAS = [task.request for task in TASKS]
+FIELDS = sorted({name for schema in SCHEMAS for name in schema.model_fields} | {"source_sentence", "sentences"})
+CANARY = "canary 9c1e"
+
+numbers = st.one_of(st.integers(), st.integers(-(2**80), 2**80), st.floats())
+texts = st.one_of(st.just(CANARY), st.text().map(lambda text: CANARY + text))
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=12,
+)
+bodies = st.dictionaries(st.one_of(st.sampled_from(FIELDS), texts), values, max_size=5)
+
+
+def check_sentence(error: ServerError) -> None:
+    assert CANARY not in error.message
+    assert len(error.message) < 400
+    assert "\n" not in error.message
+    assert error.message[-1] != "."
+    if isinstance(error, Invalid) and error.param is not None:
+        assert f"`{error.param}" in error.message
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@given(body=st.one_of(bodies, values))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_body_is_a_request_or_gets_a_sentence(schema: type[RequestBody], body: Any) -> None:
+    try:
+        parse(schema, json.dumps(body).encode())
+    except (BadRequest, Invalid) as error:
+        check_sentence(error)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@given(body=st.binary(max_size=60), before=st.sampled_from([b"", b'{"inputs": "', b'{"input": [', b'{"ids": [[1, ']))
+@settings(max_examples=80, deadline=None)
+def test_every_string_of_bytes_gets_a_sentence(schema: type[RequestBody], body: bytes, before: bytes) -> None:
+    with pytest.raises((BadRequest, Invalid)) as error:
+        parse(schema, before + body)
+    check_sentence(error.value)
+
+
+@given(value=values, index=st.integers(1, 5))
+def test_the_place_that_is_named_is_the_wrong_one(value: Any, index: int) -> None:
+    """One wrong value in a list of texts, and in a list of id lists."""
+    if not isinstance(value, str | list):  # a list may hold ids
+        body = ["a"] * index + [value] + ["a"] * (5 - index)
+        with pytest.raises(Invalid) as error:
+            parse(EmbedRequest, json.dumps({"inputs": body}).encode())
+        assert f"`inputs[{index}]" in error.value.message
+    if isinstance(value, bool) or not isinstance(value, int):
+        lists: list[list[Any]] = [[1, 2]] * index + [[3, value]] + [[4]] * (5 - index)
+        with pytest.raises(Invalid) as error:
+            parse(EmbeddingsRequest, json.dumps({"input": lists}).encode())
+        assert f"`input[{index}][1]" in error.value.message
+        mixed = ["a", *lists]
+        with pytest.raises(Invalid) as error:
+            parse(EmbedRequest, json.dumps({"inputs": mixed}).encode())
+        assert f"`inputs[{index + 1}][1]" in error.value.message
+
+
+@pytest.mark.parametrize("item", [b"null", b"[]", b"[null]", b"[[]]", b'["a", 1]'])
+@pytest.mark.parametrize("schema", [EmbedRequest, TokenizeRequest])
+def test_many_wrong_items_are_few_complaints(schema: type[EmbedRequest], item: bytes) -> None:
+    """Each costs microseconds: with one for every item, ten megabytes of nulls took a minute of the event loop."""
+    body = b'{"inputs": [' + b",".join([item] * 10_000) + b"]}"
+    assert complaints(schema.model_validate_json, body) <= 10
+    assert complaints(lambda body: schema.model_validate(json.loads(body)), body) <= 10
+
+
+def complaints(validate: Callable[[bytes], BaseModel], body: bytes) -> int:
+    try:
+        validate(body)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
+
+
+def test_the_four_forms() -> None:
+    for given_, kind in (("a", str), (["a"], str), ([1], int), ([[1], [2]], list)):
+        for schema, name in ((EmbeddingsRequest, "input"), (EmbedRequest, "inputs"), (EmbedAllRequest, "inputs")):
+            found = getattr(parse(schema, json.dumps({name: given_}).encode()), name)
+            assert found == given_
+            assert isinstance(found if isinstance(found, str) else found[0], kind)
+
+
+def test_texts_and_ids_in_one_list_are_teis_alone() -> None:
+    body = json.dumps({"inputs": ["a", [1], "b"], "input": ["a", [1], "b"]}).encode()
+    for schema in (EmbedRequest, EmbedAllRequest, EmbedSparseRequest):
+        assert parse(schema, body).inputs == ["a", [1], "b"]
+    with pytest.raises(Invalid, match="a string, a list of strings, a list of token ids, or a list of such lists"):
+        parse(EmbeddingsRequest, body)
+
+
+def test_requests_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse(EmbedRequest, b'{"inputs": "a"}').inputs = "b"
+
+
+@pytest.mark.parametrize(
+    ("name", "described"),
+    [
+        ("gpt-4", "'gpt-4'"),
+        ("", "''"),
+        ("it's", '"it\'s"'),
+        ("two\nlines", "a string of 9 characters"),
+        ("x" * 101, "a string of 101 characters"),
+        ("\u202egpt", "a string of 4 characters"),
+    ],
+)
+def test_names(name: str, described: str) -> None:
+    assert describe_name(name) == described
