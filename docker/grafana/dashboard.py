@@ -43,7 +43,7 @@ REPLICAS = SELECT.rpartition(",")[0]  # what is chosen before a replica is
 DURATION = "embert_request_duration_seconds"
 ANSWERED = f'{WORK}, outcome="answered"'
 PARTS = {  # of a request; together they are its duration
-    "tokenise": ("embert_tokenize_duration_seconds", WORK),
+    "tokenize": ("embert_tokenize_duration_seconds", WORK),
     "queue": ("embert_queue_duration_seconds", WORK_ON_ENGINE),
     "inference": ("embert_inference_duration_seconds", WORK_ON_ENGINE),
     "encode": ("embert_response_encode_duration_seconds", WORK),
@@ -136,7 +136,7 @@ def fast() -> Iterator[Panel]:
         "such as requests that waited in vain. Tokenise and encode run in the HTTP processes, queue is "
         "waiting for a batch, inference is the batch itself, other is HTTP and the client. "
         "Thick queue: too little capacity, add replicas. Thick inference: long texts, or batches that are too large. "
-        "Thick tokenise or encode: add --workers. Thick other: slow clients, or the same.",
+        "Thick tokenize or encode: add --workers. Thick other: slow clients, or the same.",
         [
             target(f"{rate(f'{metric}_sum', WORK)} / {rate(f'{DURATION}_count', ANSWERED)}", part)
             for part, (metric, _) in PARTS.items()
@@ -169,7 +169,7 @@ def fast() -> Iterator[Panel]:
     )
     for part, (metric, labels) in PARTS.items():
         meaning = {
-            "tokenise": "Texts to token ids, the wait for a thread included. Helped by --tokenization-workers.",
+            "tokenize": "Texts to token ids, the wait for a thread included. Helped by --tokenization-workers.",
             "queue": "Waiting for the encoder. What grows first when there is too little capacity.",
             "inference": "On the encoder. Grows with the tokens of a batch; compare with batch tokens below.",
             "encode": "Vectors to the answer's body. JSON numbers are the slow way: ask for base64 or raw rows.",

@@ -52,7 +52,7 @@ engine about 100. A route that nobody asks costs one.
 latency is that of `outcome="answered"`; the server's own failures are `outcome="failed"`. From the first request of a
 route to a model on, its errors (424, 429, 500, 503) have series, at zero.
 
-**The parts of a request** are tokenise, queue, inference, encode and other. Each is observed once for every request
+**The parts of a request** are tokenize, queue, inference, encode and other. Each is observed once for every request
 that reaches it, when the request ends, and together they last as long as the request: the sum of their `_sum`, divided
 by the `_count` of `embert_request_duration_seconds{priority!=""}`, is the mean duration. Of a request whose texts ran
 in several batches, inference is the time of all these batches, and queue is the wait before and between them. The wait

@@ -256,7 +256,7 @@ class _Families:
         self.encode = self._maker("response_encode_duration_seconds", encode_help, buckets.host, _LABELS)
         other_help = (
             "All else of one request: reading and parsing its body, sockets, sending the answer. "
-            "With tokenise, queue, inference and encode, it adds up to the request's duration."
+            "With tokenize, queue, inference and encode, it adds up to the request's duration."
         )
         self.other = self._maker("request_other_duration_seconds", other_help, buckets.request, _LABELS)
         self._texts = self._maker("request_texts", "Texts of one request.", _TEXT_BUCKETS, ["model"])
